@@ -20,15 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dagster_ckpt.client.client import Client
+    from dagster_ckpt.client.health import HealthCheck
+    from dagster_ckpt.client.health_facts import HealthSettings
+    from dagster_ckpt.client.launching import DriverLaunch
     from dagster_ckpt.config.checkpoint_config import CheckpointConfig
     from dagster_ckpt.driver import run_stream
-    from dagster_ckpt.operations.health import HealthCheck
-    from dagster_ckpt.operations.health_facts import HealthSettings
-    from dagster_ckpt.operations.launching import DriverLaunch
     from dagster_ckpt.orchestration.assets.downstream import reading_checkpoint
-    from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
     from dagster_ckpt.orchestration.assets.stream import StreamSpec
-    from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
+    from dagster_ckpt.orchestration.assets.streaming_asset import (
+        external_streaming_asset,
+        streaming_asset,
+        streaming_multi_asset,
+    )
     from dagster_ckpt.orchestration.component.component import StreamsComponent
     from dagster_ckpt.orchestration.definitions import stream_definitions
     from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
@@ -62,11 +65,11 @@ _MODULES = {
     "CheckpointConfig": "config.checkpoint_config",
     "DesiredState": "values.modes",
     "run_stream": "driver",
-    "HealthCheck": "operations.health",
-    "HealthSettings": "operations.health_facts",
-    "DriverLaunch": "operations.launching",
+    "HealthCheck": "client.health",
+    "HealthSettings": "client.health_facts",
+    "DriverLaunch": "client.launching",
     "reading_checkpoint": "orchestration.assets.downstream",
-    "external_streaming_asset": "orchestration.assets.external_asset",
+    "external_streaming_asset": "orchestration.assets.streaming_asset",
     "StreamSpec": "orchestration.assets.stream",
     "streaming_asset": "orchestration.assets.streaming_asset",
     "streaming_multi_asset": "orchestration.assets.streaming_asset",

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
+from dagster_ckpt.client.launching import hand_over, start_order
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
 from dagster_ckpt.errors import CatalogError, CkptError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
-from dagster_ckpt.operations.hand_over import hand_over
-from dagster_ckpt.operations.launching import start_order
 from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.runtime.run import StartQuery
 from dagster_ckpt.runtime.start import start_stream_query

@@ -59,8 +59,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class OneDagsterAtATime(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            # Each `dagster dev` has a dozen processes.
-            return "tests/e2e" if nodeid.startswith("tests/e2e/") else super()._split_scope(nodeid)
+            # Each `dagster dev` has a dozen processes; one broker of Kafka is enough.
+            for folder in ("tests/e2e/", "tests/kafka/"):
+                if nodeid.startswith(folder):
+                    return folder
+            scope: str = super()._split_scope(nodeid)
+            return scope
 
     return OneDagsterAtATime(config, log)
 

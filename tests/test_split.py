@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,14 @@ def collected(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 def test_no_file_is_all_thorough_and_each_sample_exists(request: pytest.FixtureRequest) -> None:
     assert request.config.stash[PROBLEMS] == []
+
+
+def test_the_index_names_each_helper_once() -> None:
+    here = Path(__file__).parent
+    modules = {path.stem for path in (here / "support").glob("*.py") if not path.name.startswith("test_")}
+    index = re.findall(r"^\| `(\w+)`", (here / "README.md").read_text(), re.MULTILINE)
+
+    assert sorted(index) == sorted(modules)
 
 
 def test_a_thorough_test_runs_if_it_is_asked_for_or_named(

@@ -18,7 +18,7 @@ from benchmarks.measuring import Sample, timed, tree_size
 from benchmarks.results import Table, Target, at_most
 from dagster_ckpt.catalog.history import SnapshotTally
 from dagster_ckpt.catalog.records import EventRecord, EventType
-from dagster_ckpt.operations.health import HealthCheck
+from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.orchestration.checks import STREAMS_PER_TICK
 from dagster_ckpt.orchestration.sensors.catalog_sensor import EVENTS_IN_FIRST_TICK, EVENTS_PER_TICK, SensorCursor
 from dagster_ckpt.orchestration.sensors.reports import failure_observation, materialization

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect, select, text
 
-from dagster_ckpt.catalog.database import Clock, Database, as_text, optional_dict
+from dagster_ckpt.catalog.database import Database, as_text, optional_dict
 from dagster_ckpt.catalog.desired_states import DesiredStateRecords
 from dagster_ckpt.catalog.events import EventRecords
 from dagster_ckpt.catalog.executions import ExecutionRecords
@@ -30,6 +30,7 @@ from dagster_ckpt.catalog.streams import RebuildRecords, StreamRecords
 from dagster_ckpt.catalog.tables import deployment, snapshots, streams
 from dagster_ckpt.catalog.time_limits import MIGRATION_S
 from dagster_ckpt.errors import CatalogError
+from dagster_ckpt.values.durations import Clock
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -259,7 +260,6 @@ def _home_of(database: Database) -> CatalogHome | None:
 
 
 def _is_gone(database: Database, known: CatalogHome, here: CatalogHome) -> bool:
-    """Whether the recorded database no longer exists: this one was moved, not copied."""
     if known.host != here.host:
         return False
     if database.url.get_backend_name() == "sqlite":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -18,20 +18,12 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from dagster_ckpt.catalog.records import (
-    EventType,
-    LeaseRecord,
-)
+from dagster_ckpt.catalog.records import EventType, LeaseRecord
 from dagster_ckpt.catalog.tables import event_counter, events, leases, snapshots
-from dagster_ckpt.catalog.time_limits import (
-    DEFAULT_TTL_MS,
-    call_limit_s,
-    limit_connections,
-    limit_transaction,
-    limited,
-)
+from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, call_limit_s, limit_connections, limit_transaction, limited
 from dagster_ckpt.catalog.transitions import log_event
 from dagster_ckpt.errors import CatalogError, LeaseLostError
+from dagster_ckpt.values.durations import Clock
 from dagster_ckpt.values.redaction import cause_to_show, names_a_secret, without_secrets
 from dagster_ckpt.values.untrusted import from_json
 
@@ -49,9 +41,6 @@ _NOW = {
 }
 
 
-Clock = Callable[[], int]
-
-
 _Recorded = tuple[str, EventType, dict[str, Any]]
 
 
@@ -60,11 +49,7 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass
 class _Effect:
-    """What is known of a transaction that fails.
-
-    Attributes:
-        is_known: The commit was not requested, so nothing was changed.
-    """
+    """What is known of a transaction that fails: until the commit is requested, nothing was changed."""
 
     is_known: bool = True
 

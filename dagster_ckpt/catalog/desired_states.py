@@ -61,7 +61,6 @@ class UpgradeRecord:
 
     Attributes:
         mode: What the new code starts from.
-        reason: Why it entered this phase.
         old_execution_id: The newest execution before the new code.
         starts: Number of requested starts.
         started_at_ms: When the first execution of the new code began.
@@ -86,7 +85,6 @@ class PreflightRecord:
 
     Attributes:
         passed: Whether a running stream may be stopped for the upgrade.
-        batch_id: The batch that was run, if any.
         refused_plan: Fingerprint of the plan, if a user has to accept its differences.
     """
 
@@ -207,13 +205,8 @@ class DesiredStateRecords:
         """Record the sensor's progress, with an event for each change.
 
         Returns False, with nothing recorded, if the desired state changed concurrently or the rollback's
-        snapshot is being deleted; the next evaluation decides again.
-
-        Args:
-            before: The row that it was computed for.
-            alert_until: What ends the alert automatically.
-            begins: An upgrade begins: the generation increases.
-            lease: The stream's lease, if it covered the work.
+        snapshot is being deleted. `begins` an upgrade: the generation increases. `lease` covers the work, if
+        any was done under it.
         """
         with self._database.writing_as(lease) as connection:
             _hold(connection, before.stream_id)
@@ -262,10 +255,7 @@ def _of(stream_id: str) -> Any:
 
 
 def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None) -> bool:
-    """Whether an upgrade newly names a snapshot that is or is being deleted.
-
-    Its row is locked until the commit, as by the transaction that marks the snapshot and looks for upgrades.
-    """
+    """Whether an upgrade newly names a snapshot that is or is being deleted; its row stays locked until the commit."""
     is_new = before is None or before.snapshot_id != upgrade.snapshot_id
     if upgrade.snapshot_id is None or upgrade.phase.is_over or not is_new:
         return False

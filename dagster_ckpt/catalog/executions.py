@@ -22,9 +22,14 @@ from dagster_ckpt.catalog.requests import complete_request
 from dagster_ckpt.catalog.tables import events, executions, leases, streams
 from dagster_ckpt.errors import CatalogError
 
+_ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
+# What an event reports of a recovery.
+_RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
+_STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
-class ExecutionQueries:
-    """Executions, as read from the catalog. A row that cannot be read is listed as BROKEN, never omitted."""
+
+class ExecutionRecords:
+    """Executions. A row that cannot be read is BROKEN, never omitted; writes of a run require its stream's lease."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -120,13 +125,8 @@ class ExecutionQueries:
 
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
         """The newest batch in a live directory that an execution reported as committed."""
-        for execution in self.of_stream(stream_id):
-            if execution.live_directory != live_directory:
-                continue
-            batch_id = (execution.progress or {}).get("batch_id")
-            if isinstance(batch_id, int):
-                return batch_id
-        return None
+        there = (each for each in self.of_stream(stream_id) if each.live_directory == live_directory)
+        return next((each.newest_batch for each in there if each.newest_batch is not None), None)
 
     def last_sources(self, stream_id: str, live_directory: str | None) -> Any | None:
         """The sources that the newest execution in a live directory recorded."""
@@ -144,11 +144,7 @@ class ExecutionQueries:
 
     def last_sinks(self, stream_id: str) -> list[str]:
         """The sinks, as Spark names them, of the newest execution that reported any."""
-        for execution in self.of_stream(stream_id):
-            sinks = (execution.progress or {}).get("sinks")
-            if isinstance(sinks, list) and sinks:
-                return [str(sink) for sink in sinks]
-        return []
+        return next((list(each.sinks) for each in self.of_stream(stream_id) if each.sinks), [])
 
     def sinks_of_others(self, stream_id: str) -> list[str]:
         """The last known sinks of every other stream, as Spark names them."""
@@ -165,54 +161,7 @@ class ExecutionQueries:
         )
         is_newest = (executions.c.stream_id == newest.c.stream_id) & (executions.c.ordinal == newest.c.ordinal)
         query = select(executions).join(newest, is_newest)
-        return {
-            each.stream_id: [str(sink) for sink in (each.progress or {}).get("sinks", ())] for each in self._all(query)
-        }
-
-    def _all(self, query: Select[Any]) -> list[ExecutionRecord]:
-        with self._database.reading() as connection:
-            return [_record(row) for row in connection.execute(query)]
-
-
-def newest_first(stream_id: str) -> Select[Any]:
-    """Executions of a stream, the newest first."""
-    return select(executions).where(executions.c.stream_id == stream_id).order_by(executions.c.ordinal.desc())
-
-
-def _newest_of(stream_ids: Sequence[str]) -> Select[Any]:
-    others = executions.alias("others")
-    # Driven by the streams: one index lookup for each.
-    newest = select(func.max(others.c.ordinal)).where(others.c.stream_id == streams.c.stream_id).correlate(streams)
-    is_newest = (executions.c.stream_id == streams.c.stream_id) & (executions.c.ordinal == newest.scalar_subquery())
-    return (
-        select(executions).select_from(streams.join(executions, is_newest)).where(streams.c.stream_id.in_(stream_ids))
-    )
-
-
-def _record(row: Row[Any]) -> ExecutionRecord:
-    troubles: list[str] = []
-    values = cells(row, executions, troubles)
-    del values["ordinal"]
-    values["cause"] = read_enum(values["cause"], StartCause, StartCause.UNKNOWN, "cause", troubles)
-    values["recovery"] = read_dict(values["recovery"], "recovery", troubles)
-    values["progress"] = read_dict(values["progress"], "progress", troubles)
-    values["application"] = read_dict(values["application"], "application", troubles)
-    values["status"] = read_enum(values["status"], ExecutionStatus, ExecutionStatus.BROKEN, "status", troubles)
-    return ExecutionRecord(**values, broken="; ".join(troubles) or None)
-
-
-_ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
-
-
-# What an event reports of a recovery.
-_RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
-
-
-_STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
-
-
-class ExecutionRecords(ExecutionQueries):
-    """Executions: each start, heartbeat and end, written under the lease of the stream."""
+        return {each.stream_id: list(each.sinks) for each in self._all(query)}
 
     def start(
         self,
@@ -357,8 +306,8 @@ class ExecutionRecords(ExecutionQueries):
     ) -> None:
         """Record the end of an execution whose process does not (or no longer) hold the lease.
 
-        This cannot contradict a successor, whose start ends all earlier executions. If `seen`, the lease that
-        it held when found dead, was renewed since, it lives and nothing is recorded.
+        An ended execution is unchanged, so this cannot contradict a successor. Nothing is recorded if the
+        lease `seen` when it was found dead was renewed since.
         """
         with self._database.writing() as connection:
             if seen is None or not was_renewed(connection, seen):
@@ -415,6 +364,37 @@ class ExecutionRecords(ExecutionQueries):
             self._end(connection, execution_id, status, f"settled as {status.value}", settled=True)
             this = executions.c.execution_id == execution_id
             connection.execute(executions.update().where(this).values(settled=True))
+
+    def _all(self, query: Select[Any]) -> list[ExecutionRecord]:
+        with self._database.reading() as connection:
+            return [_record(row) for row in connection.execute(query)]
+
+
+def newest_first(stream_id: str) -> Select[Any]:
+    """Executions of a stream, the newest first."""
+    return select(executions).where(executions.c.stream_id == stream_id).order_by(executions.c.ordinal.desc())
+
+
+def _newest_of(stream_ids: Sequence[str]) -> Select[Any]:
+    others = executions.alias("others")
+    # Driven by the streams: one index lookup for each.
+    newest = select(func.max(others.c.ordinal)).where(others.c.stream_id == streams.c.stream_id).correlate(streams)
+    is_newest = (executions.c.stream_id == streams.c.stream_id) & (executions.c.ordinal == newest.scalar_subquery())
+    return (
+        select(executions).select_from(streams.join(executions, is_newest)).where(streams.c.stream_id.in_(stream_ids))
+    )
+
+
+def _record(row: Row[Any]) -> ExecutionRecord:
+    troubles: list[str] = []
+    values = cells(row, executions, troubles)
+    del values["ordinal"]
+    values["cause"] = read_enum(values["cause"], StartCause, StartCause.UNKNOWN, "cause", troubles)
+    values["recovery"] = read_dict(values["recovery"], "recovery", troubles)
+    values["progress"] = read_dict(values["progress"], "progress", troubles)
+    values["application"] = read_dict(values["application"], "application", troubles)
+    values["status"] = read_enum(values["status"], ExecutionStatus, ExecutionStatus.BROKEN, "status", troubles)
+    return ExecutionRecord(**values, broken="; ".join(troubles) or None)
 
 
 def _refused_alike(connection: Connection, stream_id: str, execution_id: str) -> list[str]:

@@ -71,7 +71,6 @@ WAS_COMPLETED = (SnapshotStatus.COMPLETED.value, SnapshotStatus.DELETING.value, 
 
 
 def _newest_restorable(wanted: Any) -> Any:
-    """A column of the snapshot that a recovery of the stream would use."""
     return (
         select(wanted)
         .where(_restorable.c.stream_id == streams.c.stream_id, _restorable.c.status == SnapshotStatus.COMPLETED.value)

@@ -31,8 +31,8 @@ class PlannedBatch:
 
     Attributes:
         follows: SHA-256 of the previous offset log entry; empty for the first batch.
-        files: Path in the live directory to content: its offset log entry, and what its sources noted for it.
-        is_committed: Known to be committed; so is each batch before the newest.
+        files: Path in the live directory to content: its offset log entry, and source log entries.
+        is_committed: As is each batch before the newest.
         rows: Rows that its sources read, if known.
     """
 

@@ -36,9 +36,9 @@ class StateOrigin:
 
     Attributes:
         batch_id: The batch that the state was at; None if empty.
-        snapshot_id: For SNAPSHOT; for ADOPTED the first one of the directory.
+        snapshot_id: For ADOPTED the first one of the directory.
         directory: The previous live directory; for DIRECTORY and ADOPTED the one that it was made from.
-        sinks: The sinks of the snapshot's query, as Spark names them, for SNAPSHOT and ADOPTED.
+        sinks: The sinks of the snapshot's query, as Spark names them.
         earlier: For DIRECTORY the origin of `directory`; never of kind DIRECTORY.
     """
 
@@ -208,16 +208,14 @@ class StreamRecord:
     """A stream.
 
     Attributes:
-        asset_key: Dagster asset key as a user string.
-        options: For display.
         live_directory: Spark's checkpoint location; None before the first start and after a cancellation that
             deleted it.
         live_generation: Increases with each new directory.
         timeline: Increases with each rewind or restore; recovery ignores snapshots taken after the branch.
         restored_snapshot_id: The snapshot that the timeline began with.
         preferred_savepoint_id: What `preferred-savepoint` resolves to.
-        pending_restore: What remains to be done before its query may start.
-        plan: The plan that the state belongs to; None or empty if unknown.
+        pending_restore: A restore whose sinks have not been rolled back yet.
+        plan: The plan of the state; None or empty if unknown.
         accepted_plan: Fingerprint of another plan that a user allowed to continue.
         state_edits: Ids of the edits in this state, oldest first.
         broken: Why the row could not be fully read.
@@ -274,6 +272,23 @@ class ExecutionRecord:
     boot_id: str | None = None
     process_start_ticks: int | None = None
     broken: str | None = None
+
+    @property
+    def newest_batch(self) -> int | None:
+        """The newest batch that it reported as committed."""
+        batch_id = (self.progress or {}).get("batch_id")
+        return batch_id if isinstance(batch_id, int) else None
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The sinks that it reported, as Spark names them."""
+        sinks = (self.progress or {}).get("sinks")
+        return tuple(map(str, sinks)) if isinstance(sinks, list) else ()
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a supervisor launches runs of its stream."""
+        return bool((self.recovery or {}).get(IS_LAUNCHED))
 
 
 @dataclass(frozen=True)
@@ -394,8 +409,8 @@ class SnapshotRecord:
     def is_proven(self) -> bool:
         """Whether its state was loaded from storage with success and no later check found it broken.
 
-        A query that resumed from it, or from the live directory at its position, committed a batch, or a
-        verification read its state with Spark.
+        Either a query that resumed at its position committed a batch, or a verification read its state with
+        Spark.
         """
         return self.verified_problem is None and PROVEN_AT_MS in self.properties
 
@@ -514,8 +529,7 @@ class LaunchRecord:
 
     Attributes:
         request_id: The START request that it answers.
-        run_id: The run that launched it.
-        host: Of its process: the driver itself, or the submission that hands it to a cluster.
+        host: Of the driver, or of the submission that hands it to a cluster.
         process_start_ticks: From the kernel; tells it from a later process with its pid.
     """
 

@@ -43,11 +43,12 @@ class SnapshotRecords:
 
     def start(
         self,
-        lease: LeaseRecord,
+        lease: LeaseRecord | None,
         *,
         snapshot_id: str,
-        execution_id: str,
-        kind: SnapshotKind,
+        stream_id: str | None = None,
+        execution_id: str | None = None,
+        kind: SnapshotKind = SnapshotKind.SAVEPOINT,
         number: int,
         trigger: SnapshotTrigger,
         timeline: int,
@@ -55,13 +56,17 @@ class SnapshotRecords:
         request_id: str | None = None,
         schedule: str | None = None,
     ) -> SnapshotRecord:
-        """Record that an execution starts a snapshot; this consumes its number."""
-        with self._database.writing_under(lease) as connection:
-            raise_counter(connection, lease.stream_id, number + 1)
+        """Record that a snapshot is being taken: by an execution with its lease, which consumes the number.
+
+        Or without a lease: a savepoint of a stopped stream, whose `stream_id` is given.
+        """
+        with self._database.writing_as(lease) as connection:
+            if lease is not None:
+                raise_counter(connection, lease.stream_id, number + 1)
             started = self._start(
                 connection,
                 snapshot_id=snapshot_id,
-                stream_id=lease.stream_id,
+                stream_id=lease.stream_id if lease is not None else stream_id,
                 execution_id=execution_id,
                 kind=kind.value,
                 number=number,
@@ -75,17 +80,17 @@ class SnapshotRecords:
         return started
 
     def complete(
-        self, lease: LeaseRecord, snapshot_id: str, facts: CompletedSnapshot, *, after_batch: bool = True
+        self, lease: LeaseRecord | None, snapshot_id: str, facts: CompletedSnapshot, *, after_batch: bool = True
     ) -> SnapshotRecord:
-        """Record that a snapshot of an execution is complete in storage.
+        """Record that a snapshot is complete in storage.
 
-        With `after_batch`, the execution has committed a batch: something has loaded the state, so earlier
-        failures of recoveries no longer count.
+        Without a lease: a savepoint of a stopped stream. With `after_batch`, the execution has committed a batch:
+        something has loaded the state, so earlier failures of recoveries no longer count.
         """
-        with self._database.writing_under(lease) as connection:
-            completed = self._complete(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, facts)
+        with self._database.writing_as(lease) as connection:
+            completed = self._complete(connection, snapshot_id, _of(lease), facts)
             if after_batch and completed.kind is SnapshotKind.CHECKPOINT:
-                of_stream = recovery_failures.c.stream_id == lease.stream_id
+                of_stream = recovery_failures.c.stream_id == completed.stream_id
                 connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
             return completed
 
@@ -96,14 +101,13 @@ class SnapshotRecords:
         """
         with self._database.writing_under(lease) as connection:
             existing = (
-                (snapshots.c.snapshot_id == snapshot_id)
+                _is(snapshot_id)
                 & (snapshots.c.stream_id == lease.stream_id)
                 & (snapshots.c.status == SnapshotStatus.COMPLETED.value)
             )
             now_ms = self._database.now_ms(connection)
             row = lock_snapshot(connection, snapshot_id)
-            properties = (read_dict(row.properties, "properties", []) or {}) if row is not None else {}
-            values = {"completed_at_ms": now_ms, "properties": as_text(properties | {RENEWED_AT_MS: now_ms})}
+            values = {"completed_at_ms": now_ms, "properties": _with_property(row, RENEWED_AT_MS, now_ms)}
             if not connection.execute(snapshots.update().where(existing).values(**values)).rowcount:
                 raise CatalogError(
                     f"Checkpoint {snapshot_id} of stream {lease.stream_id!r} cannot be renewed: it no longer exists. "
@@ -129,58 +133,20 @@ class SnapshotRecords:
             now_ms = self._database.now_ms(connection)
             for snapshot in loaded:
                 row = lock_snapshot(connection, snapshot.snapshot_id)
-                if row is not None:
-                    properties = (read_dict(row.properties, "properties", []) or {}) | {PROVEN_AT_MS: now_ms}
-                    same = snapshots.c.snapshot_id == snapshot.snapshot_id
-                    connection.execute(snapshots.update().where(same).values(properties=as_text(properties)))
+                proven = _with_property(row, PROVEN_AT_MS, now_ms)
+                connection.execute(snapshots.update().where(_is(snapshot.snapshot_id)).values(properties=proven))
 
-    def fail(self, lease: LeaseRecord, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None) -> None:
-        """Record that a snapshot of an execution failed; a completed one is unchanged.
+    def fail(
+        self, lease: LeaseRecord | None, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None
+    ) -> None:
+        """Record that a snapshot failed; a completed one is unchanged.
 
-        `streak`, for the log: consecutive failures including this one, and how many are tolerated.
+        Without a lease: a savepoint of a stopped stream. `streak`, for the log: consecutive failures including this
+        one, and how many are tolerated.
         """
         counted = dict(zip(("failures", "tolerable"), streak, strict=True)) if streak is not None else {}
-        with self._database.writing_under(lease) as connection:
-            self._fail(connection, snapshot_id, snapshots.c.stream_id == lease.stream_id, reason, counted)
-
-    def start_of_stopped(
-        self,
-        stream_id: str,
-        *,
-        snapshot_id: str,
-        number: int,
-        trigger: SnapshotTrigger,
-        timeline: int,
-        label: str | None = None,
-        schedule: str | None = None,
-    ) -> SnapshotRecord:
-        """Record that a savepoint of a stopped stream is being taken, without a lease."""
-        with self._database.writing() as connection:
-            started = self._start(
-                connection,
-                snapshot_id=snapshot_id,
-                stream_id=stream_id,
-                execution_id=None,
-                kind=SnapshotKind.SAVEPOINT.value,
-                number=number,
-                trigger=trigger.value,
-                timeline=timeline,
-                label=label,
-                request_id=None,
-                schedule=schedule,
-            )
-        log_triggered(started)
-        return started
-
-    def complete_of_stopped(self, snapshot_id: str, facts: CompletedSnapshot) -> SnapshotRecord:
-        """Record that a savepoint of a stopped stream is complete in storage."""
-        with self._database.writing() as connection:
-            return self._complete(connection, snapshot_id, _OF_STOPPED, facts)
-
-    def fail_of_stopped(self, snapshot_id: str, reason: str) -> None:
-        """Record that a savepoint of a stopped stream failed; a completed one is unchanged."""
-        with self._database.writing() as connection:
-            self._fail(connection, snapshot_id, _OF_STOPPED, reason, {})
+        with self._database.writing_as(lease) as connection:
+            self._fail(connection, snapshot_id, _of(lease), reason, counted)
 
     def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
         """Record that a snapshot was verified, and why it cannot be restored; unknown ones are ignored.
@@ -194,37 +160,31 @@ class SnapshotRecords:
             now_ms = self._database.now_ms(connection)
             values: dict[str, object] = {"verified_at_ms": now_ms, "verified_problem": problem}
             if problem is None and state_was_read:
-                properties = read_dict(row.properties, "properties", []) or {}
-                values["properties"] = as_text(properties | {PROVEN_AT_MS: now_ms})
-            connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(**values))
+                values["properties"] = _with_property(row, PROVEN_AT_MS, now_ms)
+            connection.execute(snapshots.update().where(_is(snapshot_id)).values(**values))
 
     def give_to_stream(self, snapshot_id: str) -> None:
         """Record that the stream owns a savepoint and deletes it like a checkpoint."""
         with self._database.writing() as connection:
             _get(connection, snapshot_id)
-            connection.execute(snapshots.update().where(snapshots.c.snapshot_id == snapshot_id).values(claimed=True))
+            connection.execute(snapshots.update().where(_is(snapshot_id)).values(claimed=True))
 
     def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
         """Record that the bytes of a snapshot are being deleted, so that no recovery uses it any more.
 
-        `lease` is None if an operator deletes it. Raises SnapshotHeldError, with nothing changed, if a hold
-        protects it and it is not already being deleted.
+        Raises SnapshotHeldError if a hold protects it and it is not being deleted. Operators have no lease.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is not None and row.status != SnapshotStatus.DELETING.value:
                 _refuse_held(row, list(standing(connection, row, self._database.now_ms(connection))))
             _get(connection, snapshot_id)
-            connection.execute(
-                snapshots.update()
-                .where(snapshots.c.snapshot_id == snapshot_id)
-                .values(status=SnapshotStatus.DELETING.value)
-            )
+            connection.execute(snapshots.update().where(_is(snapshot_id)).values(status=SnapshotStatus.DELETING.value))
 
     def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
         """Record that the bytes of a snapshot were deleted, and why; repeated passes write only one event."""
         with self._database.writing_as(lease) as connection:
-            present = (snapshots.c.snapshot_id == snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
+            present = _is(snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
             gone = connection.execute(
                 snapshots.update().where(present).values(status=SnapshotStatus.DELETED.value)
             ).rowcount
@@ -329,9 +289,9 @@ class SnapshotRecords:
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
         """Snapshots that an automatic recovery may use, newest first.
 
-        These are of the current timeline, its ancestors up to the branch, and the one that it began with.
-        They contain exactly the edits of the stream's state: one without an edit would undo it, and one with
-        more has state that the query has not had.
+        They are of the current timeline, its ancestors up to the branch, or the one that it began with, and
+        contain exactly the edits of the stream's state: others would undo an edit, or have state that the
+        query has not had.
         """
         with self._database.reading() as connection:
             stream = connection.execute(
@@ -362,11 +322,7 @@ class SnapshotRecords:
         values = {field.name: getattr(facts, field.name) for field in fields(facts)}
         completed = connection.execute(
             snapshots.update()
-            .where(
-                (snapshots.c.snapshot_id == snapshot_id)
-                & whose
-                & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
-            )
+            .where(_is(snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value))
             .values(
                 **values | {"properties": as_text(dict(facts.properties))},
                 records_behind=records_behind_in(facts.properties),
@@ -392,9 +348,7 @@ class SnapshotRecords:
         reason: str,
         streak: Mapping[str, int],
     ) -> None:
-        pending = (
-            (snapshots.c.snapshot_id == snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
-        )
+        pending = _is(snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
         failed = snapshots.update().where(pending).values(status=SnapshotStatus.FAILED.value, failure_reason=reason)
         if connection.execute(failed).rowcount:
             snapshot = _get(connection, snapshot_id)
@@ -419,8 +373,16 @@ class SnapshotRecords:
         )
 
 
+def _is(snapshot_id: str) -> ColumnElement[bool]:
+    return snapshots.c.snapshot_id == snapshot_id
+
+
+def _with_property(row: Row[Any] | None, name: str, value: object) -> str:
+    properties = read_dict(row.properties, "properties", []) if row is not None else None
+    return as_text({**(properties or {}), name: value})
+
+
 def _is_past(snapshot: SnapshotRecord, timeline: int, past: Mapping[int, int]) -> bool:
-    """Whether the query of a timeline has had the state of a snapshot."""
     if snapshot.timeline == timeline:
         return True
     return snapshot.batch_id is not None and snapshot.batch_id <= past.get(snapshot.timeline, -1)
@@ -434,8 +396,13 @@ def _refuse_held(snapshot: Row[Any], found: Sequence[HoldRecord]) -> None:
         )
 
 
+def _of(lease: LeaseRecord | None) -> ColumnElement[bool]:
+    """The attempts that a writer may change: those of its stream, or an operator's savepoints of stopped streams."""
+    return _OF_STOPPED if lease is None else snapshots.c.stream_id == lease.stream_id
+
+
 def _get(connection: Connection, snapshot_id: str) -> SnapshotRecord:
-    row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one_or_none()
+    row = connection.execute(select(snapshots).where(_is(snapshot_id))).one_or_none()
     if row is None:
         raise SnapshotNotFoundError(
             f"The catalog has no snapshot {snapshot_id!r}. Choose one from the list of the stream's snapshots, or "

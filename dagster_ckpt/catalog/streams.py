@@ -142,12 +142,11 @@ class StreamRecords:
         Refuses while an unfenced previous holder may write: its directory would be forgotten.
 
         Args:
-            live_directory: Ready for use.
             restored_snapshot_id: The snapshot that it was made from; a new timeline begins with it.
             pending_restore: What remains before the query may start; without a snapshot, a new timeline
                 begins with empty state.
             claims: The stream takes ownership of that snapshot.
-            plan: The plan that the state belongs to, empty if unknown; None as before.
+            plan: The plan of the state, empty if unknown; None as before.
             state_edits: Ids of the edits in the state; None as before.
             duration_ms: How long it took to build.
         """
@@ -216,7 +215,6 @@ def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
 
 
 def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> None:
-    """Record the parent of the timeline that is about to begin, and where it branches off."""
     now = connection.execute(select(streams.c.timeline).where(streams.c.stream_id == stream_id)).scalar_one()
     parent = now
     if origin.kind in (OriginKind.SNAPSHOT, OriginKind.ADOPTED):
@@ -231,7 +229,6 @@ def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> N
 
 
 def _source(connection: Connection, origin: StateOrigin, pending_restore: PendingRestore | None) -> dict[str, Any]:
-    """Where the state in a new live directory came from, for its event."""
     full_bytes = select(snapshots.c.full_bytes).where(snapshots.c.snapshot_id == origin.snapshot_id)
     return {
         "origin": origin.kind.value,
@@ -391,6 +388,7 @@ def _columns(snapshot: SnapshotRecord) -> dict[str, Any]:
     known = {column.name for column in snapshots.columns}
     values = {each.name: getattr(snapshot, each.name) for each in fields(snapshot) if each.name in known}
     return values | {
+        "kind": snapshot.kind.value,
         "status": snapshot.status.value,
         "trigger": snapshot.trigger.value,
         "properties": as_text(dict(snapshot.properties)),

@@ -1,8 +1,8 @@
 """Log each transition of a stream once, in Flink's words.
 
-The process that recorded an event logs it after the commit; what was rolled back logs nothing. Transitions of
-a lease or restart are not events but logged here too. All lines go to the logger `dagster_ckpt.transitions`
-and carry `stream_id` and `event` as attributes.
+The process that recorded an event logs it after the commit; transitions of a lease or restart are not events
+but logged here too. All lines go to the logger `dagster_ckpt.transitions` with the attributes `stream_id` and
+`event`.
 
 Example:
     Completed checkpoint 7 of stream orders: 12.3 MB (0.4 MB new), batch 812, 82 ms

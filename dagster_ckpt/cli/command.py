@@ -94,7 +94,7 @@ def cli(
     if _is_typed(context, "module"):
         if _is_typed(context, "catalog"):
             raise click.UsageError("--catalog and -m both name a catalog. Leave one of them out.")
-        # What is typed comes before the environment, which names another deployment.
+        # Typed options override the environment, which names another deployment.
         others = {name: None for name in ("catalog", "storage", "live_root") if not _is_typed(context, name)}
         deployment = replace(deployment, **others)
     context.obj = deployment
@@ -125,7 +125,7 @@ def command(
             except CkptError as error:
                 fail(error)
             except (KeyboardInterrupt, SystemExit) as error:
-                # What was withdrawn is worth a line, unless the terminal is gone.
+                # Report what was withdrawn, unless the terminal is gone.
                 with suppress(OSError):
                     for note in getattr(error, "__notes__", ()):
                         progress(note)
@@ -178,7 +178,7 @@ def _options_meant(message: str) -> str:
 
 def end(number: int, _: FrameType | None) -> Never:
     """Exit on a signal, so that what the command waits for is withdrawn."""
-    # A closed terminal sends several signals: the second one must not interrupt what tidies up.
+    # A closed terminal sends several signals: the second one must not interrupt the clean-up.
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -25,7 +25,7 @@ from dagster_ckpt.cli.output import (
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
     from dagster_ckpt.client import Client
-    from dagster_ckpt.operations.overview import StreamSummary
+    from dagster_ckpt.client.description import StreamSummary
 
 _LISTED = 50
 KINDS = click.Choice(["checkpoint", "savepoint"], case_sensitive=False)
@@ -183,7 +183,7 @@ def output_files(client: Client, *, stream: str, as_json: bool) -> None:
 @click.argument("stream")
 def health(client: Client, *, stream: str, as_json: bool) -> int:
     """Evaluate the health checks of a stream. Exit status 3: one of them is red."""
-    from dagster_ckpt.operations.health import Verdict
+    from dagster_ckpt.client.health import Verdict
 
     found = client.health(stream)
     if as_json:

@@ -145,6 +145,7 @@ def restart(
         done = client.restart(
             stream,
             start_from=start,
+            ahead=ahead,
             timeout_s=timeout_s,
             report=report,
             suspend_first=suspend_first,

@@ -16,7 +16,7 @@ import click
 
 from dagster_ckpt.values.durations import rounded_duration, utc_time
 
-# Red and green say the same as the words, so that nothing depends on color.
+# Colors only repeat the words.
 _STYLES = {
     "RUNNING": "green",
     "COMPLETED": "green",
@@ -30,7 +30,7 @@ _STYLES = {
 
 
 _GAP = "  "
-# Columns whose values are short, and are read best on one line.
+# Columns with short values, which are not folded.
 _SHORT = ("snapshot", "batch", "status", "size", "new", "took", "result")
 
 
@@ -79,7 +79,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
         click.echo(empty)
         return
     widths = [max(map(len, column)) for column in zip(columns, *shown, strict=True)]
-    # Rich takes a tenth of the time of a command to import.
+    # Importing rich takes a tenth of a command's time.
     if _needs_no_folding(widths, shown):
         _print_aligned(columns, shown, widths)
     else:

@@ -85,9 +85,9 @@ def ui(
         click.echo("Press Ctrl-C to stop it.", err=True)
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-        # A closed terminal ends it in order too, so that it withdraws what its actions wait for.
+        # A closed terminal is an orderly end too: the page withdraws what its actions wait for.
         signal.signal(hangup, server.handle_exit)
-    # It ends by itself on Ctrl-C, and raises it again for who called it.
+    # The server ends on Ctrl-C and raises it again.
     with suppress(KeyboardInterrupt):
         server.run([listening])
 

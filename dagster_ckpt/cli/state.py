@@ -64,7 +64,7 @@ def show(
     SNAPSHOT is a label, a number such as chk-7, an id, a location, latest, or live for the newest
     committed batch.
     """
-    from dagster_ckpt.operations.state_report import show_state, write_rows
+    from dagster_ckpt.client.state_browsing import show_state, write_rows
 
     progress(f"{stream}: copying {snapshot}")
     with client.state(stream, snapshot, spark=_spark(), **selected) as found:
@@ -115,7 +115,7 @@ def diff(
 
     BEFORE and AFTER are labels, numbers such as chk-7, ids, locations, latest, or live.
     """
-    from dagster_ckpt.operations.state_report import show_differences, write_rows
+    from dagster_ckpt.client.state_browsing import show_differences, write_rows
 
     progress(f"{stream}: copying {before} and {after}")
     with client.state_diff(stream, before, after, spark=_spark(), **selected) as found:
@@ -198,7 +198,7 @@ def _spark() -> SparkSession:
     from dagster_ckpt.spark.query.session import start_application
 
     with suppress(ImportError):
-        # Since Spark 4.0. PySpark logs each error that it raises, with the stack of the JVM; a command says it itself.
+        # PySpark 4 logs each error that it raises, with the JVM's stack; the command prints the error itself.
         from pyspark.logger import PySparkLogger
 
         for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):

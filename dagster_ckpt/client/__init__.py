@@ -1,7 +1,9 @@
-"""`Client`, the programmatic face of this package: every operation on the streams of a catalog.
+"""`Client`, the programmatic face of this package: every operation on the streams of a catalog, from any process.
 
-Each module adds one kind of methods to the client, and imports what they call only then, so that reading a catalog is
-quick to start. Start with `client.py`. The names here are what methods take and return, and texts for people.
+Each verb is a method of the client and is described there; the methods are grouped by subject, a module each.
+Decisions are pure functions beside them, such as those in `health.py` and `desired_state.py`. Nothing here imports
+Dagster. What only some methods need is imported by them, so that reading a catalog is quick to start. Start with
+`client.py`. The names here are what methods take and return, and texts for people.
 """
 
 from importlib import import_module
@@ -19,10 +21,9 @@ if TYPE_CHECKING:
         SnapshotRecord,
         SnapshotStatus,
     )
+    from dagster_ckpt.client.description import StreamDescription, StreamSummary
+    from dagster_ckpt.client.health import StreamHealth
     from dagster_ckpt.io.location import lies_in
-    from dagster_ckpt.operations.description import StreamDescription
-    from dagster_ckpt.operations.health import StreamHealth
-    from dagster_ckpt.operations.overview import StreamSummary
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
     from dagster_ckpt.state.editing import StateEdit
@@ -33,9 +34,8 @@ _NAMES = {
     "catalog.history": "Branch HistoryCursor HistoryPage SnapshotFigures",
     "catalog.records": "EventRecord EventType ExecutionRecord ExecutionStatus SnapshotRecord SnapshotStatus",
     "io.location": "lies_in",
-    "operations.description": "StreamDescription",
-    "operations.health": "StreamHealth",
-    "operations.overview": "StreamSummary",
+    "client.description": "StreamDescription StreamSummary",
+    "client.health": "StreamHealth",
     "recovery.rewind_preview": "RewindPreview",
     "snapshot.manifest": "SnapshotHeader",
     "state.editing": "StateEdit",

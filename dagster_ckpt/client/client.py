@@ -1,8 +1,8 @@
 """`Client`: every operation on the streams of a catalog, from any Python process.
 
-A notebook, a script, an op and the command line call the same methods. The client needs neither
-Dagster nor Spark to run: a running stream receives a request through the catalog, and a stream that
-is not running is modified directly, under the same lease that a run would take.
+A notebook, a script, an op and the command line call the same methods. The client needs neither Dagster nor Spark to
+run: a running stream receives a request through the catalog, and a stream that is not running is modified directly,
+under the same lease that a run would take.
 """
 
 from __future__ import annotations
@@ -14,35 +14,29 @@ from dagster_ckpt.client.lifecycle import LifecycleMethods
 from dagster_ckpt.client.maintenance import MaintenanceMethods
 from dagster_ckpt.client.snapshots import SnapshotMethods
 from dagster_ckpt.client.state import StateMethods
+from dagster_ckpt.client.transfer import TransferMethods
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
-    from dagster_ckpt.operations.description import SnapshotDescription, StreamDescription
-    from dagster_ckpt.operations.overview import StreamSummary
+    from dagster_ckpt.client.description import SnapshotDescription, StreamDescription, StreamSummary
     from dagster_ckpt.values.modes import SnapshotKind
 
 
-class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods):
+class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMethods, StateMethods):
     """Every operation on the streams of a catalog.
 
-    The catalog records where each stream that has run keeps its snapshots and live directories, and
-    its checkpointing options. So the catalog alone is enough, unless the storage needs credentials
-    or the catalog was lost.
-
-    A stream is named by its stream id, or by the key of an asset that it writes. A snapshot is named
-    by its id, number (`chk-7`), label or location, or by `latest`.
+    The catalog records where each stream that has run keeps its snapshots and live directories, and its checkpointing
+    options. So it is enough, unless the storage needs credentials or the catalog was lost. A stream is named by its
+    stream id, or by the key of an asset that it writes. A snapshot is named by its id, number (`chk-7`), label or
+    location, or by `latest`.
 
     Args:
         catalog: SQLAlchemy URL of the catalog, or an open `Catalog`, which the client does not close.
-        storage: Credentials for the storage, and where the snapshots are of streams that the catalog
-            does not know: a path, a URL or a storage object.
+        storage: Credentials for the storage, and where the snapshots are of streams that the catalog does not know: a
+            path, a URL or a storage object.
         live_root: Folder of live directories of streams that the catalog does not know.
         checkpointing: Checkpointing options by stream id, instead of the recorded ones.
         origin: Who operates, as the catalog shows it; default: user and host.
-
-    Raises:
-        CatalogError: The catalog cannot be used.
-        OptionError: A path is relative.
 
     Example:
         >>> with Client("sqlite:////var/lib/streams/catalog.db") as client:
@@ -52,18 +46,13 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
 
     def list_streams(self) -> list[StreamSummary]:
         """All streams that the catalog knows, by id."""
-        from dagster_ckpt.operations import overview
+        from dagster_ckpt.client import description
 
-        return overview.summarize_streams(self._catalog)
+        return description.summarize_streams(self._catalog)
 
     def describe_stream(self, stream: str, *, limit: int = 20) -> StreamDescription:
-        """A stream in full: settings, executions, snapshots, desired state, open requests.
-
-        Args:
-            stream: The stream.
-            limit: Maximum number of executions and of snapshots.
-        """
-        from dagster_ckpt.operations import description
+        """A stream in full: settings, up to `limit` executions and snapshots, desired state, open requests."""
+        from dagster_ckpt.client import description
 
         return description.describe_stream(self._catalog, self._id_of(stream), limit=limit)
 
@@ -74,12 +63,9 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
         kind: SnapshotKind | str | None = None,
         status: SnapshotStatus | str | None = SnapshotStatus.COMPLETED,
     ) -> list[SnapshotRecord]:
-        """Snapshots of a stream, newest first.
+        """Snapshots of a stream, newest first: checkpoints and savepoints, or those of one kind.
 
-        Args:
-            stream: The stream.
-            kind: CHECKPOINT or SAVEPOINT; None for both.
-            status: Only those with this status; None for all, also failed and deleted ones.
+        `status` None lists all, also failed and deleted ones.
         """
         return self._catalog.snapshots.of_stream(
             self._id_of(stream),
@@ -89,7 +75,7 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods, StateMethods
 
     def describe_snapshot(self, stream: str, snapshot: str = "latest") -> SnapshotDescription:
         """A snapshot in full: what its metadata says, and what protects it from deletion."""
-        from dagster_ckpt.operations import description
+        from dagster_ckpt.client import description
 
         return description.describe_snapshot_of(self._open(stream), snapshot)
 

@@ -6,11 +6,14 @@ import copy
 import getpass
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.errors import StreamNotFoundError
+from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.storage_path import StoragePath, location_url
 
 if TYPE_CHECKING:
@@ -61,15 +64,17 @@ class Connection:
 
     @classmethod
     def of_streams(cls, streams: StreamSource, *, origin: str) -> Self:
-        """A client for streams whose settings come from elsewhere, such as the definitions of a code location.
-
-        Args:
-            streams: Opens the streams.
-            origin: Who operates, as the catalog shows it.
-        """
+        """A client for streams whose settings come from elsewhere, such as the definitions of a code location."""
         client = cls(streams.catalog, origin=origin)
         client._defined = streams
         client._is_own = True
+        return client
+
+    @classmethod
+    def of_stream(cls, stream: StreamHandle, *, origin: str) -> Self:
+        """A client for a stream that is already open, such as in its run. It does not close the catalog."""
+        client = cls(stream.catalog, origin=origin)
+        client._defined = _OpenStream(stream)
         return client
 
     @classmethod
@@ -83,7 +88,7 @@ class Connection:
         live_root: str | None = None,
         origin: str | None = None,
     ) -> Self:
-        """A client for the deployment that the Dagster resources of these names describe, with or without a run.
+        """A client for the deployment that Dagster resources describe, with or without a run.
 
         Args:
             checkpoint_catalog: A `CheckpointCatalogResource`.
@@ -116,11 +121,7 @@ class Connection:
         return self._origin
 
     def operating_as(self, origin: str) -> Self:
-        """The same client for another operator. This one keeps the connections, and closes them.
-
-        Args:
-            origin: Who operates, as the catalog shows it.
-        """
+        """The same client for another operator. This one keeps the connections, and closes them."""
         other = copy.copy(self)
         other._origin, other._is_own = origin, False
         return other
@@ -149,11 +150,7 @@ class Connection:
         return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)
 
     def snapshot_folders(self, stream: str) -> list[str]:
-        """The folders in which the snapshots of a stream are, as its storage is configured; it opens none of them.
-
-        Args:
-            stream: The stream.
-        """
+        """The folders in which the snapshots of a stream are, as its storage is configured; it opens none of them."""
         opened = self._open(stream)
         places = (getattr(opened.storage, name, None) for name in ("checkpoint_location", "savepoint_location"))
         checkpoints, savepoints = (place.url if isinstance(place, StoragePath) else None for place in places)
@@ -169,6 +166,28 @@ class Connection:
         return self._streams.open(stream, new_like=new_like)
 
 
+@dataclass(frozen=True)
+class _OpenStream:
+    """The source of a client for one stream."""
+
+    stream: StreamHandle
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.stream.catalog
+
+    def id_of(self, stream: str) -> str:
+        return self.open(stream).stream_id
+
+    def on_storage(self) -> list[str]:
+        return [self.stream.stream_id]
+
+    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:  # noqa: ARG002 - it is open
+        if stream not in (self.stream.stream_id, self.stream.asset_key):
+            raise StreamNotFoundError(f"This client was made for stream {self.stream.stream_id!r}, not {stream!r}.")
+        return self.stream
+
+
 def _ready(resource: Resource) -> Resource:
     """A resource with the values of its environment variables, which Dagster reads only in a run."""
     initialize = getattr(resource, "process_config_and_initialize", None)
@@ -177,12 +196,18 @@ def _ready(resource: Resource) -> Resource:
 
 
 def given_folder(folder: str | None, option: str = "target_directory") -> str | None:
-    """The URL of a folder that a user names by an absolute path or URL.
-
-    Raises:
-        OptionError: It is a relative path.
-    """
+    """The URL of a folder that a user names by an absolute path or URL; `OptionError` for a relative path."""
     return location_url(option, folder) if folder is not None else None
+
+
+def checked_target(label: str | None, target_directory: str | None) -> str | None:
+    """The URL of the folder for a savepoint with a label; `OptionError` if one of them is not valid."""
+    from dagster_ckpt.stream.start_from import checked_label
+
+    target = given_folder(target_directory)
+    checked_label(label)
+    refuse_user_info("target_directory", target)
+    return target
 
 
 def _storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:

@@ -1,33 +1,66 @@
-"""Methods of the client that stop, start, rewind, fork, adopt and export streams, and set their desired states."""
+"""Methods of the client that stop, preview and start a stream, and set its desired state."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.catalog.desired_states import AlertUntil
+from dagster_ckpt.catalog.records import HANDS_OVER, IS_LAUNCHED, RequestKind
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
-from dagster_ckpt.client.connection import Connection, given_folder
-from dagster_ckpt.errors import OptionError
-from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.client.connection import Connection, checked_target
+from dagster_ckpt.errors import CkptError, LeaseHeldError, OptionError, RequestFailedError, RequestTimeoutError
+from dagster_ckpt.values.modes import DesiredState, TerminalState
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradeRecord
-    from dagster_ckpt.catalog.records import RequestRecord
-    from dagster_ckpt.operations.export import Export
-    from dagster_ckpt.operations.lifecycle import StopResult
-    from dagster_ckpt.recovery.adopt import Adoption
-    from dagster_ckpt.recovery.fork import Fork
+    from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord, SnapshotRecord
+    from dagster_ckpt.recovery.retention import RetentionReport
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
-    from dagster_ckpt.spark.checkpoint_dir.restore import Progress
+    from dagster_ckpt.stream.handle import StreamHandle
     from dagster_ckpt.stream.start_from import StartFrom
 
 _LOG = logging.getLogger(__name__)
+_UNCHECKED = (
+    "the plan and the sources of the new code are checked by its start only, after the running query is suspended: if "
+    "they are refused, the stream is down until you put the previous code back and start it"
+)
+
+
+@dataclass(frozen=True)
+class StopResult:
+    """How a stream was stopped.
+
+    Attributes:
+        was_running: Whether a query was running; otherwise the stream was between two restarts.
+        savepoint: The savepoint that it was stopped with, if any.
+        retention: What the clean-up option deleted and kept, if it was applied here. The process of a running query
+            applies it itself.
+    """
+
+    stream_id: str
+    was_running: bool
+    savepoint: SnapshotRecord | None = None
+    retention: RetentionReport | None = None
+
+    def messages(self) -> list[str]:
+        """The result as log messages."""
+        from dagster_ckpt.stream.snapshots import describe_snapshot
+
+        if self.was_running:
+            lines = [f"the running query of {self.stream_id} was stopped"]
+        else:
+            lines = [f"{self.stream_id} was between two restarts, and will not be restarted"]
+        if self.savepoint is not None:
+            lines.append(f"{describe_snapshot(self.savepoint)}: {self.savepoint.location}")
+        return [*lines, *(self.retention.messages() if self.retention is not None else ())]
 
 
 class LifecycleMethods(Connection):
-    """Stops, starts, rewinds, forks, adoptions, exports, desired states."""
+    """Stops, starts, desired states."""
 
     def stop(
         self,
@@ -42,31 +75,32 @@ class LifecycleMethods(Connection):
 
         Args:
             stream: The stream.
-            savepoint: Stop it at a batch boundary with a savepoint of the final state. If the savepoint
-                fails, the query continues.
+            savepoint: Stop it at a batch boundary with a savepoint of the final state. If the savepoint fails, the
+                query continues.
             label: A name for the savepoint.
             target_directory: Folder for the savepoint, instead of the configured one.
             timeout_s: How long to wait.
 
         Raises:
-            RequestFailedError: The stream is not running, or the savepoint failed. Without a savepoint,
-                a stream that waits for its restart can be stopped too.
+            RequestFailedError: The stream is not running, or the savepoint failed. Without a savepoint, a stream that
+                waits for its restart can be stopped too.
             RequestTimeoutError: It did not stop in time.
         """
-        from dagster_ckpt.operations import lifecycle
+        from dagster_ckpt.client.requests import ask, await_stop, require_running, snapshot_of
 
         opened = self._open(stream)
-        if savepoint:
-            return lifecycle.stop_with_savepoint(
-                opened,
-                origin=self._origin,
-                label=label,
-                target_directory=given_folder(target_directory),
-                timeout_s=timeout_s,
-            )
-        if label is not None or target_directory is not None:
-            raise OptionError("label and target_directory are for a savepoint, but savepoint is False. Leave them out.")
-        return lifecycle.suspend(opened, origin=self._origin, timeout_s=timeout_s)
+        if not savepoint:
+            if label is not None or target_directory is not None:
+                raise OptionError(
+                    "label and target_directory are for a savepoint, but savepoint is False. Leave them out."
+                )
+            return self._end(opened, RequestKind.SUSPEND, timeout_s)
+        arguments = {"label": label, "target_directory": checked_target(label, target_directory)}
+        require_running(opened, "stopped with a savepoint")
+        answer = ask(opened, RequestKind.STOP_WITH_SAVEPOINT, arguments, origin=self._origin, timeout_s=timeout_s)
+        taken = snapshot_of(opened, answer)
+        await_stop(opened, timeout_s)
+        return StopResult(opened.stream_id, was_running=True, savepoint=taken)
 
     def cancel(self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> StopResult:
         """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted.
@@ -75,90 +109,209 @@ class LifecycleMethods(Connection):
             RequestFailedError: The stream is not running, and no restart is pending.
             RequestTimeoutError: It did not stop in time.
         """
-        from dagster_ckpt.operations import lifecycle
+        return self._end(self._open(stream), RequestKind.CANCEL, timeout_s)
 
-        return lifecycle.cancel(self._open(stream), origin=self._origin, timeout_s=timeout_s)
+    def _end(self, stream: StreamHandle, kind: RequestKind, timeout_s: float) -> StopResult:
+        """Suspend or cancel a stream that is running, or that failed and waits for its restart."""
+        from dagster_ckpt.client.requests import ask, await_stop, require_running
+        from dagster_ckpt.runtime.settlement import settle_execution
+
+        cancels = kind is RequestKind.CANCEL
+        stopped = self._end_between_restarts(stream, cancels=cancels)
+        if stopped is not None:
+            retention = settle_execution(stream, stopped, TerminalState.CANCELED) if cancels else None
+            return StopResult(stream.stream_id, was_running=False, retention=retention)
+        require_running(stream, "canceled" if cancels else "suspended")
+        ask(stream, kind, {}, origin=self._origin, timeout_s=timeout_s)
+        await_stop(stream, timeout_s)
+        return StopResult(stream.stream_id, was_running=True)
+
+    def _end_between_restarts(self, stream: StreamHandle, *, cancels: bool) -> str | None:
+        """Keep a stream down whose last execution awaits a restart; returns that execution, or None."""
+        from dagster_ckpt.client.requests import is_running
+        from dagster_ckpt.runtime.run import EndKind, QueryEnd
+        from dagster_ckpt.runtime.settlement import stop_before_restart
+        from dagster_ckpt.stream.lease import LeaseKeeper, acquire
+        from dagster_ckpt.stream.liveness import this_holder
+
+        last = self._catalog.executions.latest(stream.stream_id)
+        if last is None or last.settled or is_running(stream):
+            return None
+        holder = this_holder(f"stop-{uuid.uuid4()}", self._origin, None)
+        try:
+            acquired = acquire(self._catalog, stream.stream_id, holder)
+        except LeaseHeldError:
+            # A restart has begun meanwhile: it gets a request like any running stream.
+            return None
+        verb = "canceled" if cancels else "suspended"
+        reason = f"{verb} by {self._origin} between two restarts; it had ended {last.status.value}: {last.reason}"
+        end = QueryEnd(EndKind.CANCEL_REQUESTED if cancels else EndKind.SUSPENDED, reason)
+        with LeaseKeeper(self._catalog, acquired.record) as lease:
+            found = stop_before_restart(self._catalog, lease.record, last.execution_id, end)
+        return last.execution_id if found else None
 
     def preview_rewind(self, stream: str, *, start_from: str | StartFrom = "latest") -> RewindPreview:
         """What a start would undo and process again, and the effect on each sink. Changes nothing.
 
-        Args:
-            stream: The stream; it may be running.
-            start_from: As in `restart`.
+        The stream may be running; `start_from` is that of `restart`.
 
         Raises:
             SnapshotNotFoundError: The named snapshot does not exist.
             LiveDirectoryError: There is no state to start from, or the batch is not retained.
+            RecoveryExhaustedError: Every point that the stream could continue from is damaged.
             StateRewriteError: The state cannot be rewritten to `state_partitions`.
             UnsupportedSparkError: The installed Spark cannot rewrite state.
         """
-        from dagster_ckpt.operations import lifecycle
+        from dagster_ckpt.client.preflight import start_preview
         from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
         start = StartFrom.of(start_from)
         if start.point is StartPoint.EMPTY:
             # A preview discards no state, so it needs no confirmation.
             start = replace(start, discard_state=True)
-        return lifecycle.preview(self._open(stream), start)
+        return start_preview(self._open(stream), start)
 
     def restart(
         self,
         stream: str,
         *,
         start_from: str | StartFrom = "latest",
+        ahead: RewindPreview | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
         report: Callable[[str], None] = _LOG.info,
         suspend_first: bool = False,
     ) -> RewindPreview:
-        """Start a stream, suspending it first if it is running. Returns once the query is started.
+        """Start a stream, suspending it first if it is running. Returns what it undid, once the query is started.
 
-        The run is launched by the supervisor sensor, which must be turned on. It checks its code beside the running
-        query, which runs on if the start is refused. If a person or a service runs the program of the stream instead,
-        the query is suspended first, and the next start of the program checks its code.
+        What the catalog, the storage and the sinks tell is checked first. The run is launched by the supervisor
+        sensor, which must be turned on. It checks what only the new code tells (its plan, sources and sink) beside
+        the running query, and only then suspends it. If the start is refused, or no run is launched, the query runs
+        on.
+
+        If a person or a service runs the program of the stream instead, or with `suspend_first`, the query is
+        suspended first and the start checks the code. If that is refused, the query is started again from where it
+        stopped.
 
         Args:
             stream: The stream.
             start_from: Where to start; a `StartFrom` if the start has options.
+            ahead: What `preview_rewind` returned for the same start. The sinks are not asked again, unless the stream
+                would meanwhile start from another point.
             timeout_s: How long to wait for each step.
             report: Called with a message for every step.
             suspend_first: Suspend a running query before the new run is launched, where both have no room.
 
-        Returns:
-            What the start undid.
-
         Raises:
-            SnapshotNotFoundError: The named snapshot does not exist; a running stream continues.
-            LiveDirectoryError: There is no state to start from; a running stream continues.
-            RowsAtRiskError: A sink could lose rows, and `accept_loss` is not set; a running stream
+            SnapshotNotFoundError: The named snapshot does not exist. After this and the next errors, a running stream
                 continues.
-            StateRewriteError: The state cannot be rewritten to `state_partitions`; a running stream
-                continues.
-            RequestFailedError: The start failed.
+            LiveDirectoryError: There is no state to start from.
+            RowsAtRiskError: A sink could lose rows, and `accept_loss` is not set.
+            SinkRollbackError: A sink that must be rolled back cannot be.
+            StateRewriteError: The state cannot be rewritten to `state_partitions`.
+            RequestFailedError: The start failed, or no code location defines the stream.
             RequestTimeoutError: No run was launched in time.
         """
-        from dagster_ckpt.operations.restart import restart
+        from dagster_ckpt.client.preflight import start_preview
+        from dagster_ckpt.client.requests import await_answer, await_stop, is_running, withdrawing
+        from dagster_ckpt.recovery.rewind_preview import refuse_loss
+        from dagster_ckpt.stream.snapshots import holding
         from dagster_ckpt.stream.start_from import StartFrom
 
-        return restart(
-            self._open(stream),
-            StartFrom.of(start_from),
-            origin=self._origin,
-            timeout_s=timeout_s,
-            report=report,
-            suspend_first=suspend_first,
-        )
+        opened, start = self._open(stream), StartFrom.of(start_from)
+        ahead = start_preview(opened, start, ahead)
+        for message in ahead.messages():
+            report(message)
+        refuse_loss(opened, ahead, accept_loss=start.accept_loss)
+        self._refuse_undefined(opened)
+        was_running, before = is_running(opened), self._catalog.executions.latest(opened.stream_id)
+        is_launched = before is not None and bool((before.recovery or {}).get(IS_LAUNCHED))
+        hands_over = was_running and is_launched and not suspend_first
+        request_id = str(uuid.uuid4())
+        with (
+            holding(self._catalog, [ahead.plan.snapshot], f"restart by {self._origin}"),
+            withdrawing(opened, request_id),
+        ):
+            suspends = not hands_over and is_running(opened)
+            if suspends:
+                report(_UNCHECKED)
+                self._end(opened, RequestKind.SUSPEND, timeout_s)
+                report("suspended the running query")
+            try:
+                request = self._ask_for_start(opened, start, ahead, request_id=request_id, hands_over=hands_over)
+            except CkptError as error:
+                # For example a batch that Spark has purged in the meantime.
+                if suspends:
+                    self._go_on(opened, report, error)
+                raise
+            if hands_over:
+                report("the new run checks its code while the query runs, and then suspends it")
+            report(
+                "waiting for the supervisor sensor, which must be on, or for the service that runs the program, to "
+                "start it"
+            )
+            try:
+                await_answer(opened, request, timeout_s=timeout_s)
+            except (RequestFailedError, RequestTimeoutError) as error:
+                if hands_over and self._still_runs(opened, before):
+                    _explain(error, report)
+                    raise
+                if isinstance(error, RequestFailedError):
+                    # The process that has refused the start answers before it ends.
+                    await_stop(opened, timeout_s)
+                if was_running and start != StartFrom() and not is_running(opened):
+                    self._go_on(opened, report, error)
+                raise
+        return ahead
+
+    def _refuse_undefined(self, stream: StreamHandle) -> None:
+        """Refuse to stop a query that no loaded code could start again, as far as the supervisor has reported it."""
+        from dagster_ckpt.client.requests import is_running
+
+        row = self._catalog.desired_states.find(stream.stream_id)
+        if row is not None and row.alert_until is AlertUntil.DEFINED and is_running(stream):
+            raise RequestFailedError(f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {row.alert}.")
+
+    def _still_runs(self, stream: StreamHandle, before: ExecutionRecord | None) -> bool:
+        from dagster_ckpt.client.requests import is_running
+
+        now = self._catalog.executions.latest(stream.stream_id)
+        return is_running(stream) and now is not None and before is not None and now.execution_id == before.execution_id
+
+    def _go_on(self, stream: StreamHandle, report: Callable[[str], None], error: CkptError) -> None:
+        """Start a query again that was suspended for a start that is refused."""
+        self.request_start(stream.stream_id)
+        report(f"the start was refused ({error}), so the query is started again where it stopped")
 
     def request_start(self, stream: str, *, start_from: str | StartFrom = "latest") -> RequestRecord:
-        """Request a start without waiting for it; see `await_request`. The starting point is checked first.
-
-        Args:
-            stream: The stream.
-            start_from: As in `restart`.
-        """
-        from dagster_ckpt.operations import lifecycle
+        """Check a start as `restart` does and request it without waiting for it; see `await_request`."""
         from dagster_ckpt.stream.start_from import StartFrom
 
-        return lifecycle.request_start(self._open(stream), StartFrom.of(start_from), origin=self._origin)
+        return self._ask_for_start(self._open(stream), StartFrom.of(start_from))
+
+    def _ask_for_start(
+        self,
+        stream: StreamHandle,
+        start: StartFrom,
+        ahead: RewindPreview | None = None,
+        *,
+        request_id: str | None = None,
+        hands_over: bool = False,
+    ) -> RequestRecord:
+        """Check a start and request it. `hands_over`: the run that is launched checks its code beside the query."""
+        from dagster_ckpt.client.preflight import listed_snapshot, start_preview
+        from dagster_ckpt.recovery.rewind_preview import refuse_loss
+
+        ahead = start_preview(stream, start, ahead)
+        refuse_loss(stream, ahead, accept_loss=start.accept_loss)
+        listed = listed_snapshot(stream, ahead.plan.snapshot)
+        return self._catalog.requests.submit(
+            stream.stream_id,
+            RequestKind.START,
+            arguments={**start.as_record(), **({HANDS_OVER: True} if hands_over else {})},
+            origin=self._origin,
+            request_id=request_id,
+            holding=listed.snapshot_id if listed is not None else None,
+        )
 
     def accept_plan_change(self, stream: str, fingerprint: str) -> None:
         """Accept, once, that code with a different plan continues from a stream's state.
@@ -167,159 +320,7 @@ class LifecycleMethods(Connection):
             stream: The stream.
             fingerprint: Fingerprint of the plan, as shown in the error; other changes are still refused.
         """
-        from dagster_ckpt.operations import lifecycle
-
-        lifecycle.accept_plan_change(self._open(stream), fingerprint)
-
-    def fork(
-        self,
-        stream: str,
-        *,
-        into: str,
-        start_from: str = "latest",
-        outputs: Mapping[str, str] | None = None,
-        replace_state: bool = False,
-        accept_loss: bool = False,
-    ) -> Fork:
-        """Fork a stream into another one, an independent query whose next start continues from there.
-
-        Args:
-            stream: The stream to fork; it may be running and is not changed.
-            into: The stream that continues from it; it must not be running.
-            start_from: `latest` (the newest committed batch), `batch-<n>`, or the name of a snapshot.
-            outputs: Folders of the original's file sinks, mapped to folders of the fork that receive the
-                rows up to the fork.
-            replace_state: Discard what the other stream itself has committed.
-            accept_loss: Fork even if files that the original has read since no longer exist.
-        """
-        from dagster_ckpt.recovery.fork import fork
-        from dagster_ckpt.stream.start_from import StartFrom
-
-        start = StartFrom(start_from, accept_loss=accept_loss)
-        original = self._open(stream)
-        made = self._open(into, new_like=original.stream_id)
-        return fork(original, made, start, origin=self._origin, outputs=outputs, replace_state=replace_state)
-
-    def import_snapshot(
-        self,
-        location: str,
-        *,
-        into: str,
-        outputs: Mapping[str, str],
-        with_rows: bool = False,
-        replace_state: bool = False,
-        progress: Progress | None = None,
-    ) -> Fork:
-        """Import a snapshot of another deployment into a stream, whose next start continues from there.
-
-        Args:
-            location: Location of the snapshot; it is read and not changed.
-            into: The stream that continues from it; it must not be running.
-            outputs: Each sink that the snapshot names, mapped to where the stream writes instead.
-            with_rows: Copy the rows of the original's file sinks up to the snapshot.
-            replace_state: Discard what the stream itself has committed.
-            progress: Called after each file of the snapshot with the number of files that are done and of all.
-        """
-        from dagster_ckpt.recovery.import_snapshot import import_snapshot
-
-        return import_snapshot(
-            self._open(into, new_like=into),
-            location,
-            outputs=outputs,
-            origin=self._origin,
-            with_rows=with_rows,
-            replace_state=replace_state,
-            progress=progress,
-        )
-
-    def adopt(
-        self,
-        stream: str,
-        *,
-        checkpoint_location: str,
-        sinks: Sequence[str] = (),
-        in_place: bool = False,
-        label: str | None = None,
-        dry_run: bool = False,
-    ) -> Adoption:
-        """Take the checkpoint directory of a plain Spark query under management; the stream's next start continues it.
-
-        The directory is only read, and the first snapshot is taken of it; the query may keep running until
-        that start, which fences it. If it is interrupted, repeat it, or drop it with `undo_adoption`.
-
-        Args:
-            stream: The stream that continues the query; it must not have any state yet.
-            checkpoint_location: The `checkpointLocation` of the query.
-            sinks: Where the query writes: a folder of files, a Delta table by its path, or another
-                sink by Spark's name; an Iceberg table as `IcebergTable[lake.sales.orders]`.
-            in_place: Continue in the directory itself, instead of in a copy.
-            label: A name of the first snapshot.
-            dry_run: Only examine the directory.
-
-        Raises:
-            LiveDirectoryError: The directory is damaged, managed by a stream, or was taken over before.
-            SharedSinkError: The log of a named sink is not that of this query.
-            RequestFailedError: The stream already has state, or has adopted another directory.
-        """
-        from dagster_ckpt.recovery.adopt import adopt
-        from dagster_ckpt.stream.start_from import checked_label
-
-        location = given_folder(checkpoint_location, "checkpoint_location") or ""
-        return adopt(
-            self._open(stream, new_like=stream),
-            location,
-            sinks=sinks,
-            in_place=in_place,
-            label=checked_label(label),
-            dry_run=dry_run,
-            origin=self._origin,
-        )
-
-    def undo_adoption(self, stream: str) -> list[str]:
-        """Drop an adoption, finished or not, that no start has taken over; returns what was done.
-
-        The snapshots that were taken of the adopted directory are deleted; the directory is not touched.
-
-        Args:
-            stream: The stream, which has no state afterwards.
-
-        Raises:
-            RequestFailedError: There is no such adoption, or a snapshot of it is still in use.
-        """
-        from dagster_ckpt.recovery.adopt import undo_adoption
-
-        return undo_adoption(self._open(stream), origin=self._origin)
-
-    def export(
-        self,
-        stream: str,
-        snapshot: str = "latest",
-        *,
-        to: str,
-        outputs: Mapping[str, str] | None = None,
-        progress: Progress | None = None,
-    ) -> Export:
-        """Export a snapshot as a checkpoint directory in which plain Spark continues, without this package.
-
-        Args:
-            stream: The stream; it may be running and is not changed.
-            snapshot: `latest`, or the name of a snapshot.
-            to: The directory to create; it must not exist.
-            outputs: Folders of the snapshot's file sinks, mapped to new folders that receive their rows up
-                to the snapshot.
-            progress: As in `import_snapshot`.
-
-        Raises:
-            SnapshotNotFoundError: There is no such snapshot.
-            RestoreError: The directory exists.
-            SharedSinkError: A new folder is in use.
-        """
-        from dagster_ckpt.operations.export import export_snapshot
-
-        folder = given_folder(to, "to") or ""
-        for new in (outputs or {}).values():
-            given_folder(new, "outputs")
-        return export_snapshot(self._open(stream), snapshot, folder, outputs=outputs, progress=progress)
+        self._catalog.streams.accept_plan(self._id_of(stream), fingerprint)
 
     def desired_state(self, stream: str) -> DesiredRecord | None:
         """The desired state of a stream and the progress of its last upgrade; None if it is not managed."""
@@ -340,15 +341,24 @@ class LifecycleMethods(Connection):
             state: RUNNING, SUSPENDED or CANCELED; None to use the one in the asset's definition.
             retry_refused: Retry a code version that a preflight refused, or that was rolled back.
             accept_plan_change: Accept the plan that the last preflight refused, and retry it.
-        """
-        from dagster_ckpt.operations import lifecycle
 
-        return lifecycle.set_desired_state(
-            self._open(stream),
-            DesiredState(state) if state is not None else None,
-            origin=self._origin,
-            retry_refused=retry_refused,
-            accept_plan_change=accept_plan_change,
+        Raises:
+            RequestFailedError: The last preflight refused no plan, so there is no known change to accept.
+        """
+        opened, desired = self._open(stream), DesiredState(state) if state is not None else None
+        opened.register()
+        if accept_plan_change:
+            row = self._catalog.desired_states.find(opened.stream_id)
+            refused = row.preflight.refused_plan if row is not None and row.preflight is not None else None
+            if refused is None:
+                raise RequestFailedError(
+                    f"Stream {opened.stream_id!r} has no plan change to accept: its last preflight did not refuse one. "
+                    "Run a preflight first, which shows the differences."
+                )
+            self._catalog.streams.accept_plan(opened.stream_id, refused)
+            retry_refused = True
+        return self._catalog.desired_states.put(
+            opened.stream_id, desired, origin=self._origin, retry_refused=retry_refused
         )
 
     def roll_back_upgrade(
@@ -356,11 +366,30 @@ class LifecycleMethods(Connection):
     ) -> UpgradeRecord:
         """Roll a stream back to the snapshot taken before a failed upgrade; its next start continues there.
 
+        The stream must not be running. If the roll-back is interrupted, repeat it.
+
         Args:
-            stream: The stream; it must not be running.
+            stream: The stream.
             run_id: The Dagster run that does it, if any, as the lease shows it.
             report: Called with a message for every step.
+
+        Returns:
+            The upgrade, ROLLED_BACK or ROLLBACK_FAILED.
+
+        Raises:
+            RequestFailedError: The stream has no upgrade to roll back.
+            LeaseHeldError: The stream is running.
+            StorageAccessError: Something could not be read or written; try again.
         """
-        from dagster_ckpt.operations.rollback import roll_back
+        from dagster_ckpt.client.reconciliation import roll_back
 
         return roll_back(self._open(stream), run_id=run_id or self._origin, report=report)
+
+
+def _explain(error: CkptError, report: Callable[[str], None]) -> None:
+    report("the running query was not stopped and goes on")
+    if isinstance(error, RequestTimeoutError):
+        report(
+            "no run has checked the start: is the supervisor sensor on, does a loaded code location define the stream, "
+            "and is there room for a second run beside the running one? suspend_first stops the query before that"
+        )

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.client.connection import Connection, given_folder
-from dagster_ckpt.errors import CkptError, OptionError
+from dagster_ckpt.errors import CkptError, NothingCommittedError, OptionError
 from dagster_ckpt.values.modes import TerminalState
 from dagster_ckpt.values.storage_path import location_url
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.pruning import PrunedHistory
-    from dagster_ckpt.operations.doctor import StreamExamination
-    from dagster_ckpt.operations.health import StreamHealth
-    from dagster_ckpt.operations.health_facts import HealthSettings
-    from dagster_ckpt.operations.output_repair import RebuiltOutput
-    from dagster_ckpt.operations.rebuild import CatalogRebuild, ContinueFrom, RebuildReport
-    from dagster_ckpt.operations.sink_cleaning import SinkCleaning
+    from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
+    from dagster_ckpt.client.examination import StreamExamination
+    from dagster_ckpt.client.health import StreamHealth
+    from dagster_ckpt.client.health_facts import HealthSettings
+    from dagster_ckpt.client.outputs import RebuiltOutput, SinkCleaning
+    from dagster_ckpt.client.rebuild import CatalogRebuild, ContinueFrom, RebuildReport
     from dagster_ckpt.policies.retention import RetentionPolicy
     from dagster_ckpt.recovery.retention import RetentionReport
     from dagster_ckpt.sinks.file_sink_repair import Relocation
@@ -40,21 +41,16 @@ class MaintenanceMethods(Connection):
             deep: Read the content of every state file that a resume needs.
             deep_snapshots: Compare every byte of the recommended snapshot with its digest.
         """
-        from dagster_ckpt.operations.doctor import examine_live_directory
+        from dagster_ckpt.client.examination import examine_live_directory
 
         return examine_live_directory(
             self._open(stream), url=given_folder(directory, "directory"), deep=deep, deep_snapshots=deep_snapshots
         )
 
     def health(self, stream: str, *, settings: HealthSettings | None = None) -> StreamHealth:
-        """Evaluate the health checks of a stream from the catalog.
-
-        Args:
-            stream: The stream.
-            settings: The thresholds; default: `HealthSettings()`.
-        """
-        from dagster_ckpt.operations.health import stream_health
-        from dagster_ckpt.operations.health_facts import HealthSettings
+        """Evaluate the health checks of a stream from the catalog; default thresholds: `HealthSettings()`."""
+        from dagster_ckpt.client.health import stream_health
+        from dagster_ckpt.client.health_facts import HealthSettings
 
         return stream_health(self._open(stream), settings or HealthSettings())
 
@@ -70,30 +66,38 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream.
-            state: How it ended (FINISHED, CANCELED, FAILED, SUSPENDED); None: no completed snapshot is
-                deleted.
+            state: How it ended (FINISHED, CANCELED, FAILED, SUSPENDED); None: no completed snapshot is deleted.
             execution_id: The execution that ended; default: the newest one.
             dry_run: Only report what would be deleted and removed.
         """
-        from dagster_ckpt.operations import retention
+        from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
+        from dagster_ckpt.runtime.settlement import settle_execution
 
-        ended = TerminalState(state) if state is not None else None
-        return retention.apply_retention(self._open(stream), state=ended, execution_id=execution_id, dry_run=dry_run)
+        opened, ended = self._open(stream), TerminalState(state) if state is not None else None
+        finished = housekeeping(opened, dry_run=dry_run)
+        if ended is None:
+            return finished
+        if execution_id is None:
+            latest = self._catalog.executions.latest(opened.stream_id)
+            if latest is None:
+                raise NothingCommittedError(
+                    f"Stream {opened.stream_id!r} was never started: there is nothing to keep or delete."
+                )
+            execution_id = latest.execution_id
+        if dry_run:
+            return finished.and_then(apply_terminal_retention(opened, execution_id, ended, dry_run=True))
+        return finished.and_then(settle_execution(opened, execution_id, ended))
 
     def apply_retention_to_all(
         self, *, dry_run: bool = False, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, RetentionReport]:
-        """Finish interrupted deletions and remove orphaned bytes of every stream in the catalog.
+        """Finish interrupted deletions and remove orphaned bytes of every stream; returns the reports by stream id.
 
-        A stream that cannot be opened, for example because its storage is unavailable, is reported as
-        failed and does not stop the others.
+        A stream that cannot be opened is reported as failed and does not stop the others.
 
         Args:
             dry_run: Only report what would be removed.
             progress: Called after each stream with the number of streams that are done, and of all.
-
-        Returns:
-            The report of each stream, by id.
         """
         from dagster_ckpt.recovery.retention import RetentionReport
 
@@ -109,27 +113,54 @@ class MaintenanceMethods(Connection):
         return reports
 
     def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:
-        """Delete the savepoints that a schedule took and that its history does not keep."""
-        from dagster_ckpt.operations import retention
+        """Delete the savepoints that a schedule took and that its history does not keep.
 
-        return retention.apply_savepoint_history(self._open(stream), schedule, history)
+        Savepoints of a user or another schedule are not considered, nor is one that a start has claimed. The
+        preferred savepoint, the one that the current timeline began with, the newest one and the newest proven one
+        are kept regardless of the history. Ages are by the catalog's clock.
+
+        Returns:
+            What was deleted, and what was kept with the reason. `sweep` retries failed deletions.
+        """
+        from dagster_ckpt.policies.guard import decide_retention, needed_of_history
+        from dagster_ckpt.policies.retention import RetentionContext
+        from dagster_ckpt.recovery.retention import RetentionReport, discard, newest_proven
+        from dagster_ckpt.stream.snapshots import describe_snapshot, retained
+        from dagster_ckpt.values.modes import SnapshotKind
+        from dagster_ckpt.values.validation import policy_name
+
+        opened, snapshots = self._open(stream), self._catalog.snapshots
+        record = self._catalog.streams.get(opened.stream_id)
+        proven = newest_proven(snapshots.restorable(opened.stream_id))
+        listed = snapshots.of_stream(opened.stream_id, kind=SnapshotKind.SAVEPOINT, status=SnapshotStatus.COMPLETED)
+        # The catalog lists them newest first.
+        taken = {each.snapshot_id: each for each in reversed(listed) if each.schedule == schedule and not each.claimed}
+        held = {
+            each.snapshot_id: why for each in taken.values() if (why := _held_because(each, record, proven)) is not None
+        }
+        queue = [retained(each) for each in taken.values()]
+        context = RetentionContext(self._catalog.now_ms())
+        decision = decide_retention(history, queue, context, needed=needed_of_history(queue, held))
+        kept = tuple(f"{describe_snapshot(taken[snapshot_id])}: {why}" for snapshot_id, why in held.items())
+        if decision.problem is not None:
+            kept += (f"everything: the history of {schedule} failed: {decision.problem}",)
+        doomed = [taken[each.snapshot_id] for each in decision.dropped]
+        why = f"history of {schedule}: {policy_name(history)}"
+        return RetentionReport(kept=kept).and_then(discard(opened, doomed, reason=why, lease=None))
 
     def prune_history(
         self, stream: str, *, older_than_days: int = HISTORY_DAYS, dry_run: bool = False
     ) -> PrunedHistory:
         """Delete old rows of a stream's history from the catalog. No snapshot and no file is deleted.
 
-        Deleted are rows of snapshots that no longer exist, failed attempts, ended executions, events and
-        answered requests; see `PruningRecords.prune` for those that stay however old they are.
+        Deleted are rows of snapshots that no longer exist, failed attempts, ended executions, events and answered
+        requests; see `PruningRecords.prune` for those that stay however old they are.
 
         Args:
             stream: The stream; it may be running.
-            older_than_days: Younger rows stay. The catalog sensor must have read the events: it reads each
-                within seconds, unless it is turned off.
+            older_than_days: Younger rows stay. The catalog sensor must have read the events: it reads each within
+                seconds, unless it is turned off.
             dry_run: Only count.
-
-        Raises:
-            OptionError: The number of days is not positive.
         """
         if older_than_days < 1:
             raise OptionError(f"older_than_days is {older_than_days}, but must be at least 1.")
@@ -141,27 +172,25 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream.
-            dry_run: Only report.
-            older_than_ms: Younger bytes stay, by the storage's clock. Default: six hours, or twice the
-                checkpoint timeout if that is longer.
+            dry_run: Only report what would be deleted.
+            older_than_ms: Younger bytes stay, by the storage's clock. Default: six hours, or twice the checkpoint
+                timeout if that is longer.
         """
         from dagster_ckpt.recovery.retention import housekeeping
 
         return housekeeping(self._open(stream), older_than_ms=older_than_ms, dry_run=dry_run)
 
     def output_files(self, stream: str) -> list[str]:
-        """List the files that a stream's file sinks have committed: exactly the rows of the stream.
+        """List the files that a stream's file sinks have committed, sorted: exactly the rows of the stream.
 
-        For readers that do not follow Spark's log of the folder. They would also read the files of batches
-        that a rewind has undone, and those of a batch that is being written.
-
-        Args:
-            stream: The stream; it may be running.
+        For readers that do not follow Spark's log of the folder (pandas, Polars, DuckDB). They would also read the
+        files of batches that a rewind has undone, and those of a batch that is being written. After a rewind, list
+        them again.
 
         Example:
             >>> pandas.concat(pandas.read_parquet(path) for path in client.output_files("orders"))
         """
-        from dagster_ckpt.operations.sink_cleaning import output_files
+        from dagster_ckpt.client.outputs import output_files
 
         return output_files(self._open(stream))
 
@@ -170,29 +199,36 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream; it may be running.
-            dry_run: Only report.
+            dry_run: Only report what would be deleted.
             grace_ms: Younger files stay. Default: one day.
+
+        Raises:
+            SharedSinkError: A folder no longer belongs to the stream, or its log is missing.
+            SinkRollbackError: A sink has no complete log, so its files cannot be judged.
+            SnapshotCorruptError: A snapshot cannot be read, so the files it names are unknown.
         """
-        from dagster_ckpt.operations.sink_cleaning import clean_sinks
+        from dagster_ckpt.client.outputs import clean_sinks
 
         return clean_sinks(self._open(stream), dry_run=dry_run, grace_ms=grace_ms)
 
     def relocate_output(self, folder: str, *, dry_run: bool = False) -> Relocation:
         """Let the log of a file sink list the files that are in its folder, after the folder was moved or copied.
 
-        Spark writes absolute paths, so readers of a moved folder miss its rows. A file is found by its name, which
-        is unique, and its length; if one is not there, nothing is changed.
+        Spark writes absolute paths, so readers of a moved folder miss its rows. A file is found by its name, which is
+        unique, and its length; if one is not there, nothing is changed.
 
         Args:
             folder: The folder. No stream that writes there may be running.
             dry_run: Only find the files.
         """
-        from dagster_ckpt.operations.output_repair import relocate_output
+        from dagster_ckpt.client.outputs import relocate_output
 
         return relocate_output(self._catalog, location_url("folder", folder), dry_run=dry_run)
 
     def rebuild_output_logs(self, stream: str, *, dry_run: bool = False) -> list[RebuiltOutput]:
         """Rebuild the lost or incomplete logs of a stream's file sinks from the snapshots that captured them.
+
+        Each entry is the one that Spark wrote, and every file that it lists must be there.
 
         Args:
             stream: The stream; it must not be running.
@@ -200,8 +236,11 @@ class MaintenanceMethods(Connection):
 
         Returns:
             One result per folder whose log needed it, with the batches that no snapshot has captured.
+
+        Raises:
+            SinkRollbackError: No snapshot has captured the log, or it cannot be rebuilt. Nothing was changed.
         """
-        from dagster_ckpt.operations.output_repair import rebuild_output_logs
+        from dagster_ckpt.client.outputs import rebuild_output_logs
 
         return rebuild_output_logs(self._open(stream), dry_run=dry_run, origin=self._origin)
 
@@ -212,12 +251,20 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream; it must not be running, not even under another catalog.
-            take_over_deployment: Id of the deployment whose catalog was lost, as the refusal of a start
-                names it. Nothing of that deployment may be running.
-            continue_from: "live" or "newest": where the stream continues if its live directory is an old copy,
-                behind a snapshot that was taken of it. None refuses that and names both.
+            take_over_deployment: Id of the deployment whose catalog was lost, as the refusal of a start names it.
+                Nothing of that deployment may be running.
+            continue_from: "live" or "newest": where the stream continues if its live directory is an old copy, behind
+                a snapshot that was taken of it. None refuses that and names both.
+
+        Raises:
+            StreamNotFoundError: Nothing of it was found, and the catalog does not know it either; nothing was
+                changed.
+            CatalogError: This catalog is in use as the record of its own deployment, so it cannot take over another.
+            LiveDirectoryError: The files belong to another deployment, named in the message, or the live directory is
+                an old copy.
+            LeaseHeldError: The stream is running.
         """
-        from dagster_ckpt.operations.rebuild import rebuild
+        from dagster_ckpt.client.rebuild import rebuild
 
         opened, chosen = self._open(stream, new_like=stream), _continue_from(continue_from)
         return rebuild(opened, origin=self._origin, take_over_deployment=take_over_deployment, continue_from=chosen)
@@ -230,24 +277,20 @@ class MaintenanceMethods(Connection):
         Args:
             take_over_deployment: As in `rebuild`.
             continue_from: As in `rebuild`.
-
-        Raises:
-            OptionError: The client was opened without a storage.
-            StorageAccessError: The storage cannot be reached.
         """
-        from dagster_ckpt.operations.rebuild import rebuild_all
+        from dagster_ckpt.client.rebuild import CatalogRebuild
 
-        return rebuild_all(
-            self._streams.on_storage(),
-            lambda stream: self._open(stream, new_like=stream),
-            origin=self._origin,
-            take_over_deployment=take_over_deployment,
-            continue_from=_continue_from(continue_from),
-        )
+        chosen, done, refused = _continue_from(continue_from), [], {}
+        for stream in self._streams.on_storage():
+            try:
+                done.append(self.rebuild(stream, take_over_deployment=take_over_deployment, continue_from=chosen))
+            except CkptError as error:
+                refused[stream] = str(error)
+        return CatalogRebuild(tuple(done), refused)
 
 
 def _continue_from(value: str | None) -> ContinueFrom | None:
-    from dagster_ckpt.operations.rebuild import ContinueFrom
+    from dagster_ckpt.client.rebuild import ContinueFrom
 
     if value is None:
         return None
@@ -255,3 +298,13 @@ def _continue_from(value: str | None) -> ContinueFrom | None:
         return ContinueFrom(value)
     except ValueError as error:
         raise OptionError(f"continue_from is {value!r}, but must be 'live' or 'newest'.") from error
+
+
+def _held_because(snapshot: SnapshotRecord, stream: StreamRecord, proven: Collection[str]) -> str | None:
+    if snapshot.snapshot_id == stream.preferred_savepoint_id:
+        return "it is the preferred savepoint"
+    if snapshot.snapshot_id == stream.restored_snapshot_id:
+        return "the current timeline began with it"
+    if snapshot.snapshot_id in proven:
+        return "it is the newest snapshot whose state was loaded with success"
+    return None

@@ -1,32 +1,41 @@
-"""Methods of the client that take snapshots, keep them and prove that they can be restored."""
+"""Methods of the client that take snapshots, keep them and prove that they can be restored.
+
+A running stream receives a request through a row in the catalog, which its own process answers. A savepoint of a
+stream that is not running is taken here.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.catalog.records import RequestKind, SnapshotTrigger
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
-from dagster_ckpt.client.connection import Connection, given_folder
+from dagster_ckpt.client.connection import Connection, checked_target, given_folder
+from dagster_ckpt.errors import RequestFailedError, SnapshotCorruptError, SnapshotNotFoundError
+from dagster_ckpt.values.modes import SnapshotKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dagster_ckpt.catalog.records import RequestRecord, SnapshotRecord
-    from dagster_ckpt.operations.verification import Progress, SnapshotVerification
+    from dagster_ckpt.client.derived_savepoint import SavepointIdentity
+    from dagster_ckpt.client.examination import Progress, SnapshotVerification
+    from dagster_ckpt.snapshot.manifest import SnapshotHeader
+    from dagster_ckpt.snapshot.store import StoredSnapshot
+    from dagster_ckpt.stream.handle import StreamHandle
 
 
 class SnapshotMethods(Connection):
     """Checkpoints and savepoints."""
 
     def trigger_checkpoint(self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> SnapshotRecord:
-        """Take a checkpoint of a running stream now, and wait until it is complete.
+        """Take a checkpoint of a running stream now, regardless of the minimum pause, and wait until it is complete.
 
         Raises:
             RequestFailedError: The stream is not running, or the attempt failed.
             RequestTimeoutError: No answer in time; the request was withdrawn.
         """
-        from dagster_ckpt.operations import snapshots
-
-        return snapshots.trigger_checkpoint(self._open(stream), origin=self._origin, timeout_s=timeout_s)
+        return self._answer(self.request_checkpoint(stream), timeout_s)
 
     def trigger_savepoint(
         self,
@@ -38,17 +47,15 @@ class SnapshotMethods(Connection):
         timeout_s: float = REQUEST_TIMEOUT_S,
         progress: Progress | None = None,
     ) -> SnapshotRecord:
-        """Take a savepoint of a running, stopped or failed stream, and wait until it is complete.
+        """Take a savepoint of a running, stopped or failed stream, and wait for it. A running one continues.
 
         Args:
-            stream: The stream. If it is running, it continues.
+            stream: The stream.
             label: A name to start from later.
             target_directory: Folder for it, instead of the configured one.
-            schedule: Name of the schedule that takes it, whose history may delete it later; None: nothing
-                deletes it.
+            schedule: Name of the schedule that takes it, whose history may delete it later; None: nothing deletes it.
             timeout_s: How long to wait for a running stream's answer.
-            progress: Called now and then with the number of files that were written, and of those to write,
-                if the stream is not running.
+            progress: Called with the number of written files and of all, if the stream is not running.
 
         Raises:
             NothingCommittedError: The stream has not committed a batch yet.
@@ -56,27 +63,36 @@ class SnapshotMethods(Connection):
             RequestFailedError: The attempt failed.
             RequestTimeoutError: No answer in time; the request was withdrawn.
         """
-        from dagster_ckpt.operations import snapshots
+        from dagster_ckpt.client.requests import is_running
+        from dagster_ckpt.stream.stopped_savepoint import savepoint_of_stopped_stream
 
-        return snapshots.trigger_savepoint(
-            self._open(stream),
-            origin=self._origin,
+        opened = self._open(stream)
+        target = checked_target(label, target_directory)
+        opened.catalog.streams.get(opened.stream_id)
+        if is_running(opened):
+            return self._answer(self._ask_for_savepoint(opened, label, target, schedule), timeout_s)
+        return savepoint_of_stopped_stream(
+            opened,
             label=label,
-            target_directory=given_folder(target_directory),
+            target_directory=target,
             schedule=schedule,
-            timeout_s=timeout_s,
             progress=progress or (lambda _done, _total: None),
         )
 
     def request_checkpoint(self, stream: str) -> RequestRecord:
-        """Request a checkpoint of a running stream without waiting for it; see `await_request`.
+        """Request a checkpoint of a running stream without waiting for it; see `await_request`."""
+        from dagster_ckpt.client.requests import is_running
 
-        Raises:
-            RequestFailedError: The stream is not running.
-        """
-        from dagster_ckpt.operations import snapshots
-
-        return snapshots.request_checkpoint(self._open(stream), origin=self._origin)
+        opened = self._open(stream)
+        opened.catalog.streams.get(opened.stream_id)
+        if not is_running(opened):
+            raise RequestFailedError(
+                f"Stream {opened.stream_id!r} is not running, and only a running stream takes checkpoints. Take a "
+                "savepoint instead: that works for a stopped stream too."
+            )
+        return self._catalog.requests.submit(
+            opened.stream_id, RequestKind.CHECKPOINT, arguments={}, origin=self._origin
+        )
 
     def request_savepoint(
         self, stream: str, *, label: str | None = None, target_directory: str | None = None
@@ -85,30 +101,35 @@ class SnapshotMethods(Connection):
 
         Raises:
             RequestFailedError: The stream is not running: `trigger_savepoint` takes it here.
-            OptionError: The label means another starting point, or the folder is a relative path.
         """
-        from dagster_ckpt.operations import snapshots
+        return self._ask_for_savepoint(self._open(stream), label, checked_target(label, target_directory), None)
 
-        return snapshots.request_savepoint(
-            self._open(stream),
-            origin=self._origin,
-            label=label,
-            target_directory=given_folder(target_directory),
+    def _ask_for_savepoint(
+        self, stream: StreamHandle, label: str | None, target: str | None, schedule: str | None
+    ) -> RequestRecord:
+        from dagster_ckpt.client.requests import require_running
+
+        require_running(stream, "asked for a savepoint without waiting; trigger_savepoint takes it here")
+        arguments = {"label": label, "target_directory": target, "schedule": schedule}
+        return self._catalog.requests.submit(
+            stream.stream_id, RequestKind.SAVEPOINT, arguments=arguments, origin=self._origin
         )
 
-    def await_request(self, request: RequestRecord | str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> RequestRecord:
-        """Wait until a request is answered. If it is not answered in time, it is withdrawn.
+    def _answer(self, request: RequestRecord, timeout_s: float) -> SnapshotRecord:
+        """The snapshot that a request is answered with."""
+        from dagster_ckpt.client.requests import await_process, snapshot_of
 
-        Args:
-            request: The request or its id.
-            timeout_s: How long to wait.
+        opened = self._open(request.stream_id)
+        return snapshot_of(opened, await_process(opened, request, timeout_s=timeout_s))
+
+    def await_request(self, request: RequestRecord | str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> RequestRecord:
+        """Wait until a request, or the one with this id, is answered. If it is not answered in time, it is withdrawn.
 
         Raises:
             RequestFailedError: It failed or was withdrawn.
             RequestTimeoutError: No answer in time.
         """
-        from dagster_ckpt.catalog.records import RequestKind
-        from dagster_ckpt.operations import requests
+        from dagster_ckpt.client import requests
 
         asked = self.catalog.requests.get(request if isinstance(request, str) else request.request_id)
         opened = self._open(asked.stream_id)
@@ -117,56 +138,100 @@ class SnapshotMethods(Connection):
         return requests.await_process(opened, asked, timeout_s=timeout_s)
 
     def list_requests(self, stream: str | None = None) -> list[RequestRecord]:
-        """Requests that are neither answered nor withdrawn, oldest first.
-
-        Args:
-            stream: The stream; None for all streams.
-        """
+        """Requests that are neither answered nor withdrawn, oldest first; of all streams if none is named."""
         return self.catalog.requests.unanswered(self._id_of(stream) if stream is not None else None)
 
     def withdraw_request(self, request: RequestRecord | str) -> RequestRecord:
-        """Withdraw a request, so that nothing carries it out later. One that was answered before stays as it is.
-
-        Args:
-            request: The request or its id.
-
-        Raises:
-            CatalogError: There is no such request.
-        """
+        """Withdraw a request, so that nothing carries it out later. One that was answered before stays as it is."""
         request_id = request if isinstance(request, str) else request.request_id
         self.catalog.requests.withdraw(request_id)
         return self.catalog.requests.get(request_id)
 
     def tag(self, stream: str, snapshot: str, *, label: str | None = None) -> SnapshotRecord:
-        """Keep a checkpoint: it is neither subsumed nor deleted when the stream ends, until it is released."""
-        from dagster_ckpt.operations import snapshots
+        """Keep a snapshot: it is neither subsumed nor deleted when the stream ends, until it is released.
 
-        return snapshots.tag_checkpoint(self._open(stream), snapshot, label=label, origin=self._origin)
+        It does not count towards `num_retained`.
+        """
+        from dagster_ckpt.stream.start_from import checked_label
+
+        checked_label(label)
+        found = self._snapshot(self._open(stream), snapshot)
+        self._catalog.holds.tag(found.snapshot_id, label=label, holder=self._origin)
+        return self._catalog.snapshots.get(found.snapshot_id)
 
     def release(self, stream: str, snapshot: str) -> SnapshotRecord:
-        """Return a tagged checkpoint, or a savepoint taken before a rewind, to the stream's retention."""
-        from dagster_ckpt.operations import snapshots
+        """Return a tagged checkpoint, or a savepoint taken before a rewind, to the stream's retention.
 
-        return snapshots.release_checkpoint(self._open(stream), snapshot)
+        A user's savepoint cannot be released: to remove it, delete its folder.
+
+        Raises:
+            RequestFailedError: It is not kept.
+        """
+        from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
+
+        found = self._snapshot(self._open(stream), snapshot)
+        released = self._catalog.holds.release_tag(found.snapshot_id)
+        if found.trigger is SnapshotTrigger.REWIND and not is_owned_by_stream(found):
+            self._catalog.snapshots.give_to_stream(found.snapshot_id)
+            released = True
+        if not released:
+            raise RequestFailedError(
+                f"{describe_snapshot(found)} of stream {found.stream_id!r} is not tagged, and was not taken before a "
+                "rewind: there is nothing to release."
+            )
+        return self._catalog.snapshots.get(found.snapshot_id)
 
     def promote(
         self, stream: str, snapshot: str, *, label: str | None = None, target_directory: str | None = None
     ) -> SnapshotRecord:
-        """Copy a checkpoint into a savepoint, which depends on no other snapshot and is never deleted by the stream."""
-        from dagster_ckpt.operations import snapshots
+        """Copy a checkpoint into a savepoint, which depends on no other snapshot and is never deleted by the stream.
 
-        return snapshots.promote_checkpoint(
-            self._open(stream),
-            snapshot,
+        On the same disk its bytes are linked; within one object store the store itself copies them.
+
+        Raises:
+            SnapshotCorruptError: It lacks data or was altered; no savepoint is created.
+        """
+        from dagster_ckpt.client.derived_savepoint import derive_savepoint
+        from dagster_ckpt.stream.start_from import checked_label
+        from dagster_ckpt.values.durations import wall_clock_ms
+
+        opened, target = self._open(stream), given_folder(target_directory)
+        checked_label(label)
+        found = self._snapshot(opened, snapshot)
+        return derive_savepoint(
+            opened,
+            found,
+            lambda identity: _copy(opened, found, identity, target),
+            trigger=SnapshotTrigger.MANUAL,
             label=label,
-            target_directory=given_folder(target_directory),
+            purpose="promotion to savepoint",
+            state_rows=found.state_rows,
+            began_ms=wall_clock_ms(),
         )
 
     def prefer_savepoint(self, stream: str, savepoint: str) -> SnapshotRecord:
-        """Select the savepoint that `start_from="preferred-savepoint"` refers to."""
-        from dagster_ckpt.operations import snapshots
+        """Select the savepoint that `start_from="preferred-savepoint"` refers to.
 
-        return snapshots.prefer_savepoint(self._open(stream), savepoint)
+        Raises:
+            SnapshotNotFoundError: The stream has no savepoint of this name.
+        """
+        from dagster_ckpt.client.preflight import listed_snapshot, planned_start
+        from dagster_ckpt.stream.start_from import StartFrom
+
+        opened = self._open(stream)
+        found = planned_start(opened, StartFrom(savepoint)).snapshot
+        if found is None or found.kind is not SnapshotKind.SAVEPOINT:
+            raise SnapshotNotFoundError(
+                f"{savepoint!r} of stream {opened.stream_id!r} is not a savepoint: checkpoints belong to the system "
+                "and may be subsumed at any time. Take a savepoint and prefer that."
+            )
+        if listed_snapshot(opened, found) is None:
+            raise SnapshotNotFoundError(
+                f"The catalog of stream {opened.stream_id!r} does not list a savepoint at {savepoint!r}, so a later "
+                "start would not find it. Start from its location, or prefer one that is listed."
+            )
+        self._catalog.streams.prefer_savepoint(opened.stream_id, found.snapshot_id)
+        return found
 
     def verify(
         self,
@@ -177,15 +242,49 @@ class SnapshotMethods(Connection):
         spark: SparkSession | None = None,
         progress: Progress | None = None,
     ) -> list[SnapshotVerification]:
-        """Prove that snapshots can be restored, and record the result for health checks and recoveries.
+        """Prove that snapshots can be restored, and record each result for health checks and recoveries.
 
         Args:
             stream: The stream.
-            snapshot: The snapshot, or `all`.
+            snapshot: The snapshot, or `all`. Its location may be one that the catalog does not list.
             deep: Compare every byte with its digest; otherwise check only lengths and completeness.
             spark: A session to read the state of every operator with, from a temporary copy.
             progress: Called after each snapshot with the number of verified snapshots and of all.
-        """
-        from dagster_ckpt.operations.verification import verify_snapshots
 
-        return verify_snapshots(self._open(stream), snapshot, deep=deep, spark=spark, progress=progress)
+        Raises:
+            SnapshotNotFoundError: There is none of this name, or the catalog has deleted it in the meantime.
+            StorageAccessError: The storage cannot be reached, which says nothing about the snapshots.
+            UnsupportedSparkError: The session's Spark cannot read the state, which says nothing about it.
+        """
+        from dagster_ckpt.client.examination import locations_of, record_verification, verify_snapshot
+
+        opened = self._open(stream)
+        locations = locations_of(opened, snapshot)
+        verified: list[SnapshotVerification] = []
+        for location in locations:
+            verified.append(verify_snapshot(opened, location, deep=deep, spark=spark))
+            record_verification(opened, verified[-1])
+            if progress is not None:
+                progress(len(verified), len(locations))
+        return verified
+
+    def _snapshot(self, stream: StreamHandle, reference: str) -> SnapshotRecord:
+        from dagster_ckpt.client.description import find_snapshot
+
+        return find_snapshot(stream.catalog, stream.stream_id, reference)
+
+
+def _copy(
+    stream: StreamHandle, snapshot: SnapshotRecord, identity: SavepointIdentity, target: str | None
+) -> tuple[StoredSnapshot, SnapshotHeader]:
+    from dagster_ckpt.recovery.live_directories import snapshot_location
+    from dagster_ckpt.snapshot.store import sources_in
+
+    location = snapshot_location(snapshot)
+    problems = stream.store.verify(location)
+    if problems:
+        raise SnapshotCorruptError(f"{location} cannot be promoted: {problems[0]}. Promote another checkpoint.")
+    manifest = stream.store.manifest(location)
+    header = identity.header(manifest.header)
+    sources = sources_in(stream.store, location, manifest.files)
+    return stream.store.write_savepoint(header, sources, target_directory=target, base=location), header

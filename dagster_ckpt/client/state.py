@@ -11,9 +11,8 @@ from dagster_ckpt.client.connection import Connection, given_folder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_ckpt.operations.remaining_state import RemainingState
-    from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
-    from dagster_ckpt.operations.state_editing import EditedState
+    from dagster_ckpt.client.derived_savepoint import EditedState, RemainingState
+    from dagster_ckpt.client.state_browsing import StreamState, StreamStateDiff
     from dagster_ckpt.state.editing import StateEdit
 
 _LOG = logging.getLogger(__name__)
@@ -43,14 +42,14 @@ class StateMethods(Connection):
         Raises:
             UnsupportedSparkError: The session's Spark cannot read the state.
             SparkNotFoundError: This process has no Spark session.
-            SnapshotNotFoundError: There is no such snapshot.
+            NothingCommittedError: The stream has not committed a batch yet.
             OptionError: There is no such operator or state.
 
         Example:
             >>> with client.state("orders", "before-release-42") as state:
             ...     state.rows().where("key.user_id = 7").show()
         """
-        from dagster_ckpt.operations.state_browsing import StreamState
+        from dagster_ckpt.client.state_browsing import StreamState
 
         return StreamState(self._open(stream), snapshot, operator=operator, state=state, spark=spark)
 
@@ -69,40 +68,33 @@ class StateMethods(Connection):
         Args:
             stream: The stream; it may be running and is not changed.
             before: A snapshot, or `live`.
-            after: Likewise.
-            operator: As in `state`.
-            state: As in `state`.
+            after: A snapshot, or `live`.
+            operator: Number or name of an operator; None for all.
+            state: Name of a state; None for all.
             spark: As in `state`.
-
-        Raises:
-            CkptError: As in `state`.
 
         Example:
             >>> with client.state_diff("orders", "before-release-42", "live") as diff:
             ...     for state in diff.states:
             ...         print(state.name, state.counts)
         """
-        from dagster_ckpt.operations.state_browsing import StreamStateDiff
+        from dagster_ckpt.client.state_browsing import StreamStateDiff
 
         return StreamStateDiff(self._open(stream), before, after, operator=operator, state=state, spark=spark)
 
     def remaining_state(self, stream: str, savepoint: str) -> RemainingState:
         """Find what still contains the state from before an edit: snapshots, live directories, temporary copies.
 
-        Args:
-            stream: The stream; it may be running and is not changed.
-            savepoint: Id, label or location of the savepoint with the edited state.
+        `savepoint` is the one with the edited state. Changes nothing; the stream may be running.
 
         Raises:
-            SnapshotNotFoundError: The catalog lists no such savepoint.
             OptionError: Its state was not edited.
-            StorageAccessError: The storage or the live folder cannot be reached.
 
         Example:
             >>> for message in client.remaining_state("orders", "forgotten-4711").messages():
             ...     print(message)
         """
-        from dagster_ckpt.operations.remaining_state import remaining_state
+        from dagster_ckpt.client.derived_savepoint import remaining_state
 
         return remaining_state(self._open(stream), savepoint)
 
@@ -126,7 +118,7 @@ class StateMethods(Connection):
             stream: The stream; it may be running.
             edits: Keys to forget and rows to write.
             reason: Why, as the savepoint records it.
-            snapshot: The snapshot.
+            snapshot: `latest`, or the id, number (chk-7), label or location of a snapshot.
             label: A name to start from later.
             target_directory: Folder for the savepoint, instead of the configured one.
             spark: The session that reads and writes; default: the one of this process.
@@ -135,14 +127,13 @@ class StateMethods(Connection):
         Raises:
             UnsupportedSparkError: The session's Spark cannot write state: this needs Spark 4.2.
             StateRewriteError: The state cannot be edited like this; nothing was written.
-            SnapshotNotFoundError: There is no such snapshot.
             OptionError: No reason is given, or the label or operator is wrong.
 
         Example:
             >>> made = client.edit_state("orders", StateEdit(forget="user_id = 7"), reason="request 4711")
             >>> client.restart("orders", start_from=made.savepoint.snapshot_id)
         """
-        from dagster_ckpt.operations.state_editing import edit_state
+        from dagster_ckpt.client.derived_savepoint import edit_state
         from dagster_ckpt.state.editing import StateEdit
 
         return edit_state(

@@ -328,12 +328,8 @@ class CheckpointOptions:
     def in_effect(self) -> CheckpointOptions:
         """Validate the options together and return them as they take effect.
 
-        Unaligned checkpoints are off under AT_LEAST_ONCE, which Flink does silently and `describe` reports. A minimum
-        pause with several concurrent attempts is accepted, as in Flink.
-
-        Raises:
-            OptionError: Unaligned checkpoints are on with several concurrent attempts, or a policy and the option
-                that it replaces are both set.
+        Unaligned checkpoints are off under AT_LEAST_ONCE, which Flink does silently and `describe` reports. Refused are
+        several concurrent unaligned attempts, and a policy beside the option that it replaces.
         """
         if self.trigger is not None and self.interval is not None:
             raise OptionError(

@@ -78,8 +78,18 @@ class CheckpointStorage(ABC):
         """Return each option with its value and effect; possible secrets are listed by name only."""
 
 
+class _StorageWithPaths(CheckpointStorage):
+    """A storage that may have a folder of savepoints."""
+
+    savepoint_location: StoragePath | None
+
+    def get_savepoint_path(self) -> str | None:
+        """Return the directory of savepoints as PyFlink writes it, or None."""
+        return None if self.savepoint_location is None else str(self.savepoint_location)
+
+
 @dataclass(frozen=True, init=False)
-class JobManagerCheckpointStorage(CheckpointStorage):
+class JobManagerCheckpointStorage(_StorageWithPaths):
     """Snapshots live in the memory of the process that coordinates the query.
 
     For experiments and very small state. Savepoints, and checkpoints that must outlive the stream,
@@ -117,10 +127,6 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         """Return the directory of externalized checkpoints as PyFlink writes it, or None."""
         return None if self.checkpoint_location is None else str(self.checkpoint_location)
 
-    def get_savepoint_path(self) -> str | None:
-        """Return the directory of savepoints as PyFlink writes it, or None."""
-        return None if self.savepoint_location is None else str(self.savepoint_location)
-
     def get_max_state_size(self) -> int:
         """Return the size in bytes above which a snapshot is declined."""
         return self.max_state_size
@@ -150,7 +156,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
 
 
 @dataclass(frozen=True, init=False)
-class FileSystemCheckpointStorage(CheckpointStorage):
+class FileSystemCheckpointStorage(_StorageWithPaths):
     """Snapshots live in a directory of any file system that fsspec supports: file, s3, gs, abfs, hdfs, memory.
 
     Args:
@@ -195,10 +201,6 @@ class FileSystemCheckpointStorage(CheckpointStorage):
     def get_checkpoint_path(self) -> str:
         """Return the directory of checkpoints as PyFlink writes it."""
         return str(self.checkpoint_location)
-
-    def get_savepoint_path(self) -> str | None:
-        """Return the directory of savepoints as PyFlink writes it, or None."""
-        return None if self.savepoint_location is None else str(self.savepoint_location)
 
     def get_min_file_size_threshold(self) -> int:
         """Return the size in bytes below which a file is stored inside the metadata."""

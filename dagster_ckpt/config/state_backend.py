@@ -131,11 +131,7 @@ def storage_of_stream(
 
 
 class OnStateChange(StrEnum):
-    """What a start does with state that is stored in another way than configured.
-
-    REFUSE: It refuses to start.
-    CONVERT: It rewrites the state into a new live directory, and proves that every row was kept.
-    """
+    """What a start does with state of another kind: refuse, or rewrite it and prove that every row was kept."""
 
     REFUSE = "REFUSE"
     CONVERT = "CONVERT"
@@ -219,8 +215,16 @@ class HashMapStateBackend(StateBackend):
         return [OptionDescription("provider", HDFS_BACKED, Effect.REAL, _PROVIDER)]
 
 
+class _NamedStorage(HashMapStateBackend):
+    """The older spelling: a backend that also says where snapshots are stored."""
+
+    def is_using_asynchronous_snapshots(self) -> bool:
+        """Return True: a query continues while its snapshot is stored."""
+        return True
+
+
 @dataclass(frozen=True, init=False)
-class MemoryStateBackend(HashMapStateBackend):
+class MemoryStateBackend(_NamedStorage):
     """State on the heap, snapshots in the memory of the process that coordinates the query.
 
     The older spelling of a HashMapStateBackend with a JobManagerCheckpointStorage.
@@ -258,10 +262,6 @@ class MemoryStateBackend(HashMapStateBackend):
         """Return the size in bytes above which a snapshot is declined."""
         return self.storage.get_max_state_size()
 
-    def is_using_asynchronous_snapshots(self) -> bool:
-        """Return True: a query continues while its snapshot is stored."""
-        return True
-
     def describe(self) -> list[OptionDescription]:
         """Return each option with its value and its effect on Spark."""
         return [
@@ -272,7 +272,7 @@ class MemoryStateBackend(HashMapStateBackend):
 
 
 @dataclass(frozen=True, init=False)
-class FsStateBackend(HashMapStateBackend):
+class FsStateBackend(_NamedStorage):
     """State on the heap, snapshots in a directory.
 
     The older spelling of a HashMapStateBackend with a FileSystemCheckpointStorage.
@@ -330,10 +330,6 @@ class FsStateBackend(HashMapStateBackend):
     def get_write_buffer_size(self) -> int:
         """Return how many bytes are written at a time."""
         return self.storage.get_write_buffer_size()
-
-    def is_using_asynchronous_snapshots(self) -> bool:
-        """Return True: a query continues while its snapshot is stored."""
-        return True
 
     def describe(self) -> list[OptionDescription]:
         """Return each option with its value and its effect on Spark."""

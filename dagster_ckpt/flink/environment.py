@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client import Client
+from dagster_ckpt.client.launching import cause_unasked
 from dagster_ckpt.config.state_backend import StatePartitions
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink import execution_config as allowed
 from dagster_ckpt.flink.deployment import Deployment, StreamsOfProgram, deployment_below
 from dagster_ckpt.flink.execution_config import ConfiguredProgram, ExecutionConfig, KryoRegistrations
 from dagster_ckpt.flink.program import JobExecutionResult, RegisteredWriter, StreamToRun, run_program, start_registered
-from dagster_ckpt.operations.launching import cause_unasked
 from dagster_ckpt.policies.restart import effective_restart_strategy
 from dagster_ckpt.spark.query.description import (
     brings_a_trigger,
@@ -161,11 +161,8 @@ class StreamExecutionEnvironment(ConfiguredProgram):
     def assign_timestamps_and_watermarks(self, frame: DataFrame, column: str, delay: str = "0 seconds") -> DataFrame:
         """Give a stream its time column, according to the time characteristic.
 
-        Args:
-            frame: The stream, as its source provides it.
-            column: For event time, the column with a row's time. Otherwise the column is created, replacing
-                one with this name.
-            delay: How late rows may be. In processing time no rows are late.
+        For event time, `column` has a row's time; otherwise it is created, or replaced. In processing time no
+        rows are late.
         """
         return with_time(frame, self._config.time_characteristic, column, delay)
 
@@ -191,8 +188,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         """Add a query to the program: the counterpart of a sink in Flink.
 
         Args:
-            name: Its stable name: the stream id in catalog and storage. While you keep it, the query
-                continues where it stopped.
+            name: Stream id in catalog and storage. While you keep it, the query continues where it stopped.
             writer: The result of `DataFrame.writeStream`, not started. A trigger that it already has is
                 kept; a query name or checkpoint location is replaced.
         """
@@ -227,10 +223,8 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         Raises:
             OptionError: There is no writer, or options contradict each other.
             StreamFailedError: A query failed, and its restart strategy allows no further restart.
-            StatePartitionsError: A query's state has a number of partitions other than the max parallelism,
-                and a rewrite is not allowed.
-            StateBackendChangeError: A query has state of another backend, and a rewrite is not allowed.
-            StateRewriteError: The state cannot be rewritten.
+            StatePartitionsError: State has another number of partitions, and a rewrite is not allowed.
+            StateBackendChangeError: State is of another backend, and a rewrite is not allowed.
             KeyboardInterrupt: The program was interrupted; its queries were stopped and keep their state.
             CkptError: See `dagster_ckpt.runtime.execution.execute_stream`.
         """
@@ -245,13 +239,9 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             return run_program(shown, streams, spark=self.spark)
 
     def client(self, *, origin: str | None = None) -> Client:
-        """Return a client for the queries of this program: savepoints, stop, cancel, doctor, verification.
+        """Return a client for the queries of this program, while it runs or afterwards; close it when you are done.
 
-        Use it from another thread or process while the program runs, or afterwards, and close it when
-        you are done.
-
-        Args:
-            origin: Who operates, as the catalog shows it; default: this program.
+        `origin` is who operates, as the catalog shows it; default: this program.
         """
         catalog = self._deployment.open_catalog()
         queries = StreamsOfProgram(catalog, lambda name: self._stream(catalog, name, DEFAULT_JOB_NAME))

@@ -90,14 +90,7 @@ class StreamToRun:
 
 @dataclass(frozen=True)
 class StreamExecution:
-    """How one stream of a program ended.
-
-    Attributes:
-        stream_id: Its stream in the catalog; the name its writer was added under.
-        execution_id: Its last execution in the catalog.
-        end: How it ended, such as ENDED_BY_ITSELF.
-        savepoint: Location of the savepoint that it was stopped with, if any.
-    """
+    """How one stream of a program ended; `savepoint` is the location of the one that it was stopped with."""
 
     stream_id: str
     execution_id: str
@@ -107,14 +100,7 @@ class StreamExecution:
 
 @dataclass(frozen=True)
 class JobExecutionResult:
-    """The result of `execute`, named after PyFlink's class.
-
-    Attributes:
-        run_id: Id of this run of the program, recorded in its executions in the catalog.
-        job_name: The name it was executed under.
-        net_runtime_ms: How long it ran.
-        streams: Its streams, in the order in which their writers were added.
-    """
+    """The result of `execute`, named after PyFlink's class; streams are in the order of their writers."""
 
     run_id: str
     job_name: str

@@ -23,7 +23,6 @@ class StoredObject:
 
     Attributes:
         name: POSIX path without a leading slash.
-        size: Bytes.
         changed_at_ms: When it was put, ms since the epoch. A sweep keeps objects younger than its
             minimum age.
     """

@@ -120,14 +120,7 @@ _PIECES_OF_A_CALL = 1024
 
 
 class PieceWriter:
-    """A new file that is written in pieces, and that the disk starts to write while it grows.
-
-    Leaving the context writes what is buffered.
-
-    Args:
-        stream: The file, unbuffered.
-        buffer_bytes: Smaller amounts are buffered until more data arrives or the file is closed.
-    """
+    """A new file written in pieces of at least `buffer_bytes`; the disk starts to write a large one meanwhile."""
 
     def __init__(self, stream: RawFile, buffer_bytes: int) -> None:
         self._stream = stream

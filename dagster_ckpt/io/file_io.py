@@ -1,6 +1,5 @@
 """`FileIO`: a tree of files on any storage, and how its failures are reported.
 
-Everything that reads or writes snapshots, live directories or the folders of sinks uses it.
 `open_file_io` in `location.py` opens one by its URL.
 """
 
@@ -24,7 +23,6 @@ class FileVersion(NamedTuple):
     """The version of a file, which changes when another file replaces it.
 
     Attributes:
-        size: Bytes.
         token: Device, inode and modification time, or an object store's entity tag or generation.
             None if the storage offers nothing reliable.
     """
@@ -120,7 +118,6 @@ class FileIO(ABC):
         """Names in a directory, including those just written; empty if the directory does not exist.
 
         Args:
-            path: The directory.
             hidden: Also list names that begin with a dot: Spark's unfinished files
                 (`.<name>.<uuid>.tmp`) and Hadoop's `.crc` files. Neither belongs in a copy, because
                 a stale `.crc` makes Hadoop reject a good file.
@@ -200,7 +197,6 @@ class FileIO(ABC):
         """Write a file atomically; it is durable on return.
 
         Args:
-            path: The file.
             chunks: Its bytes. If they raise, nothing is written.
             replace: Whether to replace a file of that name. Without it, one of several concurrent
                 writers wins wherever the storage can tell.
@@ -302,7 +298,6 @@ class accessing:  # noqa: N801 - used as a statement: `with accessing("read", ur
 
     Args:
         verb: What is done, such as "write".
-        where: URL of what is accessed.
         only: The exceptions to translate. Drivers raise types without a common base class
             (botocore, gcsfs, ...). A local disk raises only OSError, so errors of callers pass
             through.

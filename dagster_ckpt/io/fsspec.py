@@ -31,13 +31,7 @@ _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 
 
 class FsspecFileIO(FileIO):
-    """A prefix of any fsspec file system. Objects of a store become visible when they are closed.
-
-    Args:
-        url: URL as shown and stored.
-        options: Arguments for the file system.
-        url_to_open: The same URL with user name and password, if it needs them.
-    """
+    """A prefix of any fsspec file system; `url_to_open` is the URL with user name and password, if needed."""
 
     width = 16
 

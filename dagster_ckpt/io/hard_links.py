@@ -82,7 +82,6 @@ class Linker:
 
         Args:
             tree: The tree that may contain them, under the same paths.
-            files: The files.
             by_version: Whether length and token are enough; the digest is compared otherwise.
             watch: Called while files are compared; an exception aborts.
         """

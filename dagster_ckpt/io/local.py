@@ -72,7 +72,6 @@ class LocalFileIO(FileIO):
     """A directory on a local or mounted disk.
 
     Args:
-        root: The directory.
         buffer_bytes: `create` passes pieces of this size to the disk; -1 passes on each piece as it
             comes.
         follow_links: Whether to list what is behind symbolic links. Set False to delete what is

@@ -18,13 +18,7 @@ _DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
 def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, follow_links: bool = True) -> FileIO:
-    """Open a tree of files by URL; a path without a scheme is local. Nothing is created.
-
-    Args:
-        url: A path, or a URL of any fsspec file system.
-        storage_options: Arguments for the fsspec file system.
-        follow_links: See `LocalFileIO`.
-    """
+    """Open a tree of files by URL; a path without a scheme is local. Nothing is created."""
     if "\0" in url:
         raise StorageAccessError(
             f"{url!r} is not a valid location: a path cannot contain a NUL character. Correct the URL."

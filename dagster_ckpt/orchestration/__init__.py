@@ -1,24 +1,25 @@
 """Dagster integration: streaming assets, resources, operator jobs, sensors and schedules.
 
-The only package that imports Dagster. Ops are a few lines that call `operations/`, and sensors
-delegate their decisions to pure functions there. Start with `assets/streaming_asset.py` and
-`definitions.py`.
-
-`assets` defines streams, `resources` configures storage, state and catalog, `runs` executes a stream
-inside a Dagster run, `jobs` has the operator jobs and schedules, `sensors` reports snapshots and
-supervises streams, `checks` evaluates their health, and `component` declares streams in YAML.
+The only package that imports Dagster; the work is done by the client. `assets` defines streams, `resources` configures
+storage, state and catalog, `runs` executes a stream inside a Dagster run, `jobs` has the operator jobs and schedules,
+`sensors` reports snapshots and supervises streams, `checks` evaluates their health, and `component` declares streams in
+YAML.
 """
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
+from dagster_ckpt.client.health import HealthCheck
+from dagster_ckpt.client.health_facts import HealthSettings
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.state_backend import OnStateChange
-from dagster_ckpt.operations.health import HealthCheck
-from dagster_ckpt.operations.health_facts import HealthSettings
-from dagster_ckpt.operations.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.downstream import ReadCheckpoint, reading_checkpoint
-from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
-from dagster_ckpt.orchestration.assets.streaming_asset import default_freshness, streaming_asset, streaming_multi_asset
+from dagster_ckpt.orchestration.assets.streaming_asset import (
+    default_freshness,
+    external_streaming_asset,
+    streaming_asset,
+    streaming_multi_asset,
+)
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.component.component import StreamsComponent
 from dagster_ckpt.orchestration.definitions import stream_definitions

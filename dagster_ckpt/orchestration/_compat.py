@@ -37,12 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LatestEvaluation:
-    """The newest evaluation of an asset check.
-
-    Attributes:
-        at_s: When it was stored, in seconds since the epoch.
-        metadata: Its metadata.
-    """
+    """The newest evaluation of an asset check; `at_s` is when it was stored, in seconds since the epoch."""
 
     at_s: float
     metadata: Mapping[str, dg.MetadataValue]
@@ -69,8 +64,7 @@ def latest_check_evaluations(
         return {}
     found = {}
     for key, record in instance.event_log_storage.get_latest_asset_check_execution_by_key(keys).items():
-        # For a check that a run has yet to evaluate, this is a planned evaluation, despite its
-        # type.
+        # Despite its type, a planned evaluation for a check that a run has yet to evaluate.
         evaluation: object = record.evaluation
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             found[key] = LatestEvaluation(record.create_timestamp, evaluation.metadata)
@@ -80,13 +74,7 @@ def latest_check_evaluations(
 def changed_fields(
     definition: dg.ResourceDefinition, given: Mapping[str, object], kinds: tuple[type, ...]
 ) -> list[str]:
-    """The fields to which a run's config gives another value than the code location, for resources of some classes.
-
-    Args:
-        definition: A resource of the run's job.
-        given: What the run's config says of it.
-        kinds: The classes of the resources to compare.
-    """
+    """The fields to which a run's config gives another value than the code location, for resources of some classes."""
     kind = getattr(definition, "configurable_resource_cls", None)
     if not isinstance(kind, type) or not issubclass(kind, kinds):
         return []
@@ -101,12 +89,11 @@ def changed_fields(
 
 
 def plan_outside_runs(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) -> None:
-    """Detach the newest planned materialization of each asset from its run.
+    """Detach the newest planned materialization of each asset from its run, by reporting a runless one.
 
-    `AutomationCondition` considers an asset in progress from the launch of a run until that run
-    materializes the asset, and `eager()` starts nothing downstream in the meantime. A stream's run
-    lasts for weeks, and its checkpoints are reported outside of it, as runless events. Reporting a
-    runless planned materialization makes the asset not in progress.
+    `AutomationCondition` considers an asset in progress until its run materializes it. A stream's run lasts
+    for weeks, and its checkpoints are reported as runless events, so `eager()` would start nothing
+    downstream.
     """
     for key in keys:
         event = dg.DagsterEvent(

@@ -7,8 +7,8 @@ from dataclasses import replace
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.operations.health import Finding, HealthCheck, Verdict, judge, worst
-from dagster_ckpt.operations.health_facts import HealthFacts, HealthSettings, health_facts
+from dagster_ckpt.client.health import Finding, HealthCheck, Verdict, judge, worst
+from dagster_ckpt.client.health_facts import HealthFacts, HealthSettings, health_facts
 from dagster_ckpt.orchestration._compat import latest_check_evaluations
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of

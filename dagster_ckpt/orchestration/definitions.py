@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
+from dagster_ckpt.client.health import HealthCheck
+from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations.health import HealthCheck
-from dagster_ckpt.operations.health_facts import HealthSettings
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, translator_of
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
@@ -55,10 +55,6 @@ def stream_definitions(
         health_checks: The health checks to define.
         checkpoint_page: Address of the checkpoint page that `dagster-ckpt ui` serves, such as
             `http://localhost:3080`: each asset and each of its reports link to it.
-
-    Raises:
-        OptionError: Two streams share a stream id or the name of their start job, they have different
-            translators, or a schedule names an unknown stream id.
 
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))

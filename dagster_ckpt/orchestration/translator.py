@@ -32,9 +32,6 @@ class StreamTranslator:
         resource_keys: The keys of the resources `pyspark`, `checkpoint_storage`, `state_backend` and
             `checkpoint_catalog`, where they differ from these names.
 
-    Raises:
-        OptionError: The prefix cannot begin a name in Dagster, or there is no such resource.
-
     Example:
         >>> EU = StreamTranslator("eu", {"checkpoint_catalog": "eu_catalog", "state_backend": "eu_state"})
         >>> EU.get_job_name("cancel_stream_job")
@@ -61,62 +58,35 @@ class StreamTranslator:
             )
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """The spec of an asset that a stream writes: its key, group, tags, owners, metadata.
+        """The spec of an asset that a stream writes, from the one given to the decorator.
 
         The stream id of a single asset is its key joined by dots, unless `stream_id` is given: a
         changed key is then another stream.
-
-        Args:
-            spec: The spec as given to the decorator.
         """
         return spec
 
     def get_start_job_name(self, name: str) -> str:
-        """Name of the job that starts a stream.
-
-        Args:
-            name: Name of the stream's only asset, without its key prefix; otherwise that of its op.
-        """
+        """Name of the job that starts a stream, given the name of its only asset without key prefix, or of its op."""
         return self.get_job_name(f"{name}_stream")
 
     def get_job_name(self, name: str) -> str:
-        """Name of a job.
-
-        Args:
-            name: Its name without a translator, such as `cancel_stream_job`.
-        """
+        """Name of a job, given its name without a translator, such as `cancel_stream_job`."""
         return self._prefixed(name)
 
     def get_op_name(self, name: str) -> str:
-        """Name of an op of an operator job, or of several assets; Dagster wants one for each op of a code location.
-
-        Args:
-            name: Its name without a translator, such as `cancel_stream`.
-        """
+        """Name of an op, given its name without a translator; Dagster wants one for each op of a code location."""
         return self._prefixed(name)
 
     def get_sensor_name(self, name: str) -> str:
-        """Name of a sensor.
-
-        Args:
-            name: Its name without a translator, such as `checkpoint_supervisor_sensor`.
-        """
+        """Name of a sensor, given its name without a translator, such as `checkpoint_supervisor_sensor`."""
         return self._prefixed(name)
 
     def get_schedule_name(self, name: str) -> str:
-        """Name of a schedule.
-
-        Args:
-            name: Its name without a translator, such as `checkpoint_housekeeping_schedule`.
-        """
+        """Name of a schedule, given its name without a translator, such as `checkpoint_housekeeping_schedule`."""
         return self._prefixed(name)
 
     def get_resource_key(self, resource: str) -> str:
-        """Key of a resource.
-
-        Args:
-            resource: `pyspark`, `checkpoint_storage`, `state_backend` or `checkpoint_catalog`.
-        """
+        """Key of the resource `pyspark`, `checkpoint_storage`, `state_backend` or `checkpoint_catalog`."""
         return self.resource_keys.get(resource, resource)
 
     def keys_of(self, resources: Iterable[str]) -> set[str]:

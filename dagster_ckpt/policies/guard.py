@@ -1,8 +1,7 @@
-"""The guard around policies: what happens if a policy raises, answers nonsense, or drops what is needed.
+"""The guard around policies, which may be a user's code: what applies if one raises or answers nonsense.
 
-A policy may be a user's code. Every caller asks it through this module. Retention: nothing is
-deleted, and what a recovery needs stays in any case. Trigger: a checkpoint per minute. Restart:
-Flink's default strategy.
+Retention: nothing is deleted, and what a recovery needs stays in any case. Trigger: a checkpoint per minute.
+Restart: Flink's default strategy.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class RetentionDecision:
 
     Attributes:
         kept: The reason for each snapshot that stays, by id.
-        dropped: The snapshots that do not stay, oldest first.
+        dropped: The others, oldest first.
         problem: Why the policy's answer was not used, or None.
     """
 
@@ -62,14 +61,10 @@ class RetentionDecision:
 
 
 def needed_for_recovery(snapshots: Sequence[RetainedSnapshot]) -> dict[str, KeptBecause]:
-    """The snapshots that no policy of a stream may drop.
+    """The snapshots, given oldest first, that no policy may drop: the newest one, and the newest checkpoint.
 
-    They are the newest one, and the newest checkpoint: a user may delete a savepoint at any time,
-    and later incremental checkpoints may refer to the bytes of the newest checkpoint. As in Flink,
-    a stream that has stopped with a savepoint needs no checkpoint.
-
-    Args:
-        snapshots: The snapshots, oldest first.
+    A user may delete a savepoint at any time, and later incremental checkpoints may refer to the bytes of the newest
+    checkpoint. As in Flink, a stream that has stopped with a savepoint needs no checkpoint.
     """
     if not snapshots:
         return {}
@@ -81,12 +76,7 @@ def needed_for_recovery(snapshots: Sequence[RetainedSnapshot]) -> dict[str, Kept
 
 
 def needed_of_history(savepoints: Sequence[RetainedSnapshot], held: Collection[str]) -> dict[str, KeptBecause]:
-    """The savepoints of a schedule that no history may drop: those that are held, and the newest one.
-
-    Args:
-        savepoints: The savepoints of the schedule, oldest first.
-        held: Ids of the savepoints that something refers to.
-    """
+    """The savepoints of a schedule, given oldest first, that no history may drop: held ones, and the newest."""
     newest = {snapshot.snapshot_id: KeptBecause.NEWEST for snapshot in savepoints[-1:]}
     return newest | dict.fromkeys(held, KeptBecause.IN_USE)
 
@@ -98,16 +88,10 @@ def decide_retention(
     *,
     needed: Mapping[str, KeptBecause],
 ) -> RetentionDecision:
-    """Ask a policy which snapshots stay, and keep the needed ones regardless of its answer.
+    """Ask a policy which snapshots, given oldest first, stay; the `needed` ones stay regardless of its answer.
 
     A policy that raises, or answers with anything but some of the given snapshots, drops nothing.
     The problem is logged, and the next pass asks again.
-
-    Args:
-        policy: The policy.
-        snapshots: The snapshots that it decides about, oldest first.
-        context: The time, and how the stream ended.
-        needed: Snapshots that stay regardless of its answer, by id.
 
     Example:
         >>> from dagster_ckpt.policies.retention import Latest
@@ -124,7 +108,7 @@ def decide_retention(
         problem = f"it returned {next(iter(unknown))!r}, which is not one of the snapshots" if unknown else None
         if len(answers) > len(snapshots):
             problem = problem or f"it returned more than the {len(snapshots)} existing snapshots"
-    except Exception as error:  # noqa: BLE001 - a user's code may raise anything: nothing is deleted then
+    except Exception as error:  # noqa: BLE001 - a user's code may raise anything
         answer, problem = frozenset(), f"{type(error).__name__}: {error}"
     if problem is not None:
         logger.warning("Retention policy %s failed, so nothing is deleted: %s", policy_name(policy), problem)
@@ -137,15 +121,10 @@ def decide_retention(
 def snapshot_to_recover_from(
     snapshots: Sequence[RetainedSnapshot], *, prefer_checkpoint: bool
 ) -> RetainedSnapshot | None:
-    """Return the snapshot that a recovery uses, or None if there is none.
+    """Return the snapshot, of those given oldest first, that a recovery uses, or None if there is none.
 
-    This is the newest one. With `prefer_checkpoint` it is the newest checkpoint, even if a
-    savepoint is newer. The stream then reprocesses everything since that checkpoint, so the caller
-    reports how far it goes back.
-
-    Args:
-        snapshots: The completed snapshots of the stream, oldest first.
-        prefer_checkpoint: The option `prefer_checkpoint_for_recovery`.
+    It is the newest one. With `prefer_checkpoint` it is the newest checkpoint even if a savepoint is newer: the stream
+    then reprocesses everything since, and the caller reports how far it goes back.
     """
     if not snapshots:
         return None
@@ -158,16 +137,12 @@ def _newest_checkpoint(snapshots: Sequence[RetainedSnapshot]) -> RetainedSnapsho
     return next((snapshot for snapshot in reversed(snapshots) if snapshot.kind is RetainedKind.CHECKPOINT), None)
 
 
+# An unneeded checkpoint costs less than a missing one.
 FALLBACK_TRIGGER = Interval(60_000)
-"""The trigger used while a policy fails: an unneeded checkpoint costs less than a missing one."""
 
 
 class GuardedTrigger:
-    """A trigger that always answers: while its policy raises or gives no time, `FALLBACK_TRIGGER` answers.
-
-    Args:
-        policy: The policy.
-    """
+    """A trigger that always answers: while its policy raises or gives no time, `FALLBACK_TRIGGER` does."""
 
     def __init__(self, policy: TriggerPolicy) -> None:
         self._policy = policy
@@ -178,7 +153,7 @@ class GuardedTrigger:
         try:
             answer: object = self._policy.due_at_ms(progress)
             problem = f"it returned {answer!r}, which is neither a time in ms nor None"
-        except Exception as error:  # noqa: BLE001 - a user's code may raise anything, and must not end the query
+        except Exception as error:  # noqa: BLE001 - a user's code may raise anything
             answer, problem = "", f"{type(error).__name__}: {error}"
         if answer is None or (isinstance(answer, int) and not isinstance(answer, bool)):
             self._logged = None
@@ -191,8 +166,8 @@ class GuardedTrigger:
         return FALLBACK_TRIGGER.due_at_ms(progress)
 
 
+# Flink's default: restarts without limit and with growing delays.
 FALLBACK_RESTART = ExponentialDelayRestartStrategyConfiguration()
-"""The strategy used if a restart policy fails: Flink's default, restarts without limit and with growing delays."""
 
 
 def decide_restart(
@@ -200,19 +175,13 @@ def decide_restart(
 ) -> RestartAt | NoRestart:
     """Ask a policy whether and when a failed query starts again.
 
-    A policy that raises, or gives no decision, is replaced by `FALLBACK_RESTART` for this failure,
-    and the problem is logged.
-
-    Args:
-        policy: The policy.
-        failures: The failures since a user last started the stream.
-        now_ms: The time by the catalog's clock.
-        random: Source of jitter, seeded with the execution's id.
+    A policy that raises, or gives no decision, is replaced by `FALLBACK_RESTART` for this failure. `now_ms`
+    is the catalog's clock; `random` is the source of jitter, seeded with the execution's id.
     """
     try:
         answer: object = policy.decide(failures, now_ms, random)
         problem = f"it returned {answer!r}, which is neither RestartAt nor NoRestart"
-    except Exception as error:  # noqa: BLE001 - a user's code may raise anything, and must not stop a stream
+    except Exception as error:  # noqa: BLE001 - a user's code may raise anything
         answer, problem = None, f"{type(error).__name__}: {error}"
     if isinstance(answer, RestartAt | NoRestart):
         return answer

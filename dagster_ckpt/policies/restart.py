@@ -33,22 +33,18 @@ from dagster_ckpt.values.validation import (
 
 @dataclass(frozen=True)
 class FailureHistory:
-    """The failures of a stream since a user last started it, including the one to decide on.
+    """The failures of a stream since a user last started it, including the one to decide on; at least one.
 
     Attributes:
-        failed_at_ms: When each failure happened, in ms since the epoch. Sorted by time.
-        healthy_since_ms: When the execution that failed last became healthy. If None, it is assumed
-            to have been healthy since its planned start.
-
-    Raises:
-        OptionError: The history contains no failure, so there is nothing to decide.
+        failed_at_ms: When each failure happened, in ms since the epoch; sorted.
+        healthy_since_ms: When the execution that failed last became healthy. None: since its planned start.
     """
 
     failed_at_ms: tuple[int, ...]
     healthy_since_ms: int | None = None
 
     def __post_init__(self) -> None:
-        """Sort the failures, which may have been recorded by machines with different clocks."""
+        """Sort the failures, which machines with different clocks may have recorded."""
         if not self.failed_at_ms:
             raise OptionError(
                 "failed_at_ms is empty, but must hold one failure or more: a restart strategy decides only after a "
@@ -73,12 +69,7 @@ class FailureHistory:
 
 @dataclass(frozen=True)
 class RestartAt:
-    """Decision to restart the stream.
-
-    Attributes:
-        at_ms: When, in ms since the epoch; never in the past.
-        reason: Why, for logs and pages.
-    """
+    """Decision to restart the stream at a time, in ms since the epoch and never in the past; `reason` is for people."""
 
     at_ms: int
     reason: str
@@ -86,11 +77,7 @@ class RestartAt:
 
 @dataclass(frozen=True)
 class NoRestart:
-    """Decision not to restart: the stream stays failed until a user starts it.
-
-    Attributes:
-        reason: Why, for logs and pages.
-    """
+    """Decision not to restart: the stream stays failed until a user starts it; `reason` is for people."""
 
     reason: str
 
@@ -114,8 +101,7 @@ class RestartPolicy(Protocol):
         Args:
             failures: The failures since a user last started the stream.
             now_ms: The time by the catalog's clock, which also dated the failures.
-            random: Source of jitter. It is seeded with the execution's id, so that each evaluation of
-                one failure returns the same decision.
+            random: Source of jitter, seeded with the execution's id: each evaluation of one failure decides the same.
         """
 
 
@@ -126,15 +112,7 @@ def restart_description(policy: object) -> str:
 
 
 def checked_restart(option: str, policy: object) -> RestartPolicy:
-    """Return a value if it is a restart policy.
-
-    Args:
-        option: Name of the option, for the message.
-        policy: The value.
-
-    Raises:
-        OptionTypeError: It has no method `decide`.
-    """
+    """Return a value if it is a restart policy."""
     if not isinstance(policy, RestartPolicy) or isinstance(policy, type):
         allowed = (
             "a value made by RestartStrategies, or an object of your own with a method decide(failures, now_ms, random)"
@@ -199,18 +177,10 @@ class DecidingRestartStrategy(_Rule, RestartStrategyConfiguration):
 
     @abstractmethod
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """Decide what to do after the last failure, see `RestartPolicy`.
-
-        Raises:
-            OptionError: A value of the strategy is invalid, see `validate`.
-        """
+        """Decide what to do after the last failure, see `RestartPolicy`."""
 
     def validate(self) -> None:
-        """Validate the values that PyFlink accepts on construction but rejects when the stream starts.
-
-        Raises:
-            OptionError: A value is out of range.
-        """
+        """Validate the values that PyFlink accepts on construction but rejects when the stream starts."""
 
 
 ATTEMPTS = WholeNumber("restart_attempts", minimum=0)
@@ -218,6 +188,21 @@ DELAY = Milliseconds("delay_between_attempts", minimum=0, maximum=TIMEDELTA_MAX_
 DELAY_INTERVAL = Milliseconds("delay_interval", minimum=0, maximum=TIMEDELTA_MAX_MS)
 FAILURE_RATE = WholeNumber("failure_rate", minimum=1, unit="of failures")
 FAILURE_INTERVAL = Milliseconds("failure_interval", minimum=1, maximum=TIMEDELTA_MAX_MS)
+
+
+class _DelayedRestart(DecidingRestartStrategy):
+    """A strategy with durations, which Flink and people write differently."""
+
+    def get_description(self) -> str:
+        """Return Flink's sentence."""
+        return self._described(iso_duration, "f")
+
+    def described(self) -> str:
+        """Return the same with durations as a person reads them."""
+        return self._described(rounded_duration, "g")
+
+    @abstractmethod
+    def _described(self, duration: Callable[[int], str], number: str) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -230,21 +215,19 @@ class NoRestartStrategyConfiguration(DecidingRestartStrategy):
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
         """Never restart."""
-        del failures, now_ms, random  # no input changes the decision
+        del failures, now_ms, random
         return NoRestart("No restart strategy is set, so the first failure ends the stream.")
 
 
 @dataclass(frozen=True, init=False)
-class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
+class FixedDelayRestartStrategyConfiguration(_DelayedRestart):
     """A limited number of restarts, each after the same delay.
+
+    A negative value is refused by `validate`, as PyFlink refuses it when the stream starts.
 
     Args:
         restart_attempts: Number of restarts; one more failure ends the stream.
         delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
-
-    Raises:
-        OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as
-            PyFlink refuses it when the stream starts.
     """
 
     restart_attempts: int
@@ -256,15 +239,8 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
         object.__setattr__(self, "restart_attempts", _as_pyflink(ATTEMPTS, restart_attempts))
         object.__setattr__(self, "delay_ms", _as_pyflink(DELAY, delay_between_attempts_interval))
 
-    def get_description(self) -> str:
-        """Return Flink's sentence."""
-        return self._described(iso_duration)
-
-    def described(self) -> str:
-        """Return the same with durations as a person reads them."""
-        return self._described(rounded_duration)
-
-    def _described(self, duration: Callable[[int], str]) -> str:
+    def _described(self, duration: Callable[[int], str], number: str) -> str:
+        del number
         return f"Restart with fixed delay ({duration(self.delay_ms)}). #{self.restart_attempts} restart attempts."
 
     def get_restart_attempts(self) -> int:
@@ -282,7 +258,7 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
         """Restart until the attempts are used up."""
-        del random  # a fixed delay has no jitter
+        del random
         self.validate()
         if failures.count > self.restart_attempts:
             return NoRestart(f"All {self.restart_attempts} restart attempts are used up.")
@@ -291,17 +267,15 @@ class FixedDelayRestartStrategyConfiguration(DecidingRestartStrategy):
 
 
 @dataclass(frozen=True, init=False)
-class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
+class FailureRateRestartStrategyConfiguration(_DelayedRestart):
     """Restarts until the failure rate exceeds a limit.
+
+    A value out of range is refused by `validate`, as PyFlink refuses it when the stream starts.
 
     Args:
         max_failure_rate: Maximum number of failures per interval; one more ends the stream.
         failure_interval: Length of the interval that ends with the last failure, ms or timedelta.
         delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
-
-    Raises:
-        OptionTypeError: A value has the wrong type. One out of range is refused by `validate`, as
-            PyFlink refuses it when the stream starts.
     """
 
     failure_rate: int
@@ -318,15 +292,8 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
         object.__setattr__(self, "failure_interval_ms", _as_pyflink(FAILURE_INTERVAL, failure_interval))
         object.__setattr__(self, "delay_ms", _as_pyflink(DELAY_INTERVAL, delay_between_attempts_interval))
 
-    def get_description(self) -> str:
-        """Return Flink's sentence."""
-        return self._described(iso_duration)
-
-    def described(self) -> str:
-        """Return the same with durations as a person reads them."""
-        return self._described(rounded_duration)
-
-    def _described(self, duration: Callable[[int], str]) -> str:
+    def _described(self, duration: Callable[[int], str], number: str) -> str:
+        del number
         return (
             f"Failure rate restart with maximum of {self.failure_rate} failures "
             f"within interval {duration(self.failure_interval_ms)} and fixed delay {duration(self.delay_ms)}."
@@ -355,7 +322,7 @@ class FailureRateRestartStrategyConfiguration(DecidingRestartStrategy):
 
         As in Flink, a failure exactly one interval ago still counts.
         """
-        del random  # a fixed delay has no jitter
+        del random
         self.validate()
         window_start_ms = failures.last_ms - self.failure_interval_ms
         recent = sum(at_ms >= window_start_ms for at_ms in failures.failed_at_ms)
@@ -387,13 +354,12 @@ _ATTEMPTS_BEFORE_RESET = WholeNumber("attempts_before_reset_backoff", minimum=1)
 
 
 @dataclass(frozen=True)
-class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
+class ExponentialDelayRestartStrategyConfiguration(_DelayedRestart):
     """Restarts with exponential back-off, which is reset after the stream has been healthy for long enough.
 
     Flink's default while checkpointing is on (since 1.19, FLIP-364).
 
     Attributes:
-        initial_backoff_ms: First and shortest delay.
         max_backoff_ms: Longest delay, jitter included.
         backoff_multiplier: Growth from one delay to the next, above 1.
         reset_backoff_threshold_ms: Healthy time after which delays and attempts are reset.
@@ -401,10 +367,6 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
             at once.
         attempts_before_reset_backoff: Number of restarts without such a healthy time; one more
             failure ends the stream.
-
-    Raises:
-        OptionError: A value is out of range.
-        OptionTypeError: A value has the wrong type.
     """
 
     initial_backoff_ms: int = 1_000
@@ -435,14 +397,6 @@ class ExponentialDelayRestartStrategyConfiguration(DecidingRestartStrategy):
             raise OptionError(f"backoff_multiplier is {self.backoff_multiplier}, but must be a number above 1.")
         if not 0 <= self.jitter_factor <= 1:
             raise OptionError(f"jitter_factor is {self.jitter_factor}, but must be a number from 0 to 1.")
-
-    def get_description(self) -> str:
-        """Return Flink's sentence."""
-        return self._described(iso_duration, "f")
-
-    def described(self) -> str:
-        """Return the same with durations as a person reads them."""
-        return self._described(rounded_duration, "g")
 
     def _described(self, duration: Callable[[int], str], number: str) -> str:
         return (
@@ -538,24 +492,14 @@ class RestartStrategies:
 
     @staticmethod
     def fixed_delay_restart(restart_attempts: int, delay_between_attempts: int | timedelta) -> DecidingRestartStrategy:
-        """Restart a limited number of times, each after the same delay.
-
-        Raises:
-            OptionTypeError: A value has the wrong type. A negative one is refused by `validate`, as
-                PyFlink refuses it when the stream starts.
-        """
+        """Restart a limited number of times, each after the same delay."""
         return FixedDelayRestartStrategyConfiguration(restart_attempts, delay_between_attempts)
 
     @staticmethod
     def failure_rate_restart(
         failure_rate: int, failure_interval: int | timedelta, delay_interval: int | timedelta
     ) -> DecidingRestartStrategy:
-        """Restart unless an interval contains more failures than the rate allows.
-
-        Raises:
-            OptionTypeError: A value has the wrong type. One out of range is refused by `validate`,
-                as PyFlink refuses it when the stream starts.
-        """
+        """Restart unless an interval contains more failures than the rate allows."""
         return FailureRateRestartStrategyConfiguration(failure_rate, failure_interval, delay_interval)
 
     @staticmethod
@@ -568,12 +512,7 @@ class RestartStrategies:
         *,
         attempts_before_reset_backoff: int = INT_MAX,
     ) -> DecidingRestartStrategy:
-        """Restart with exponential back-off; the defaults are those of Flink since 1.19.
-
-        Raises:
-            OptionError: A value is out of range.
-            OptionTypeError: A value has the wrong type.
-        """
+        """Restart with exponential back-off; the defaults are those of Flink since 1.19."""
         return ExponentialDelayRestartStrategyConfiguration(
             INITIAL_BACKOFF.checked(initial_backoff),
             MAX_BACKOFF.checked(max_backoff),
@@ -592,17 +531,8 @@ def effective_restart_strategy(
 ) -> RestartPolicy:
     """Return the effective strategy: the stream's, else the deployment's, else Flink's default.
 
-    The default is exponential delay if periodic checkpointing is on. If it is off, the default is
-    no restart, because there may be nothing to restart from.
-
-    Args:
-        configured: The stream's; None or a fallback means the deployment's.
-        deployment: The deployment's; None or a fallback means the default.
-        checkpointing_enabled: Whether the stream takes periodic checkpoints.
-
-    Raises:
-        OptionError: A value of the strategy is out of range.
-        OptionTypeError: It is not a restart strategy.
+    None or a fallback passes on. The default is exponential delay with periodic checkpoints, and no restart
+    without them, because there may be nothing to restart from.
     """
     for option, strategy in (("restart_strategy", configured), ("deployment restart_strategy", deployment)):
         if strategy is None or isinstance(strategy, FallbackRestartStrategyConfiguration):

@@ -41,8 +41,6 @@ class RetainedSnapshot:
     """What a retention policy knows of one completed snapshot.
 
     Attributes:
-        snapshot_id: Id of the snapshot.
-        kind: Its kind.
         taken_at_ms: When it was completed, by the catalog's clock, in ms since the epoch.
         number: Its number in the stream, the n of `chk-<n>`.
         batch_id: The batch that it was taken at; None if unknown.
@@ -92,18 +90,13 @@ class RetentionPolicy(Protocol):
         """Return the snapshots to keep.
 
         Args:
-            snapshots: The snapshots that the policy decides about, oldest first: ordered by number,
-                never by a clock.
+            snapshots: The snapshots that the policy decides about, oldest first: by number, never by a clock.
             context: The time, and how the stream ended.
         """
 
 
 def checked_retention(policy: object) -> RetentionPolicy:
-    """Return a value if it is a retention policy.
-
-    Raises:
-        OptionTypeError: It has no method `keep`.
-    """
+    """Return a value if it is a retention policy."""
     if not isinstance(policy, RetentionPolicy) or isinstance(policy, type):
         allowed = (
             "a policy such as Latest(3) | NewestPer('day', 7), or an object of your own with a method keep(snapshots, "
@@ -125,14 +118,7 @@ DISTANCE = Milliseconds("distance", minimum=1)
 
 @dataclass(frozen=True)
 class Latest(_Rule):
-    """Keep the newest snapshots: Flink's `num-retained`.
-
-    Attributes:
-        count: How many, from 1.
-
-    Raises:
-        OptionError: The count is below 1.
-    """
+    """Keep the newest snapshots, from 1: Flink's `num-retained`."""
 
     count: int = 1
 
@@ -141,19 +127,15 @@ class Latest(_Rule):
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
         """Keep the last ones."""
-        del context  # neither time nor end changes the answer
+        del context
         return snapshots[-self.count :]
 
 
 @dataclass(frozen=True)
 class YoungerThan(_Rule):
-    """Keep snapshots up to an age. Combine it with `Latest`, or an idle stream keeps only its newest one.
+    """Keep snapshots up to an age, ms or a timedelta.
 
-    Attributes:
-        max_age_ms: The age, ms or a timedelta.
-
-    Raises:
-        OptionError: The age is not positive.
+    Combine it with `Latest`, or an idle stream keeps only its newest one.
     """
 
     max_age_ms: int | timedelta
@@ -169,16 +151,10 @@ class YoungerThan(_Rule):
 
 @dataclass(frozen=True)
 class Every(_Rule):
-    """Keep snapshots that are at least a time apart, beginning with the oldest one.
+    """Keep snapshots that are at least a time apart, ms or a timedelta, beginning with the oldest one.
 
     Nothing leaves by age. To thin out a limited past, combine it:
     `Every(timedelta(hours=6)) & YoungerThan(timedelta(days=7))`.
-
-    Attributes:
-        distance_ms: The time, ms or a timedelta.
-
-    Raises:
-        OptionError: The time is not positive.
     """
 
     distance_ms: int | timedelta
@@ -216,9 +192,6 @@ class NewestPer(_Rule):
         period: The period, or its value ("hour", "day", "week", "month").
         count: Number of periods, from 1.
         timezone: Name of the time zone in which a day begins.
-
-    Raises:
-        OptionError: The count is below 1, or the period or time zone does not exist.
 
     Example:
         >>> NewestPer("day", 7, timezone="Europe/Berlin")
@@ -276,19 +249,10 @@ _Rule.any_of, _Rule.all_of = AnyOf, AllOf
 
 @dataclass(frozen=True)
 class SavepointHistory(_Rule):
-    """How many savepoints of one schedule are kept, and for how long.
+    """How many savepoints of one schedule are kept, and for how long: `Latest(max_count) & YoungerThan(max_age)`.
 
-    The same as `Latest(max_count) & YoungerThan(max_age)`, with the names of the Flink operator. Its
-    default age of one day is not used here, because a daily schedule would keep a single savepoint.
-
-    Attributes:
-        max_count: Maximum number (`kubernetes.operator.savepoint.history.max.count`, 10); None
-            means unlimited.
-        max_age_ms: Maximum age (`kubernetes.operator.savepoint.history.max.age`); None means
-            unlimited.
-
-    Raises:
-        OptionError: A limit is below 1.
+    The names and the count are those of the Flink operator (`kubernetes.operator.savepoint.history.max.count`, `.age`).
+    Its default age of one day is not used: a daily schedule would keep a single savepoint. None means no limit.
 
     Example:
         >>> SavepointHistory(max_count=24, max_age_ms=7 * 86_400_000)
@@ -327,11 +291,8 @@ _KEPT_AT: dict[ExternalizedCheckpointCleanup, frozenset[TerminalState]] = {
 class KeepAtEnd(_Rule):
     """Keep all or none when a stream ends: the table of Flink's `CheckpointProperties`.
 
-    A stream that stopped with a savepoint is FINISHED: its checkpoints are deleted under every
-    option. While a stream runs, everything is kept.
-
-    Attributes:
-        cleanup: The clean-up option.
+    A stream that stopped with a savepoint is FINISHED: its checkpoints are deleted under every option. While it runs,
+    everything is kept.
     """
 
     cleanup: ExternalizedCheckpointCleanup
@@ -343,9 +304,5 @@ class KeepAtEnd(_Rule):
 
 
 def deletes_live_directory(state: TerminalState, cleanup: ExternalizedCheckpointCleanup) -> bool:
-    """Return whether Spark's own checkpoint directory is deleted along with the snapshots.
-
-    This is so only for a cancellation under DELETE_ON_CANCELLATION, which removes everything of the
-    stream.
-    """
+    """Whether Spark's own checkpoint directory is deleted too: a cancellation under DELETE_ON_CANCELLATION only."""
     return state is TerminalState.CANCELED and cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION

@@ -28,14 +28,7 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class _Vocabulary(Generic[Policy]):
-    """The names of one kind of policy.
-
-    Attributes:
-        option: Name of the option, for messages.
-        rules: The class of each name.
-        combinators: The class of each name that takes a list of policies.
-        checked: Refuses what is no policy of this kind.
-    """
+    """The names of one kind of policy: rules, and combinators that take a list of policies."""
 
     option: str
     rules: Mapping[str, Callable[..., Policy]]
@@ -106,10 +99,6 @@ _TRIGGER: _Vocabulary[TriggerPolicy] = _Vocabulary(
 def read_retention(written: object) -> RetentionPolicy:
     """Create a retention policy from data.
 
-    Raises:
-        OptionError: A name or an argument is not valid, or an import path cannot be imported.
-        OptionTypeError: A value has the wrong type, or what is imported is no policy.
-
     Example:
         >>> read_retention({"any_of": [{"latest": 3}, {"younger_than": 3_600_000}]})
         (Latest(count=3) | YoungerThan(max_age_ms=3600000))
@@ -119,9 +108,6 @@ def read_retention(written: object) -> RetentionPolicy:
 
 def write_retention(policy: RetentionPolicy) -> Written:
     """Describe a retention policy as data, from which `read_retention` creates it again.
-
-    Raises:
-        OptionError: It is an object of your own that no import path leads to.
 
     Example:
         >>> write_retention(retention.Latest(3))
@@ -133,10 +119,6 @@ def write_retention(policy: RetentionPolicy) -> Written:
 def read_trigger(written: object) -> TriggerPolicy:
     """Create a trigger policy from data.
 
-    Raises:
-        OptionError: A name or an argument is not valid, or an import path cannot be imported.
-        OptionTypeError: A value has the wrong type, or what is imported is no policy.
-
     Example:
         >>> read_trigger({"all_of": [{"interval": 60_000}, {"every_batches": 10}]})
         (Interval(interval_ms=60000, first_after_ms=0) & EveryBatches(batches=10))
@@ -145,13 +127,7 @@ def read_trigger(written: object) -> TriggerPolicy:
 
 
 def own_policy(option: str, written: object) -> object:
-    """Import an object of a user, and create it if it is a class.
-
-    Args:
-        option: The option that holds the path, for messages.
-        written: An import path such as company.policies:NewestVerified, or a mapping of `path` and
-            `arguments`.
-    """
+    """Import an object of a user by its path, or a mapping of `path` and `arguments`; a class is created."""
     path, arguments = written, None
     if isinstance(written, Mapping):
         path, arguments = written.get("path"), written.get("arguments")

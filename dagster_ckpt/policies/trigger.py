@@ -1,8 +1,7 @@
 """Triggers: when the next periodic checkpoint is due, and windows in which nothing is taken.
 
-A policy is a pure function of the stream's progress: it answers with the time at which a checkpoint
-is due, or with None while that is not known. The earliest answer of several is `|`, the latest is
-`&`.
+A policy is a pure function of the stream's progress: it answers with the time at which a checkpoint is due, or None
+while that is not known. `|` takes the earliest answer of several, `&` the latest.
 """
 
 from __future__ import annotations
@@ -27,16 +26,13 @@ class TriggerProgress:
     """What a trigger policy knows of the running query. Times are in ms of a monotonic clock.
 
     Attributes:
-        now_ms: The current time.
-        wall_ms: The same moment in ms since the epoch.
-        started_ms: When the query started.
+        wall_ms: The current moment in ms since the epoch.
         share: A number from 0 up to 1, drawn when the query started, so that streams that start
             together do not all take checkpoints at the same time.
         last_due_ms: When the last periodic checkpoint was due; None before the first one.
         last_triggered_ms: When it was triggered; None before the first one.
         last_completed_ms: When a snapshot was last completed; None if none was.
-        batches: Batches committed since the last periodic checkpoint was triggered, or since the
-            start.
+        batches: Batches committed since the last periodic checkpoint was triggered, or since the start.
         rows: Input rows of these batches.
     """
 
@@ -63,23 +59,14 @@ class TriggerPolicy(Protocol):
     """
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """Return when a checkpoint is due.
+        """Return when a checkpoint is due, on the clock of `progress.now_ms`; now or earlier if it is due.
 
-        Args:
-            progress: The progress of the running query.
-
-        Returns:
-            A time on the clock of `progress.now_ms`: now or earlier if it is due. None if only
-            further progress can tell; the policy is asked again after each.
+        None if only further progress can tell; the policy is asked again after each.
         """
 
 
 def checked_trigger(policy: object) -> TriggerPolicy:
-    """Return a value if it is a trigger policy.
-
-    Raises:
-        OptionTypeError: It has no method `due_at_ms`.
-    """
+    """Return a value if it is a trigger policy."""
     if not isinstance(policy, TriggerPolicy) or isinstance(policy, type):
         allowed = (
             "a policy such as Interval(60_000) | EveryBatches(100), or an object of your own with a method "
@@ -109,9 +96,6 @@ class Interval(_Rule):
     Attributes:
         interval_ms: Time between two checkpoints, ms or a timedelta, from 10 ms.
         first_after_ms: The first one is due at a random time between this and the interval.
-
-    Raises:
-        OptionError: The interval is below 10 ms, or the first delay above the interval.
     """
 
     interval_ms: int | timedelta
@@ -136,14 +120,7 @@ class Interval(_Rule):
 
 @dataclass(frozen=True)
 class MinPause(_Rule):
-    """Not before a pause after the last completed snapshot is over. Combine it with `&`.
-
-    Attributes:
-        pause_ms: The pause, ms or a timedelta.
-
-    Raises:
-        OptionError: The pause is negative.
-    """
+    """Not before a pause after the last completed snapshot is over, ms or a timedelta. Combine it with `&`."""
 
     pause_ms: int | timedelta
 
@@ -159,14 +136,7 @@ class MinPause(_Rule):
 
 @dataclass(frozen=True)
 class EveryBatches(_Rule):
-    """After a number of committed batches.
-
-    Attributes:
-        batches: The number, from 1.
-
-    Raises:
-        OptionError: The number is below 1.
-    """
+    """After a number of committed batches, from 1."""
 
     batches: int
 
@@ -174,20 +144,13 @@ class EveryBatches(_Rule):
         BATCHES.checked(self.batches)
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """Now, once there are as many."""
+        """Due once that many batches committed."""
         return progress.now_ms if progress.batches >= self.batches else None
 
 
 @dataclass(frozen=True)
 class EveryRows(_Rule):
-    """After a number of input rows. Spark reports rows, not bytes.
-
-    Attributes:
-        rows: The number, from 1.
-
-    Raises:
-        OptionError: The number is below 1.
-    """
+    """After a number of input rows, from 1. Spark reports rows, not bytes."""
 
     rows: int
 
@@ -195,7 +158,7 @@ class EveryRows(_Rule):
         ROWS.checked(self.rows)
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """Now, once there are as many."""
+        """Due once that many rows were read."""
         return progress.now_ms if progress.rows >= self.rows else None
 
 
@@ -210,11 +173,8 @@ class Blackout:
     Attributes:
         begin: Local start time, such as "22:00", inclusive.
         end: Local end time, exclusive. A time at or before `begin` is on the next day.
-        timezone: Name of the time zone of both. The window follows its daylight saving time.
+        timezone: Time zone of both; the window follows its daylight saving time.
         days: Days on which the window begins, "mon" to "sun"; empty means every day.
-
-    Raises:
-        OptionError: A time, day or time zone does not exist.
 
     Example:
         >>> Blackout("22:00", "06:00", timezone="Europe/Berlin", days=("fri", "sat"))
@@ -266,11 +226,8 @@ def _at(day: pendulum.DateTime, time: str) -> pendulum.DateTime:
 class OutsideBlackouts(_Rule):
     """Not during a blackout. Combine it with `&`.
 
-    The wall clock decides, so a checkpoint that falls into a window is taken at its end.
-    Savepoints and checkpoints that a user requests are taken at any time.
-
-    Attributes:
-        blackouts: The windows.
+    The wall clock decides: a checkpoint that falls into a window is taken at its end. Savepoints and checkpoints that a
+    user requests are taken at any time.
     """
 
     blackouts: tuple[Blackout, ...]
@@ -320,11 +277,7 @@ _Rule.any_of, _Rule.all_of = AnyOf, AllOf
 def known_interval_ms(policy: TriggerPolicy) -> int | None:
     """The longest time between two checkpoints of a query that makes progress, or None if a policy sets no limit.
 
-    Health and freshness derive their limits from it. A policy of a user, rows, batches and blackouts
-    have no such limit.
-
-    Args:
-        policy: The trigger.
+    Health and freshness derive their limits from it. A user's policy, rows, batches and blackouts set none.
 
     Example:
         >>> known_interval_ms(Interval(60_000) | EveryBatches(100)), known_interval_ms(EveryBatches(100))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 from dagster_ckpt.errors import OptionError
 
@@ -30,39 +31,36 @@ class UpgradeMode(StrEnum):
 class UpgradePolicy:
     """What to do when the code version of a managed stream differs from the one that it was started with.
 
-    `stop_timeout_ms` applies to every stop of a managed stream, including suspending and canceling
-    it.
-
-    Attributes:
-        mode: What the new code starts from.
-        max_checkpoint_age_ms: With LAST_STATE, the maximum age of the newest snapshot. If a stream
-            has been running for longer than this and its newest snapshot is older, it is stopped
-            with a savepoint instead. None means no limit. Source and name:
-            `kubernetes.operator.job.upgrade.last-state.max.allowed.checkpoint.age`.
-        rollback_after_ms: Time from its start within which the new code must commit a batch or
-            complete a checkpoint. Otherwise it is stopped, and the stream is rolled back to where
-            the old code stopped. None leaves failures to the restart strategy. Off by default, like
-            `kubernetes.operator.deployment.rollback.enabled`.
-        preflight: Before the stream is stopped, run the new code for one batch on a copy of its
-            state, without output.
-        stop_timeout_ms: Maximum time for a stream to answer a stop request and to end, half an hour
-            by default. After that, an upgrade is aborted and the stream is left unchanged; in every
-            case a message says what was found and what to do. A savepoint has to fit into this
-            time, so make it longer than the checkpoint timeout. None means no limit.
-
-    Raises:
-        OptionError: A duration is not positive.
-
     Example:
         >>> UpgradePolicy(UpgradeMode.LAST_STATE, max_checkpoint_age_ms=600_000).preflight
         True
     """
 
-    mode: UpgradeMode = UpgradeMode.SAVEPOINT
-    max_checkpoint_age_ms: int | None = None
-    rollback_after_ms: int | None = None
-    preflight: bool = True
-    stop_timeout_ms: int | None = 30 * 60_000
+    mode: Annotated[
+        UpgradeMode,
+        "STATELESS: discard all state. LAST_STATE: continue where the old code stopped. SAVEPOINT: the same, after "
+        "stopping with a savepoint.",
+    ] = UpgradeMode.SAVEPOINT
+    # `kubernetes.operator.job.upgrade.last-state.max.allowed.checkpoint.age`
+    max_checkpoint_age_ms: Annotated[
+        int | None,
+        "LAST_STATE: if the newest snapshot of a running stream is older than this, stop with a savepoint instead. "
+        "Default: no limit.",
+    ] = None
+    # Off by default like `kubernetes.operator.deployment.rollback.enabled`.
+    rollback_after_ms: Annotated[
+        int | None,
+        "Time within which the new code must commit a batch or complete a checkpoint. If it does not, the stream is "
+        "stopped and rolled back to where the old code stopped. Default: off.",
+    ] = None
+    preflight: Annotated[
+        bool, "Run the new code for one batch on a copy of the state, without output, before the stream is stopped."
+    ] = True
+    stop_timeout_ms: Annotated[
+        int | None,
+        "Time for a stream to answer a stop, suspend or cancel request and to end. After that the upgrade is aborted "
+        "and an alert is raised. Set it longer than the checkpoint timeout; null: no limit. Default: half an hour.",
+    ] = 30 * 60_000
 
     def __post_init__(self) -> None:
         """Validate the durations."""

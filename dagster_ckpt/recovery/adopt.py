@@ -1,8 +1,11 @@
-"""Adopting: a stream continues the query of a checkpoint directory that plain Spark wrote.
+"""Adopting: a stream continues the query of a checkpoint directory that plain Spark wrote, with its id and sinks.
 
-The query keeps its id and its sinks: unlike a fork or an import, the stream is the same query, under
-management. Adopting only reads, and takes the first snapshot; the query may keep running. The next start of
-the stream takes the directory over (`take_over`).
+Adopting only reads, and takes the first snapshot; the query may keep running. The next start takes the directory
+over: the fence of a lost holder makes the query's next write to its offset log fail, whether or not it still runs.
+The batch that it was running may still be written to the sink.
+
+The stream then continues in a clone, or in place. In place, the fence is replaced by the plan of one batch without
+data: at no moment can the other query plan that batch.
 """
 
 from __future__ import annotations
@@ -45,18 +48,11 @@ from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS,
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code
-from dagster_ckpt.stream.adopted import (
-    ADOPTED_FROM,
-    CLAIM,
-    adopted_directory,
-    claim,
-    claim_of,
-)
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import OWNER, check_places
+from dagster_ckpt.stream.ownership import ADOPTED_FROM, CLAIM, OWNER, adopted_directory, check_places, claim, claim_of
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import is_location
 from dagster_ckpt.stream.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
@@ -67,16 +63,7 @@ _DELTA_LOG = "_delta_log"
 
 @dataclass(frozen=True)
 class Adoption:
-    """What was found in a checkpoint directory, and what the next start of the stream does with it.
-
-    Attributes:
-        stream_id: The stream.
-        found: What the directory says of its query.
-        diagnosis: What is wrong with it, if anything.
-        sinks: The sinks that were named, as Spark names them.
-        in_place: The next start continues in the directory itself.
-        snapshot: The first snapshot; None for a dry run, which registers nothing.
-    """
+    """What was found in a checkpoint directory. A dry run has no `snapshot`."""
 
     stream_id: str
     found: CheckpointDescription
@@ -114,31 +101,14 @@ def adopt(
 ) -> Adoption:
     """Adopt a checkpoint directory of plain Spark; the stream's next start, from `latest`, continues its query.
 
-    The directory is only read: its query may be running and is not disturbed. An adoption that is
-    interrupted refuses every start until it is repeated, which finishes it, or dropped
+    The directory is only read. An adoption that is interrupted refuses every start until it is repeated or dropped
     (`undo_adoption`). Until the first start it may be repeated, also with other options.
 
     Args:
-        stream: The stream; it must not have any state yet.
-        checkpoint_location: The `checkpointLocation` of the query.
-        sinks: Where the query writes: a folder of files, a Delta table by its path, or another
-            sink by Spark's name; an Iceberg table as `IcebergTable[lake.sales.orders]`. With the log of its file
-            sink, the first snapshot can be restored exactly.
-        in_place: Continue in the directory itself, instead of in a copy in the stream's folder of live
-            directories.
-        label: A name of the first snapshot, to start from later.
-        dry_run: Only examine the directory.
-        origin: Who requests it, as shown by the lease.
-
-    Raises:
-        NothingCommittedError: The query has not committed a batch yet.
-        OptionError: A sink is named in a way that does not tell what it is.
-        LiveDirectoryError: The directory is none of Spark's, is damaged, managed by a stream, or was taken over before.
-        SharedSinkError: The log of a named sink is not that of this query.
-        RequestFailedError: The stream already has state, or has adopted another directory.
-        LeaseHeldError: The stream is running.
-        LeaseLostError: The stream was started in the meantime.
-        StorageAccessError: Something cannot be read or written.
+        sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's
+            name; an Iceberg table as `IcebergTable[lake.sales.orders]`. With the log of its file sink, the first
+            snapshot can be restored exactly.
+        in_place: Continue in the directory itself, instead of in a copy.
     """
     live = LiveDirectory(checkpoint_location)
     _refuse_managed(stream, live)
@@ -169,7 +139,7 @@ def adopt(
 
 
 def _how_to_mend(live: LiveDirectory, state: LiveState) -> str:
-    """What is wrong with a directory, and what can be done where no snapshot exists yet."""
+    """What is wrong with a directory, and what helps while no snapshot exists."""
     if state.status is LiveStatus.BROKEN and METADATA not in live.folder.list():
         return (
             f"{live.url}/{METADATA} is missing: it has the id of the query, and Spark refuses to start without it. "
@@ -180,7 +150,7 @@ def _how_to_mend(live: LiveDirectory, state: LiveState) -> str:
     if state.status is LiveStatus.BROKEN:
         return (
             f"{state.reason} No snapshot of this directory exists yet: put back from a backup what is missing, or "
-            "start the query anew, with an empty checkpoint directory and an empty output."
+            "start the query from the beginning, with an empty checkpoint directory and an empty output."
         )
     return state.reason
 
@@ -203,7 +173,7 @@ def _register(
             )
             _switch(stream, lease, live, sinks, snapshot, in_place=in_place)
         except BaseException:
-            # Where this fails too, every start is refused until the adoption is repeated or dropped.
+            # If this fails too, every start is refused until the adoption is repeated or dropped.
             with suppress(CkptError):
                 _drop_unfinished(stream, lease)
             raise
@@ -211,22 +181,9 @@ def _register(
 
 
 def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
-    """Drop an adoption, finished or not, that no start has taken over. The stream has no state then. May be repeated.
+    """Drop an adoption, finished or not, that no start has taken over; may be repeated.
 
-    The snapshots that were taken of the adopted directory are deleted; the directory is not touched.
-
-    Args:
-        stream: The stream.
-        origin: Who requests it, as shown by the lease.
-
-    Returns:
-        What was done, for people.
-
-    Raises:
-        RequestFailedError: There is no such adoption, or a snapshot of it is still in use.
-        LeaseHeldError: The stream is running.
-        LeaseLostError: The stream was started in the meantime.
-        StorageAccessError: The storage cannot be reached.
+    Its snapshots are deleted; the directory is not touched. Returns what was done, for people.
     """
     catalog = stream.catalog
     _adopting(catalog.streams.get(stream.stream_id))
@@ -249,7 +206,7 @@ def _begin(stream: StreamHandle, lease: LeaseKeeper, record: StreamRecord, direc
 
 
 def _adopted_by(record: StreamRecord) -> str | None:
-    """The directory that the stream adopts, or has adopted and not taken over."""
+    """The directory of an adoption that no start has taken over, finished or not."""
     pending = record.pending_restore
     return pending.directory if isinstance(pending, Adopting | ToTakeOver) else None
 
@@ -265,7 +222,7 @@ def _adopting(record: StreamRecord) -> str:
 
 
 def _drop_unfinished(stream: StreamHandle, lease: LeaseKeeper) -> None:
-    """Remove what an attempt to adopt has left; an earlier adoption stays as it was."""
+    """Remove the remains of an unfinished adoption; an earlier one stays as it was."""
     catalog = stream.catalog
     pending = catalog.streams.get(stream.stream_id).pending_restore
     if not isinstance(pending, Adopting):
@@ -301,7 +258,6 @@ def _switch(
     *,
     in_place: bool,
 ) -> None:
-    """Record the adoption, in one transaction."""
     stream.catalog.streams.switch_live_directory(
         lease.record,
         live.url,
@@ -346,7 +302,7 @@ def _refuse_own_state(stream: StreamHandle, record: StreamRecord, live: LiveDire
 
 
 def _is_of(properties: Mapping[str, object], live: LiveDirectory) -> bool:
-    """Whether a snapshot was taken of the directory when it was adopted before: the state is the same query's."""
+    """Whether a snapshot was taken when this directory was adopted before."""
     directory = properties.get(ADOPTED_FROM)
     return isinstance(directory, str) and same_folder(directory, live.url)
 
@@ -405,7 +361,6 @@ def _owner(folder: str) -> str | None:
 
 
 def _sink(place: str) -> Sink:
-    """The sink that a user names by its location, or as Spark does."""
     if not is_location(place) and not place.startswith("file:"):
         named = sink_of(place)
         if isinstance(named, NamedTable):
@@ -425,7 +380,7 @@ def _sink(place: str) -> Sink:
 
 
 def _refuse_anothers_log(live: LiveDirectory, sink: Sink) -> None:
-    """Refuse a file sink whose log is not where the query is. Its log does not name the query that writes it."""
+    """Refuse a file sink whose log, which names no query, does not match the positions of this one."""
     if not isinstance(sink, FileSink):
         return
     committed = live.positions().commit
@@ -445,7 +400,7 @@ def _refuse_anothers_log(live: LiveDirectory, sink: Sink) -> None:
         )
 
 
-# How long a batch in flight may take until it is committed. Nothing says how long it takes.
+# How long to wait for a batch in flight to be committed.
 WAIT_S = 30.0
 
 
@@ -459,20 +414,8 @@ def take_over(
 ) -> bool:
     """Take over the adopted directory of a stream, if no start has done so yet. May be repeated.
 
-    Args:
-        stream: The stream.
-        lease: Its lease.
-        resumes: The start continues in the adopted directory itself, if it was adopted in place.
-        still_mine: Called before each step; raises if the start has to stop.
-        wait_s: How long to wait for a batch in flight.
-
-    Returns:
-        Whether the directory may have changed, so that a plan made before has to be made again.
-
-    Raises:
-        LiveDirectoryError: Another stream has taken the directory over, or it cannot be continued in place.
-        LeaseLostError: The lease is no longer held.
-        StorageAccessError: The directory cannot be read or written.
+    With `resumes`, a start continues in the directory itself if it was adopted in place. Returns whether the
+    directory may have changed, so that a plan made before has to be made again.
     """
     adopted = adopted_directory(stream.catalog.streams.get(stream.stream_id))
     if adopted is None or not adopted.is_pending:

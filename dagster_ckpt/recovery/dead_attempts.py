@@ -1,10 +1,8 @@
-"""Attempts whose process died before the catalog recorded how they ended.
+"""Attempts whose process died before the catalog recorded how they ended: their rows stay IN_PROGRESS.
 
-A process may die between publishing `_metadata` and recording it in the catalog, or during an
-upload. The row then stays IN_PROGRESS. The next start of the stream, or housekeeping if it is not
-running, settles it: a snapshot that is complete in storage is registered, any other attempt has
-failed. A snapshot that was completed after its attempt had been recorded as failed is deleted:
-nothing refers to it.
+The next start, or housekeeping of a stopped stream, settles them: a snapshot that is complete in storage is
+registered, any other attempt has failed. A snapshot that was completed after its attempt had been recorded as
+failed is deleted.
 """
 
 from __future__ import annotations
@@ -22,21 +20,10 @@ from dagster_ckpt.values.modes import SnapshotKind
 
 
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
-    """Settle the attempts of all executions before the lease holder's, and abandoned savepoint attempts.
+    """Settle all attempts of earlier executions, and abandoned savepoint attempts. Returns one message per action.
 
-    Call it before that execution begins its own attempts. Processes that began the others can no
-    longer record anything, because each of their writes needs the lease.
-
-    Args:
-        stream: The stream.
-        lease: Its lease.
-
-    Returns:
-        One message per action.
-
-    Raises:
-        LeaseLostError: The lease is no longer held.
-        StorageAccessError: The storage cannot be reached; the next start settles the rest.
+    Call it before the lease holder begins its own attempts. Other processes can no longer record anything without
+    the lease.
     """
     done = []
     for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS):
@@ -66,8 +53,8 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
 def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
     """Numbers of the attempts whose process may be alive: it owns everything that it wrote, however old.
 
-    An execution's attempt is alive as long as the lease holder is not proven to have ended. A
-    savepoint of a stopped stream, which needs no lease, is alive as long as its process holds it.
+    An execution's attempt is alive until its lease holder is proven to have ended; a savepoint of a stopped stream,
+    which needs no lease, as long as its process holds it.
     """
     begun = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS)
     lease = stream.catalog.leases.current(stream.stream_id) if begun else None
@@ -83,21 +70,15 @@ def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
 def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
     """Whether the process that takes a savepoint without a lease may be alive.
 
-    It holds the attempt soon after it began. If the process is alive but the catalog was unavailable
-    to it for longer, it finds its attempt settled and reports that.
+    It holds the attempt soon after it began. One that is alive but could not reach the catalog for longer finds its
+    attempt settled, and reports that.
     """
     is_young = stream.catalog.now_ms() - snapshot.created_at_ms <= HOLD_TTL_MS
     return is_young or bool(stream.catalog.holds.on(snapshot.snapshot_id))
 
 
 def settle_while_stopped(stream: StreamHandle) -> list[str]:
-    """Settle dead attempts of a stopped stream, and delete snapshots completed after their attempt had failed.
-
-    Does nothing while the stream is running: its start has already settled earlier attempts.
-
-    Raises:
-        StorageAccessError: The storage cannot be reached.
-    """
+    """Settle dead attempts of a stopped stream, and delete snapshots completed after their attempt had failed."""
     if not _has_something_to_settle(stream):
         return []
     try:
@@ -131,7 +112,7 @@ def _delete_failed(stream: StreamHandle, lease: LeaseKeeper) -> list[str]:
 
 
 def _failed_but_whole(stream: StreamHandle) -> list[tuple[str, SnapshotRecord]]:
-    """Checkpoints in storage whose attempt the catalog has as failed, without those unknown to it."""
+    """Checkpoints in storage whose attempt is recorded as failed."""
     failed = {
         snapshot.number: snapshot
         for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.FAILED)
@@ -150,7 +131,6 @@ def _failed_but_whole(stream: StreamHandle) -> list[tuple[str, SnapshotRecord]]:
 
 
 def _found(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifest] | None:
-    """Location and manifest of a snapshot that is complete in storage, or None."""
     if snapshot.kind == SnapshotKind.CHECKPOINT:
         places = [each for each in stream.store.checkpoints() if each.rstrip("/").endswith(f"/chk-{snapshot.number}")]
     else:

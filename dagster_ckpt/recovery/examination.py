@@ -1,15 +1,15 @@
-"""The examination of a recovery point: whether it is damaged is read there, and never inferred from an error's words.
+"""Examines recovery points: whether one is damaged is read there, never inferred from an error's words.
 
-The doctor, previews, preflights and starts examine a live directory here, so that they say the same. A
-failure only makes a start look: if the point that it began from is found to be good, the failure is one of code,
-source, sink or environment, and no recovery point is passed over for it.
+The doctor, previews, preflights and starts examine a live directory here, so that they agree. A failure only makes
+a start look: if its point is intact, the cause is code, source, sink or environment, and no point is skipped for
+it.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Damage:
-    """What was found to be wrong with a point.
-
-    Attributes:
-        error: The code of the finding, or the class of the error: the same for the same problem.
-        detail: What was found, for a message.
-    """
+    """What is wrong with a point: the finding's code, or the class of the error, and a text for messages."""
 
     error: str
     detail: str
@@ -73,18 +68,10 @@ class Damage:
 def diagnose_live_directory(
     stream: StreamHandle, live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool, looks_back: bool = False
 ) -> Diagnosis:
-    """Diagnose a live directory of a stream, with everything that the catalog knows of its content. Changes nothing.
+    """Diagnose a live directory, or a copy, with everything that the catalog knows of its content. Changes nothing.
 
-    Args:
-        stream: The stream.
-        live: Its live directory, an earlier one, or a copy; a query may be running in it.
-        sinks: The sinks of its query, as Spark names them, to be compared with it.
-        deep: Read every state file that a resume needs, which costs what loading the state costs. The logs and
-            the metadata are always read, and compared with checksums and the newest snapshot.
-        looks_back: See `diagnose`.
-
-    Raises:
-        StorageAccessError: The directory or the newest snapshot cannot be reached.
+    Logs and metadata are always read. With `deep`, so is every state file that a resume needs, which costs what
+    loading the state costs.
     """
     snapshot, query_id = _reference(stream, live)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -98,7 +85,7 @@ def diagnose_live_directory(
         deep=deep,
         snapshot=snapshot,
         looks_back=looks_back,
-        # Another directory may be of before a change of the plan.
+        # Another directory may date from before a change of the plan.
         known=known_query(stream, record) if is_own else NOTHING_KNOWN,
     )
     if newest is None or diagnosis.batch_id is None or (newest.batch_id or 0) <= diagnosis.batch_id:
@@ -107,7 +94,6 @@ def diagnose_live_directory(
 
 
 def _newest_taken_from(stream: StreamHandle, record: StreamRecord, live: LiveDirectory) -> SnapshotRecord | None:
-    """The newest snapshot of the timeline that was taken from exactly this directory."""
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
         directory = snapshot.properties.get(TAKEN_FROM)
         if snapshot.timeline == record.timeline and isinstance(directory, str) and same_folder(directory, live.url):
@@ -126,7 +112,7 @@ def _older_copy(live: LiveDirectory, batch_id: int, newest: SnapshotRecord) -> F
 
 
 def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
-    """What the catalog and the newest snapshot of the timeline know of the query of a stream's live directory."""
+    """What the catalog and the newest snapshot of the timeline know of the query."""
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     return KnownQuery.of(record.plan, newest.properties if newest is not None else None)
 
@@ -134,11 +120,15 @@ def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
 def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot | None, str | None]:
     """The newest snapshot whose files the directory must have, and the id of its query."""
     record = stream.catalog.streams.get(stream.stream_id)
-    rewrite_id, query_id, commit = _rewrite_of(live), _query_of(live), live.positions().commit
+    rewrite_id, query_id, commit = (
+        _in_metadata(live, parse_rewrite_id),
+        _in_metadata(live, parse_query_id),
+        live.positions().commit,
+    )
     is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
     expected: str | None = None
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
-        # Another timeline ran the same batches with other results, unless the directory is a copy, of whatever.
+        # Another timeline has other results of the same batches. A foreign directory may be a copy of anything.
         taken_here = not is_own or _was_taken_in(record, snapshot)
         is_origin = record.origin is not None and snapshot.snapshot_id == record.origin.snapshot_id
         if not (taken_here or is_origin):
@@ -165,76 +155,43 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
 
 
 def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
-    """Whether a snapshot is of the stream's current live directory, or of one that it is an exact copy of."""
+    """Whether a snapshot is of the current live directory, or of one that it is an exact copy of."""
     origin = record.origin
     is_adopted = origin is not None and origin.kind is OriginKind.ADOPTED and snapshot.snapshot_id == origin.snapshot_id
     return is_adopted or snapshot.timeline == record.timeline
 
 
-def _rewrite_of(live: LiveDirectory) -> str | None:
+def _in_metadata(live: LiveDirectory, parse: Callable[[bytes, str], str | None]) -> str | None:
     try:
-        return parse_rewrite_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+        return parse(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (FileNotFoundError, LiveDirectoryError):
         # Reported by the diagnosis.
         return None
 
 
-def _query_of(live: LiveDirectory) -> str | None:
-    try:
-        return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
-    except (FileNotFoundError, LiveDirectoryError):
-        return None
-
-
 class Examiner:
-    """Examines the points that one run of a stream starts from.
-
-    What it has just read is not read again by the start that follows.
-
-    Args:
-        stream: The stream.
-    """
+    """Examines the points that one run starts from. The start that follows does not read again what was just read."""
 
     def __init__(self, stream: StreamHandle) -> None:
         self._stream = stream
         self._good: tuple[str, Positions] | None = None
 
     def state_of(self, live: LiveDirectory, state: LiveState, *, deep: bool) -> LiveState:
-        """The state of a live directory that looks good, after an examination: BROKEN if that finds damage.
-
-        Args:
-            live: The directory.
-            state: The result of its inspection.
-            deep: See `diagnose_live_directory`.
-
-        Raises:
-            UnknownLayoutError: A file in it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The state of a directory that looks good: BROKEN if an examination finds damage."""
         known, self._good = self._good, None
         is_known = known == (live.url, live.positions())
         damage = self.damage_of_live(live, deep=deep and not is_known)
         return state if damage is None else replace(state, status=LiveStatus.BROKEN, reason=damage.detail)
 
     def damage_of_live(self, live: LiveDirectory, *, deep: bool = True) -> Damage | None:
-        """The damage of a live directory; None if everything that a resume needs is good.
-
-        Raises:
-            UnknownLayoutError: A file in it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of a live directory; None if everything that a resume needs is good."""
         positions = live.positions()
         damage = _damage(diagnose_live_directory(self._stream, live, deep=deep).findings, live)
         self._good = (live.url, positions) if deep and damage is None else None
         return damage
 
     def damage_of_point(self, plan: RecoveryPlan) -> Damage | None:
-        """The damage of the point that a plan continues from; None if it is good.
-
-        Raises:
-            UnknownLayoutError: A file of it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of the point that a plan continues from."""
         stream = self._stream
         if plan.snapshot is not None:
             return self.damage_of_snapshot(plan.snapshot)
@@ -254,12 +211,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(directory), plan.to_batch)
 
     def damage_of_origin(self, record: StreamRecord) -> Damage | None:
-        """The damage of what the stream's live directory was made from, if that was a snapshot or a directory.
-
-        Raises:
-            UnknownLayoutError: A file of it has an unsupported version.
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of the snapshot or directory that the live directory was made from."""
         origin = record.origin
         snapshot = snapshot_of_origin(record, origin) if origin is not None else None
         if snapshot is not None:
@@ -269,11 +221,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(origin.directory), origin.batch_id)
 
     def damage_of_snapshot(self, snapshot: SnapshotRecord) -> Damage | None:
-        """The damage of a snapshot, or of what was captured in it; None if it is good.
-
-        Raises:
-            StorageAccessError: It cannot be reached.
-        """
+        """The damage of a snapshot, or of what was captured in it."""
         if snapshot.location is None:
             return Damage("SnapshotNotFoundError", "the catalog does not record its location")
         try:
@@ -314,7 +262,6 @@ def _told(finding: Finding, live: LiveDirectory) -> str:
 
 
 def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
-    """The damage of an earlier directory, at a batch to which a recovery would go back there."""
     try:
         needed = cut(live, carry_in_flight=True, at_batch=batch_id).needed
     except UnknownLayoutError:
@@ -325,16 +272,7 @@ def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
 
 
 def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: NamedOutput | None) -> None:
-    """Refuse to continue where the log of the query's sink cannot be read or continued.
-
-    Args:
-        stream: The stream.
-        live: The directory in which the query continues.
-        output: Where it will write; None if unknown: the sinks it last wrote to are examined.
-
-    Raises:
-        SharedSinkError: The doctor finds an error.
-    """
+    """Refuse to continue if the log of the query's sinks, or of those it wrote to last, cannot be continued."""
     described = described_sink(output)
     sinks = [described] if described is not None else []
     if output is None:
@@ -362,30 +300,23 @@ _OF_SOMETHING_ELSE = (
     *(CutOvertakenError, NothingCommittedError, RecoveryExhaustedError, UnknownLayoutError),
     *(RowsAtRiskError, SinkRollbackError, StateAtRiskError),
 )
-# The process or its JVM was ended. Nothing was said of any file, and nobody may be left to wait for an examination.
+# The process or its JVM was ended: this says nothing of any file.
 _ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|SparkContext was shut down)")
 
 
 def is_suspicious(error: Exception) -> bool:
-    """Whether a failed start may have failed because of the point that it began from.
-
-    An error of this package says which it is; any other was raised by Spark or by the user's code.
-    """
+    """Whether a start may have failed because of its point. Errors of this package say so; others may be anything."""
     if isinstance(error, CkptError):
         return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
     return is_suspicious_end(str(error))
 
 
 def is_suspicious_end(reason: str) -> bool:
-    """Whether a query may have failed because of its live directory: always, unless it was interrupted.
-
-    Args:
-        reason: The exception that ended it, as text.
-    """
+    """Whether a query may have failed because of its live directory: unless it was interrupted, always."""
     return _ENDED.search(reason) is None
 
 
-# Content that determines which files belong together. For all other files name and length suffice.
+# They determine which files belong together; of all others, name and length suffice.
 _READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
 _READ_SUFFIXES = (".zip", ".crc")
 # A restore rewrites these paths.
@@ -395,11 +326,8 @@ _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
     """What is wrong with a snapshot; empty if it can be restored.
 
-    Its data objects exist and are long enough; with `deep`, every byte matches its digest; then, all files that a
-    resume after its batch needs are among its files, in known formats.
-
-    Raises:
-        StorageAccessError: The storage cannot be reached, which says nothing about the snapshot.
+    Its data objects exist and are long enough, with `deep` every byte matches its digest, and it has all files that
+    a resume needs, in known formats.
     """
     try:
         return store.verify(location, deep=deep) or layout_problems(store, location)
@@ -408,13 +336,7 @@ def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True)
 
 
 def content_problems(stream: StreamHandle, location: str) -> list[str]:
-    """Like `snapshot_problems`, and what the checksums in its files say: they may have been damaged when it was taken.
-
-    It is restored to a temporary directory, whose files are read.
-
-    Raises:
-        StorageAccessError: The storage cannot be reached, which says nothing about the snapshot.
-    """
+    """Like `snapshot_problems`, and what the checksums in its files say, read in a temporary restore."""
     problems = snapshot_problems(stream.store, location)
     if problems:
         return problems
@@ -430,14 +352,9 @@ def content_problems(stream: StreamHandle, location: str) -> list[str]:
 
 
 def layout_problems(store: SnapshotStore, location: str) -> list[str]:
-    """What a restore of a snapshot would lack, without restoring its state.
+    """What a restore would lack, without restoring any state.
 
-    Examines a hollow copy like a live directory: logs and metadata files are real, while all other
-    files have only names and lengths.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: A file that must be read is missing or was altered.
+    Diagnoses a hollow copy: logs and metadata are real, all other files have only names and lengths.
     """
     manifest = store.manifest(location)
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:

@@ -48,20 +48,8 @@ def recovery_facts(
 ) -> RecoveryFacts:
     """Gather everything that a recovery plan depends on. Changes nothing.
 
-    Args:
-        stream: The stream.
-        start_from: The requested starting point.
-        predecessor_ended: Whether the previous execution can write nothing more.
-        is_automatic: Whether no user requested this start.
-        remembers: Whether to consider earlier recovery failures; a start by a user ignores them.
-        output: Where the query to start will write; None if that is unknown.
-        examiner: Of a start. Unless all executions in the live directory ended in order, it then reads the state that
-            the query will load. None: only the logs and the metadata are read.
-
-    Raises:
-        SnapshotNotFoundError: The named snapshot belongs to another stream.
-        SnapshotCorruptError: The named snapshot cannot be read.
-        StorageAccessError: The storage or the live directory cannot be reached.
+    A start by a user does not `remember` earlier recovery failures. With the `examiner` of a start, the state that
+    the query will load is read unless all executions in the live directory ended in order.
     """
     catalog = stream.catalog
     record = catalog.streams.get(stream.stream_id)
@@ -112,7 +100,7 @@ _IN_ORDER = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatu
 
 
 def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> list[PointFailure]:
-    """The recorded damage, without that which only the Spark of another version of the code has seen."""
+    """The recorded damage, without what only Spark has seen under another version of the code."""
     versions = {each.execution_id: each.code_version for each in executions}
     return [
         failure
@@ -122,17 +110,16 @@ def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> 
 
 
 def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
-    """Whether all executions in a live directory ended deliberately, without a reboot since then."""
+    """Whether all executions in a live directory ended deliberately, in this boot."""
     in_it = [each for each in executions if each.live_directory == live_directory]
-    # An earlier failure may be due to damage that still exists, even if the next attempt was
-    # canceled.
+    # Damage behind an earlier failure may still exist, even if the next attempt was canceled.
     return bool(in_it) and all(each.status in _IN_ORDER and each.boot_id == boot_id() for each in in_it)
 
 
 def _last_ended_in_order(executions: Sequence[ExecutionRecord], live: LiveDirectory) -> bool:
     """Whether the last execution in a directory ended deliberately; its start has read what earlier ones left.
 
-    What a machine had not yet written when it went down is lost on its own disk only.
+    A reboot loses unwritten data of a local disk only.
     """
     last = next((each for each in executions if each.live_directory == live.url), None)
     same_boot = last is not None and (live.local_path is None or last.boot_id == boot_id())
@@ -161,15 +148,7 @@ _NOT_IN_USE = "; it was built by a restore, rewind, fork or import that did not 
 
 
 def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> UnknownState:
-    """Look for live directories, checkpoints, savepoints and sink logs of a stream. Changes nothing.
-
-    Args:
-        stream: The stream.
-        output: Where the query to start will write; None if unknown.
-
-    Raises:
-        StorageAccessError: The storage or the live folder cannot be reached.
-    """
+    """Look for live directories, snapshots and sink logs of a stream. Changes nothing."""
     directories = [
         f"{built.live.url}, up to batch {commit}{_NOT_IN_USE if built.live.is_not_in_use() else ''}"
         for built in stream.live_directories()
@@ -217,13 +196,7 @@ _Key = tuple[int | None, str]
 
 
 def state_digest(store: SnapshotStore, location: str) -> str | None:
-    """Digest over the names and contents of a snapshot's state files, from its manifest; None if it has none.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: Its metadata is truncated or modified.
-        StorageAccessError: The storage cannot be reached.
-    """
+    """Digest over names and contents of a snapshot's state files, from its manifest; None if it has none."""
     digest, is_empty = blake3(), True
     for entry in sorted(store.manifest(location).files, key=attrgetter("path")):
         if entry.path.partition("/")[0] == STATE:
@@ -235,15 +208,10 @@ def state_digest(store: SnapshotStore, location: str) -> str | None:
 def with_equal_content(
     store: SnapshotStore, failures: Sequence[PointFailure], snapshots: Sequence[SnapshotRecord]
 ) -> list[PointFailure]:
-    """The failures, and each failure at a snapshot once more for every other snapshot of its batch and state.
+    """The failures, with each failure at a snapshot repeated for every other snapshot of the same batch and state.
 
-    A restore of damaged state, followed by a checkpoint of it, makes the same damage available under
-    another id. Manifests are read only if a snapshot failed and there is another one of its batch.
-
-    Args:
-        store: The store of the snapshots.
-        failures: Failures of recoveries, oldest first.
-        snapshots: The snapshots that exist.
+    A checkpoint of restored damage makes it available under another id. Manifests are read only if that is
+    possible.
     """
     points = {snapshot_point(each.snapshot_id): each for each in snapshots}
     batches = {points[failure.point].batch_id for failure in failures if failure.point in points}

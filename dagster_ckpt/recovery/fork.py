@@ -1,8 +1,8 @@
 """Forking: another stream continues from this one's state as an independent query. The original may be running.
 
-The order of the steps makes a crash harmless, as in `prepare`: the directory is built under a
-temporary name, the forked output gets its log, and one catalog transaction assigns both to the new
-stream. What its first start must check is recorded in the catalog until that start has succeeded.
+As in `prepare`, a crash is harmless: the directory is built under a temporary name, the forked output gets its log,
+and one transaction assigns both to the new stream. What its first start must check stays recorded until that start
+has succeeded.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.query.session import active_session
-from dagster_ckpt.stream.adopted import refuse_unfinished_adoption
 from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import check_places, claim_live_folder
+from dagster_ckpt.stream.ownership import check_places, claim_live_folder, refuse_unfinished_adoption
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 from dagster_ckpt.values.durations import monotonic_ms
@@ -44,18 +43,10 @@ from dagster_ckpt.values.durations import monotonic_ms
 
 @dataclass(frozen=True)
 class Fork:
-    """A stream forked from another one.
+    """A stream forked from another one, perhaps of another deployment (`import_snapshot`).
 
-    Attributes:
-        stream_id: The new stream.
-        of_stream_id: The original.
-        source: Description of what it was forked from.
-        batch_id: The batch it resumes after.
-        query_id: Its own query id.
-        live_directory: Its live directory.
-        outputs: Folders of the original's file sinks, mapped to the folders that received their rows.
-        parent_outputs: Folders of the original's file sinks; the fork must not write there.
-        of_deployment: The deployment of the original, if it is another one: see `import_snapshot`.
+    `outputs` maps folders of the original's file sinks to those that received their rows. The fork must not write
+    to `parent_outputs`.
     """
 
     stream_id: str
@@ -78,33 +69,12 @@ def fork(
     outputs: Mapping[str, str] | None = None,
     replace_state: bool = False,
 ) -> Fork:
-    """Fork another stream's state into a stream; its next start, from `latest`, continues there.
+    """Fork another stream's state into a stream that is not running; its next start, from `latest`, continues there.
 
     Args:
-        original: The stream to fork. It may be running and is not changed.
-        stream: The stream that continues from it; it must not be running.
-        start_from: The state to fork: `latest` (its newest committed batch), `batch-<n>`, or a
-            snapshot.
-        origin: Who requests the fork, as shown by the lease.
-        outputs: Folders of the original's file sinks, mapped to folders of the fork, whose readers then
-            also see the original's rows up to the fork. Without it the fork's folder contains only
-            what comes after.
-        replace_state: Discard what the stream itself has committed.
-
-    Raises:
-        StreamNotFoundError: The original was never started.
-        LeaseHeldError: The stream is running.
-        LeaseLostError: The stream was started in the meantime.
-        RequestFailedError: The stream has already committed batches, or the original has an
-            unfinished restore.
-        NothingCommittedError: The original has no committed state.
-        SnapshotNotFoundError: The original has no snapshot of that name.
-        LiveDirectoryError: The original's live directory is incomplete, or the batch is not retained
-            there.
-        InputGoneError: The original has read files after the batch that no longer exist, and `start_from` does not
-            accept that.
-        SharedSinkError: An output is not the original's, or its folder is in use.
-        RestoreError: The snapshot cannot be restored to a directory that Spark could start in.
+        start_from: `latest` (the newest committed batch), `batch-<n>`, or a snapshot.
+        outputs: Folders of the original's file sinks, mapped to folders of the fork, whose readers then also see
+            the original's rows up to the fork. Without it the fork's folder contains only what comes after.
     """
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
@@ -158,21 +128,9 @@ def assign_state(
     plan: Mapping[str, Any],
     check: Callable[[], None] = lambda: None,
 ) -> ForkedState:
-    """Assign another stream's state to a stream; its next start, from `latest`, continues there.
+    """Let the next start of a stream that is not running continue from another stream's state.
 
-    Args:
-        stream: The stream; it must not be running.
-        build: Creates its new live directory.
-        holder: The holder of its lease during the operation.
-        replace_state: Discard what the stream itself has committed.
-        plan: Description of the plan that wrote the state; empty if unknown.
-        check: Called under the lease before anything is written or fenced; raises to refuse.
-
-    Raises:
-        LeaseHeldError: The stream is running.
-        LeaseLostError: The stream was started in the meantime.
-        RequestFailedError: The stream has already committed batches.
-        LiveDirectoryError: Its folder of live directories belongs to another deployment.
+    `plan` describes the plan that wrote it. `check` is called under the lease before anything is written or fenced.
     """
     above = stream.token_in_use(stream.register())
     acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
@@ -187,7 +145,7 @@ def assign_state(
             )
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
         check()
-        # Do this while the catalog still has the directory in which a lost holder's query runs.
+        # While the catalog still has the directory in which a lost holder's query runs.
         fence_predecessor(stream, acquired, still_mine=lease.check)
         started_ms = monotonic_ms()
         claim_live_folder(stream)
@@ -222,11 +180,7 @@ def _plan(original: StreamHandle, facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def _refuse_gone_inputs(original: StreamHandle, stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> None:
-    """Refuse a fork that could not read what the original has read after the batch.
-
-    Raises:
-        InputGoneError: Files are gone, or would be read once more, and that was not accepted.
-    """
+    """Refuse a fork that could not read what the original has read after the batch."""
     inputs = source_inputs(original, facts, plan, active_session())
     lacking = " ".join(reasons(inputs, status) for status in (InputStatus.GONE, InputStatus.REPEATED)).strip()
     if lacking and not facts.start_from.accept_loss:
@@ -234,13 +188,12 @@ def _refuse_gone_inputs(original: StreamHandle, stream: StreamHandle, facts: Rec
             f"Stream {original.stream_id!r} is not forked into {stream.stream_id!r} after batch {plan.to_batch}, "
             f"nothing was changed: the fork would read again what the original has read since, and would lack rows or "
             f"have some twice. {lacking} Put back the files that are read again, with their modification times and no "
-            "others, or fork from a newer snapshot. To fork all the same, set accept_loss.",
+            "others, or fork from a newer snapshot. To fork nevertheless, set accept_loss.",
             lacking,
         )
 
 
 def _state_plan(original: StreamHandle, plan: RecoveryPlan) -> Mapping[str, Any]:
-    """Description of the plan that wrote the forked state."""
     return (
         plan.snapshot.plan if plan.snapshot is not None else original.catalog.streams.get(original.stream_id).plan or {}
     )
@@ -283,20 +236,9 @@ def give_outputs(
     *,
     may_link: bool = True,
 ) -> None:
-    """Copy the rows of another stream's folders up to a batch into new folders. Can be interrupted and repeated.
+    """Copy the rows of another stream's folders up to a batch into new folders. May be repeated.
 
-    Args:
-        logs: The folders of the stream, each with its log up to the batch.
-        outputs: Some of them, mapped to the folders that receive their rows.
-        batch_id: The batch.
-        still_mine: Entered around each file change; raises if this process is no longer the writer.
-        may_link: Hard-link files on the same disk, so that they share their bytes; otherwise copy them.
-
-    Raises:
-        SharedSinkError: A folder is not one of the stream's, or the folder for its rows is in use.
-        RestoreError: A log names a file that is missing or lies elsewhere.
-        SinkRollbackError: A log cannot be written.
-        StorageAccessError: A file cannot be read or written.
+    With `may_link`, files on the same disk are hard-linked and share their bytes.
     """
     chosen: list[tuple[str, str]] = []
     for old, new in outputs.items():

@@ -1,8 +1,7 @@
 """Importing: a stream continues from a snapshot of another deployment as an independent query.
 
-This catalog cannot hold that snapshot, so the import reads all of it at once and keeps no reference
-to it. It only reads from the other deployment: the snapshot and, if requested, the rows of its
-output.
+This catalog cannot hold that snapshot, so the import reads all of it at once and keeps no reference. From the other
+deployment it only reads.
 """
 
 from __future__ import annotations
@@ -29,20 +28,14 @@ from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, foreign_snapshot
 from dagster_ckpt.stream.start_from import is_location
 
-# Namespace for the query ids of imports. Each is derived from deployment, stream and directory, so
-# that the remains of an interrupted import are recognized.
+# Namespace for the query ids of imports: derived from deployment, stream and directory, they identify the
+# remains of an interrupted import.
 _QUERY_IDS = uuid.UUID("6f0c3f0e-6a0b-4e0b-9d43-8f1f6a3f9c21")
 
 
 @dataclass(frozen=True)
 class _MovedSink:
-    """A sink of the snapshot, and where the importing query writes instead.
-
-    Attributes:
-        name: The sink as the snapshot names it: a folder, or Spark's name for it.
-        old: The folder or table in that name; None if it contains none.
-        new: The folder, table or topic that replaces it.
-    """
+    """A sink as the snapshot names it, the folder or table in that name if any, and what replaces it."""
 
     name: str
     old: str | None
@@ -61,35 +54,13 @@ def import_snapshot(
 ) -> Fork:
     """Import a snapshot of another deployment into a stream; its next start, from `latest`, continues there.
 
-    The snapshot and the original's output are only read; the stream's storage must be able to reach
-    them. If the import is interrupted at any point, the stream is unchanged and the import can be
-    repeated.
+    If it is interrupted, the stream is unchanged and the import can be repeated.
 
     Args:
-        stream: The stream that continues from it; it must not be running.
-        location: Location of the snapshot: a checkpoint or savepoint of another catalog.
-        outputs: Each sink that the snapshot names, mapped to the folder, table or topic that the stream
-            writes to instead. A file sink is named by its folder. The stream's first start is refused
-            if its query writes anywhere else.
-        origin: Who requests the import, as shown by the lease.
-        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders.
-            Without it these contain only what comes after.
-        replace_state: Discard what the stream itself has committed.
-        progress: Called after each file of the snapshot with the number of files that are done and of all.
-
-    Raises:
-        OptionError: The value is not a location.
-        SnapshotNotFoundError: There is no snapshot, or it belongs to this deployment.
-        SnapshotCorruptError: It lacks data or was altered.
-        SharedSinkError: A sink is not mapped, or is mapped to a location of the original or of
-            something else.
-        LeaseHeldError: The stream is running.
-        LeaseLostError: The stream was started in the meantime.
-        RequestFailedError: The stream has already committed batches.
-        LiveDirectoryError: The stream's storage or live directories are in use by another deployment.
-        RestoreError: The snapshot cannot be restored to a directory that Spark could start in, or a
-            file of the output is missing.
-        StorageAccessError: Something cannot be read or written.
+        outputs: Each sink that the snapshot names, a file sink by its folder, mapped to the folder, table or
+            topic that the stream writes to instead. The first start is refused if its query writes anywhere else.
+        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders. Without it
+            these contain only what comes after.
     """
     snapshot = foreign_snapshot(stream, location)
     logs = logs_in_snapshot(stream.store, snapshot_location(snapshot))
@@ -137,13 +108,6 @@ def import_snapshot(
 
 
 def _moved_sinks(snapshot: SnapshotRecord, outputs: Mapping[str, str]) -> list[_MovedSink]:
-    """Each sink of a snapshot with its new location.
-
-    Raises:
-        SharedSinkError: A sink is not mapped, a mapped name is no sink of the snapshot, or two sinks
-            have the same new location.
-        SnapshotCorruptError: The snapshot does not name its sinks.
-    """
     named = _sinks_of(snapshot)
     mapped = {old.strip(): new.strip() for old, new in outputs.items()}
     known = named or {old: sink_of(old).place or old for old in mapped}
@@ -180,11 +144,7 @@ def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
 def _refuse_taken(
     stream: StreamHandle, snapshot: SnapshotRecord, sinks: Sequence[_MovedSink], logs: Mapping[str, Sequence[SinkEntry]]
 ) -> None:
-    """Refuse a new location that belongs to the original, or that something else writes to.
-
-    Raises:
-        SharedSinkError: There is one.
-    """
+    """Refuse a new location that belongs to the original, or that something else writes to."""
     originals = [sink.old or sink.name for sink in sinks]
     others = list(_places_of_others(stream))
     for before, sink in enumerate(sinks):
@@ -228,7 +188,7 @@ def _meet(sink: _MovedSink, place: str) -> bool:
 
 
 def _places_of_others(stream: StreamHandle) -> Iterator[str]:
-    """Where other streams of the catalog wrote last, or will write after a fork or import that has not started yet."""
+    """Where other streams wrote last, or will write after a fork or import that has not started yet."""
     for sink in stream.catalog.executions.sinks_of_others(stream.stream_id):
         yield sink_of(sink).place or sink
     for other in stream.catalog.streams.all():
@@ -238,11 +198,7 @@ def _places_of_others(stream: StreamHandle) -> Iterator[str]:
 
 
 def _refuse_anothers_place(stream: StreamHandle) -> None:
-    """Refuse to import into a stream whose folders are in use although this catalog knows no start of it.
-
-    Raises:
-        LiveDirectoryError: They are.
-    """
+    """Refuse a stream whose folders are in use although this catalog knows no start of it."""
     if stream.catalog.streams.get(stream.stream_id).live_generation > 0 or stream.catalog.snapshots.completed(
         stream.stream_id
     ):

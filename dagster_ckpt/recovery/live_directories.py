@@ -1,4 +1,11 @@
-"""Delete live directories that no start needs: at the end of a stream, after a start, and in housekeeping."""
+"""A stream's directories: built for a start, temporary copies of its state, and the deletion of those no start needs.
+
+Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses,
+which a later start deletes.
+
+Temporary copies are next to the live directories, where every executor can reach them. While one is in use, a
+thread writes the catalog's time into a file next to it, so that copies of killed processes can be told.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +33,16 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Progress, Watch, materialize, unwatched
 from dagster_ckpt.state.rewriting import Rewritten, rewrite_state
 from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.stream.adopted import adopted_directory
 from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import disown_live_folder, lies_elsewhere, other_owner_of_live_folder
+from dagster_ckpt.stream.ownership import (
+    adopted_directory,
+    disown_live_folder,
+    lies_elsewhere,
+    other_owner_of_live_folder,
+)
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
 if TYPE_CHECKING:
@@ -44,16 +55,11 @@ _MADE = 100
 def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
     """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
 
-    A directory outside the stream's folder is forgotten and stays: it was adopted or, if the catalog is
-    a copy, it is the original's, whose query is not even fenced. So does a folder that another
-    deployment uses now.
+    A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog,
+    whose query is not even fenced. So does a folder that another deployment uses now.
 
-    If a previous holder may still be alive, its query is fenced first, and fenced directories stay:
-    once a directory is forgotten nothing else can fence its query, which would keep writing without
-    the fence.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now; its directories are not touched.
+    A previous holder that may be alive is fenced first, and fenced directories stay: without its fence, its query
+    would keep writing, and nothing else can fence a forgotten directory.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     if not acquired.predecessor_ended and not may_be_anothers(stream, record):
@@ -65,18 +71,10 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
 
 
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
-    """Delete the live directories that earlier starts left behind, finished or not.
+    """Delete the live directories that earlier starts left; those with a higher token are a successor's.
 
-    The previous one is kept if it is fenced: without its fence, a query that still runs there would
-    plan further batches.
-
-    Args:
-        stream: The stream.
-        current: The directory in use.
-        lease: The lease of the stream. Directories with a higher token belong to a successor and stay.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now.
+    The previous one is kept if it is fenced: without its fence, a query that still runs there would plan further
+    batches.
     """
     built = _own_live_directories(stream, stream.catalog.streams.get(stream.stream_id))
     names = {each.live.url.rpartition("/")[2]: each for each in built}
@@ -104,8 +102,7 @@ def delete_forgotten_live_directories(stream: StreamHandle) -> str | None:
     if not _own_live_directories(stream, record):
         return None
     try:
-        # A start that comes in the meantime waits for this, or has a higher token and its own
-        # directories.
+        # A start meanwhile waits for this, or has a higher token and its own directories.
         acquired = acquire(
             stream.catalog, stream.stream_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None)
         )
@@ -136,8 +133,7 @@ def _delete_live_directories(
 def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[BuiltDirectory]:
     """The live directories in the stream's folder, if the catalog knows that the stream has run there.
 
-    Otherwise they belong to another deployment, or to this one before its catalog was lost, and
-    must not be deleted.
+    Otherwise they may be another deployment's, or of before a loss of the catalog, and must not be deleted.
     """
     known = {record.live_directory} | {
         each.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
@@ -165,7 +161,7 @@ def may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
 
 
 def left_to_another(stream: StreamHandle) -> str:
-    """Why a live directory that may be another deployment's is kept."""
+    """Why such a directory is kept."""
     record = stream.catalog.streams.get(stream.stream_id)
     if not lies_elsewhere(stream, record):
         return (
@@ -180,13 +176,7 @@ def left_to_another(stream: StreamHandle) -> str:
 
 @dataclass(frozen=True)
 class StateRewrite:
-    """How a start rewrites the state that it continues from.
-
-    Attributes:
-        spark: The session that does it.
-        shape: How the state will be stored.
-        report: Called with the progress every few seconds.
-    """
+    """How a start rewrites the state that it continues from."""
 
     spark: SparkSession
     shape: StateShape
@@ -194,13 +184,7 @@ class StateRewrite:
 
 
 class Building:
-    """Builds the new live directory; if its state is rewritten, from a temporary copy.
-
-    Args:
-        live: The directory.
-        rewrite: How to rewrite the state, if at all.
-        watch: See `prepare`.
-    """
+    """Builds the new live directory; if its state is rewritten, from a temporary copy."""
 
     def __init__(self, live: LiveDirectory, rewrite: StateRewrite | None, watch: Watch) -> None:
         self.live = live
@@ -214,11 +198,7 @@ class Building:
         return self._rewrite is not None
 
     def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
-        """Create the directory.
-
-        Args:
-            fill: Creates the directory that it gets.
-        """
+        """Create the directory."""
         if self._rewrite is None:
             fill(self.live)
             return
@@ -230,7 +210,7 @@ class Building:
             source.delete()
 
     def rewrite(self, source: LiveDirectory) -> None:
-        """Create the directory from one in which no query runs, with rewritten state."""
+        """Create the directory, with rewritten state, from one in which no query runs."""
         rewrite = self._rewrite
         assert rewrite is not None
         self.rewritten = rewrite_state(
@@ -238,15 +218,7 @@ class Building:
         )
 
     def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:
-        """Check that no sink would skip the batch in flight, whose state a rewrite leaves behind.
-
-        Args:
-            sinks: The query's sinks.
-            roll_back_tables: Whether this process may roll a table back.
-
-        Raises:
-            RowsAtRiskError: A sink would, and cannot be rolled back. The directory was deleted.
-        """
+        """Delete the directory and refuse if a sink would skip the batch in flight, whose state a rewrite drops."""
         if self.rewritten is None:
             return
         try:
@@ -268,27 +240,15 @@ def restore_into(
     watch: Watch = unwatched,
     progress: Progress | None = None,
 ) -> None:
-    """Restore a snapshot to a live directory without making it the stream's own.
+    """Restore a snapshot to a live directory that does not exist yet, without making it the stream's own.
 
     Every byte is compared with its digest in the snapshot, wherever it comes from.
 
     Args:
-        stream: The stream whose storage contains the snapshot.
-        location: Location of the snapshot.
-        live: The directory to create; it must not exist.
-        new_query_id: A separate query id, so that the query can run alongside the original; None keeps
-            that of the snapshot.
-        donor: A good live directory whose files are linked if they match the snapshot. None: everything
-            is read from the snapshot.
-        is_scratch: The directory is temporary, so it need not survive a power loss.
-        marked: See `materialize`.
-        watch: See `materialize`.
-        progress: Called after each file with the number of files that are placed and of all, from several threads.
-
-    Raises:
-        SnapshotNotFoundError: There is no snapshot.
-        SnapshotCorruptError: It lacks data or was altered.
-        RestoreError: It cannot be restored to a directory that Spark could start in.
+        new_query_id: Lets the query run alongside the original; None keeps the id of the snapshot.
+        donor: A good live directory whose files are linked if they match the snapshot.
+        is_scratch: The directory need not survive a power loss.
+        progress: Called after each file with the numbers of placed and of all files, from several threads.
     """
     placed = itertools.count(1)
     total = stream.store.manifest(location).file_count if progress is not None else 0
@@ -308,11 +268,7 @@ def restore_into(
 
 
 def snapshot_location(snapshot: SnapshotRecord) -> str:
-    """The location of a snapshot.
-
-    Raises:
-        SnapshotCorruptError: The catalog has no location for it.
-    """
+    """The location of a snapshot."""
     if snapshot.location is None:
         raise SnapshotCorruptError(
             f"The catalog does not record the location of {describe_snapshot(snapshot)}. Start from its location "
@@ -323,7 +279,7 @@ def snapshot_location(snapshot: SnapshotRecord) -> str:
 
 # Stream ids cannot begin with a dot.
 SCRATCH_FOLDER = ".scratch"
-# A directory whose user has not reported for this long was left by a process that is dead.
+# One whose user has not reported for this long was left by a dead process.
 LEFT_AFTER_MS = 6 * 3_600_000
 _REPORT_EVERY_S = 300.0
 _IN_USE = ".in-use"
@@ -331,14 +287,7 @@ _IN_USE = ".in-use"
 
 @contextmanager
 def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
-    """A temporary directory for a copy of a stream's state; it is not created, and deleted at the end.
-
-    Args:
-        stream: The stream.
-
-    Raises:
-        StorageAccessError: The folder of live directories cannot be reached.
-    """
+    """A temporary directory for a copy of state; the caller creates it, and it is deleted at the end."""
     remove_leftovers(stream)
     folder = _folder(stream)
     name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
@@ -364,11 +313,7 @@ def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
 
 
 def remove_leftovers(stream: StreamHandle) -> None:
-    """Delete the copies of killed processes. Only the catalog's clock determines their age.
-
-    Raises:
-        StorageAccessError: The folder of live directories cannot be reached.
-    """
+    """Delete the copies of killed processes, by the catalog's clock."""
     now_ms = stream.catalog.now_ms()
     folder = _folder(stream)
     for name, entry in folder.folder.list().items():
@@ -383,11 +328,7 @@ def remove_leftovers(stream: StreamHandle) -> None:
 
 
 def scratch_copies(stream: StreamHandle) -> list[LiveDirectory]:
-    """The temporary directories of a stream that exist, in use or left by a killed process.
-
-    Raises:
-        StorageAccessError: The folder of live directories cannot be reached.
-    """
+    """The temporary directories of a stream, in use or left by a killed process."""
     folder = _folder(stream)
     return [folder.sibling(f"/{name}") for name, entry in sorted(folder.folder.list().items()) if entry.is_directory]
 

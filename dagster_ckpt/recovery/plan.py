@@ -45,7 +45,6 @@ class _Plan:
     """What every plan says.
 
     Attributes:
-        reason: One sentence for messages.
         from_batch: The stream's current batch, if known.
     """
 
@@ -154,12 +153,9 @@ class Clone(_Continue):
 
 @dataclass(frozen=True, kw_only=True)
 class _GoBack(_Plan):
-    """Go back to a point.
+    """Go back to a point, skipping better ones, the best first.
 
-    Attributes:
-        new_query_id: The query continues under a new query id.
-        source_offsets: Where Kafka sources continue; None: where they stopped.
-        passed: Better points that are skipped, the best one first.
+    Without `source_offsets`, Kafka sources continue where they stopped.
     """
 
     new_query_id: bool = False
@@ -176,11 +172,9 @@ class _GoBack(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class Restore(_GoBack):
-    """Restore a snapshot.
+    """Restore a snapshot, which the stream then owns if it `claims` it.
 
-    Attributes:
-        claims: The stream takes ownership of the snapshot.
-        donor: A live directory whose files may be linked; None: everything is read from the snapshot.
+    Files of the `donor`, a live directory, may be linked; without one, everything is read from the snapshot.
     """
 
     kind = RecoveryKind.RESTORE
@@ -221,10 +215,9 @@ class RestoreAndReplay(_Plan):
     """Restore a snapshot and run the lost batches after it again: see `replay.py`.
 
     Attributes:
-        restore: The restore.
         to_batch: The last lost batch.
         query_id: The id under which the sinks have these batches.
-        in_flight: The batch after `to_batch` if exactly its rows are processed first; None if its plan is unknown.
+        in_flight: The batch after them, if its plan is known: exactly its rows are processed first.
         directory: Where the batches were replayed; None if that is still to be done.
     """
 
@@ -261,10 +254,7 @@ RecoveryPlan = StartEmpty | FinishRestore | Resume | Clone | Restore | Rewind | 
 class UnknownState:
     """What exists in the folders of a stream that its catalog knows no start of, each described briefly.
 
-    Attributes:
-        directories: Live directories that contain batches.
-        snapshots: Checkpoints and savepoints.
-        sinks: Logs of the file sinks that these snapshots name, and of the one that the query names.
+    `sinks` are logs of the file sinks that these snapshots and the query name.
     """
 
     directories: Sequence[str] = ()
@@ -280,30 +270,18 @@ class RecoveryFacts:
     """What is known when a stream starts.
 
     Attributes:
-        live: State of the stream's current live directory; None if it never had one.
         snapshots: Restorable snapshots of the current timeline, newest first.
-        all_snapshots: Every completed snapshot of the stream, and the one at a named location: the
-            candidates for an explicit name.
-        last_batch: The newest batch that any execution reported as committed in that directory.
-        has_run: Whether a query was ever started in that directory.
+        all_snapshots: Every completed snapshot, and the one at a named location: the candidates for an explicit name.
+        last_batch: The newest batch that any execution reported as committed in the live directory.
         predecessor_ended: Whether the previous execution can write nothing more.
         prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
-        retained: Batches that the live directory can be rewound to, ascending; only determined if one
-            is requested.
-        ended_in_order: Whether every execution in the live directory has a recorded end that was not a
-            failure, in this boot of this machine.
+        retained: Batches that the live directory can be rewound to, ascending; only determined if one is requested.
+        ended_in_order: Whether every execution in the live directory ended deliberately, in this boot.
         failures: Recovery failures since the last good checkpoint, oldest first.
-        origin_batch_is_retained: Whether the directory from which the live one was created still has
-            its batch.
-        origin_snapshot_is_gone: Whether the snapshot from which the live directory was created is known
-            to be deleted.
-        is_automatic: Whether no user requested this start: snapshots known to be broken are then not
-            tried.
-        depth: Number of points that a recovery considers besides the live directory; None: all.
-        last_sign_ms: When a query in the live directory last showed a sign of life, by the catalog's
-            clock.
-        without_input: Points that would read again what a source no longer has, each with what is gone. A start from
-            `latest` continues from a newer point.
+        is_automatic: No user requested this start: snapshots known to be broken are not tried.
+        depth: Number of points considered besides the live directory; None: all.
+        last_sign_ms: The last sign of life of a query in the live directory, by the catalog's clock.
+        without_input: Points whose input is gone, each with what is gone. A start from `latest` takes a newer point.
         damaged_logs: Logs of the stream's file sinks that only a snapshot brings back.
     """
 
@@ -330,16 +308,16 @@ class RecoveryFacts:
 
     @property
     def before_the_edit(self) -> list[SnapshotRecord]:
-        """Snapshots that lack an edit which the stream's state contains: a recovery does not use them."""
+        """Snapshots that lack an edit of the stream's state: a recovery does not use them."""
         edits = set(self.stream.state_edits)
         return [snapshot for snapshot in self.all_snapshots if not edits <= set(snapshot.state_edits)]
 
     def batches_since(self, batch_id: int | None) -> int | None:
-        """Committed batches between a batch and the stream's current state; None if one of them is unknown."""
+        """Committed batches between a batch and the current state; None if unknown."""
         return _difference(self.live_batch, batch_id)
 
     def time_since(self, snapshot: SnapshotRecord | None) -> int | None:
-        """Milliseconds between a snapshot and the query's last sign of life; None if one of them is unknown."""
+        """Milliseconds between a snapshot and the query's last sign of life; None if unknown."""
         return _difference(self.last_sign_ms, (snapshot.created_at_ms or None) if snapshot is not None else None)
 
     @property
@@ -366,7 +344,7 @@ class RewindDistance:
 
 
 def skipped_distance(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
-    """How far `chosen` is behind the newest of the restorable snapshots, newest first; None if it is the newest."""
+    """How far `chosen` is behind the newest of the restorable snapshots, newest first."""
     newer = snapshots[: next(at for at, snapshot in enumerate(snapshots) if snapshot.snapshot_id == chosen.snapshot_id)]
     if not newer:
         return None

@@ -30,8 +30,8 @@ from dagster_ckpt.spark.query.plan import Pair, PlanDescription, PlanOperator, r
 from dagster_ckpt.state.rewriting import shape_in, stored_state
 from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
 from dagster_ckpt.state.stopped_state import FORMAT_VERSION
-from dagster_ckpt.stream.adopted import adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.ownership import adopted_directory
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
 
@@ -52,32 +52,14 @@ _NOTHING = "nothing"
 
 
 def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
-    """Differences between two plans that affect the state, one line each.
-
-    Args:
-        before: The plan that wrote the state.
-        after: The plan that would continue from it.
-
-    Returns:
-        Empty if the state means the same to both.
-    """
+    """Differences between two plans that affect the state, one line each; empty if it means the same to both."""
     if before.as_record() == after.as_record():
         return ()
     return tuple(_differences(before, after))
 
 
 def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from: str, fingerprint: str) -> NoReturn:
-    """Refuse a start whose code interprets the state differently from the code that wrote it.
-
-    Args:
-        stream_id: The stream.
-        differences: The differences.
-        came_from: Description of the state that the start would continue from.
-        fingerprint: Fingerprint of the new code's plan.
-
-    Raises:
-        PlanChangedError: Always.
-    """
+    """Refuse a start whose code reads the state differently; `came_from` describes that state."""
     raise PlanChangedError(
         f"Stream {stream_id!r} is not started, nothing was changed: the code would continue from {came_from} with a "
         f"plan that differs from the one that wrote this state. {describe_differences(differences)} Spark compares "
@@ -145,34 +127,16 @@ def _described(operator: PlanOperator) -> str:
 
 @dataclass(frozen=True)
 class StateCheck:
-    """How the state that a start continues from has to change first.
-
-    Attributes:
-        messages: Settings that Spark keeps from the query's first start, one message each for the run's log.
-        rewrite: The shape to rewrite the state to; None if it stays as it is.
-    """
+    """Settings that Spark keeps from the first start, as messages, and the shape to rewrite the state to."""
 
     messages: tuple[str, ...] = ()
     rewrite: StateShape | None = None
 
 
 def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> StateCheck:
-    """Compare how the stream is to keep its state with the state that the plan starts from; changes nothing.
+    """Compare the state that the plan starts from with how the stream is to keep it. Changes nothing.
 
-    Args:
-        stream: The stream.
-        plan: The recovery to carry out.
-        start_from: The requested starting point.
-
-    Returns:
-        Whether the state must be rewritten, which is then possible and allowed.
-
-    Raises:
-        StateBackendChangeError: The backend cannot read the state, and the state may not be converted.
-        StatePartitionsError: The state has another number of partitions, and may not be rewritten.
-        StateRewriteError: The state cannot be rewritten as wanted.
-        UnsupportedSparkError: The installed Spark cannot rewrite state.
-        LiveDirectoryError: The live directory is damaged.
+    A rewrite that is returned is possible and allowed.
     """
     if isinstance(plan, StartEmpty):
         return StateCheck()
@@ -223,7 +187,7 @@ def _wanted_partitions(stream: StreamHandle, start_from: StartFrom, shape: State
 def _wanted_backend(
     stream: StreamHandle, plan: RecoveryPlan, shape: StateShape | None
 ) -> tuple[str | None, int | None, tuple[str, ...]]:
-    """Provider and checkpoint format to convert the state to, if any, and what Spark keeps anyway."""
+    """Provider and checkpoint format to convert the state to, and what Spark keeps anyway."""
     if stream.backend is None:
         return None, None, ()
     change = backend_change(_pinned(stream, plan), stream.backend)
@@ -261,7 +225,6 @@ def _live(stream: StreamHandle, plan: RecoveryPlan) -> LiveDirectory:
 
 
 def _shape(stream: StreamHandle, plan: RecoveryPlan) -> StateShape | None:
-    """How the state that the plan starts from is stored; None without state."""
     if isinstance(plan, Restore):
         stored = StoredState.of_properties(_properties(stream, plan))
         return stored.shape if stored is not None else None
@@ -278,8 +241,7 @@ def _pinned(stream: StreamHandle, plan: RecoveryPlan) -> PinnedState:
 
 
 def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
-    # A damaged name is not a change of the backend: a recovery goes back to the next point, while a
-    # change is refused.
+    # A damaged name is no change of the backend: a recovery goes on to the next point.
     live = stream.catalog.streams.get(stream.stream_id).live_directory
     if not isinstance(plan, Restore) and live is not None:
         check_pinned_provider(LiveDirectory(live))
@@ -287,14 +249,7 @@ def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
 
 @dataclass(frozen=True)
 class PlanChange:
-    """How a plan differs from the one that wrote a state.
-
-    Attributes:
-        differences: The differences, one line each.
-        came_from: Description of the state, for messages.
-        fingerprint: Fingerprint of the new plan.
-        is_accepted: Whether a user has already accepted exactly this plan.
-    """
+    """How a plan differs from the one that wrote a state, and whether a user has accepted exactly this plan."""
 
     differences: tuple[str, ...]
     came_from: str
@@ -305,14 +260,7 @@ class PlanChange:
 def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
     """Compare the plan of a query to start with that of the state it would continue from.
 
-    Args:
-        record: The stream.
-        recovery: Where it would start.
-        new: The plan of the query; None if unknown.
-
-    Returns:
-        None if the state means the same to both, if there is no state, or if one of the plans is
-        unknown.
+    None if the state means the same to both, if there is none, or if one of the plans is unknown.
     """
     snapshot = recovery.snapshot if isinstance(recovery, Restore) else None
     came_from = describe_snapshot(snapshot) if snapshot is not None else "its live directory"
@@ -327,23 +275,9 @@ def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescripti
 def check_plan(
     stream: StreamHandle, recovery: RecoveryPlan, new: PlanDescription | None, lease: LeaseRecord, *, accept: bool
 ) -> tuple[str, ...]:
-    """Pass a start only if its code interprets the state like the code that wrote it, or if the change is accepted.
+    """Refuse a start whose code reads the state differently, unless the change is accepted.
 
-    Acceptance also holds for restarts of a start that fails before it is recorded.
-
-    Args:
-        stream: The stream.
-        recovery: Where it is about to start; nothing has been changed yet.
-        new: The plan of the query to start.
-        lease: The lease of the stream.
-        accept: A user accepts a change.
-
-    Returns:
-        The accepted changes, one message each for the run's log.
-
-    Raises:
-        PlanChangedError: The plan differs, and the change is not accepted.
-        LiveDirectoryError: An adopted directory lacks the state that the query keeps.
+    Acceptance also holds for restarts of a start that fails before it is recorded. Returns one message per change.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     _refuse_adopted_without_state(record, recovery, new)
@@ -360,7 +294,7 @@ def check_plan(
 
 
 def _refuse_adopted_without_state(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> None:
-    """Refuse an adopted directory that lacks the state of its query. Only the code says whether that keeps any."""
+    """Refuse an adopted directory without the state of its query. Only the code says whether it keeps any."""
     adopted = adopted_directory(record)
     if adopted is None or not adopted.is_pending or new is None or isinstance(recovery, StartEmpty):
         return

@@ -33,7 +33,7 @@ from dagster_ckpt.recovery.sink_logs import lacks_the_log
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
-from dagster_ckpt.stream.adopted import Adopted, adopted_directory, refuse_unfinished_adoption
+from dagster_ckpt.stream.ownership import Adopted, adopted_directory, refuse_unfinished_adoption
 from dagster_ckpt.stream.snapshots import (
     describe_snapshot,
     named,
@@ -44,17 +44,7 @@ from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
-    """Decide what an execution starts from.
-
-    Raises:
-        SnapshotNotFoundError: The requested snapshot does not exist, or there is none.
-        OptionError: Several snapshots have the requested label.
-        LiveDirectoryError: The live directory is lost or broken and there is no snapshot; the message
-            says how to start empty on purpose. Or the requested batch is not retained there. Or the
-            stream's folders contain state that the catalog does not know. Or an adoption is unfinished.
-        RecoveryExhaustedError: Every point that the stream could continue from has failed.
-        StateAtRiskError: State would be discarded without confirmation.
-    """
+    """Decide what an execution starts from."""
     refuse_unfinished_adoption(facts.stream)
     if facts.start_from.point is StartPoint.EMPTY:
         refuse_unconfirmed(facts)
@@ -83,9 +73,9 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def with_newer_point(facts: RecoveryFacts, plan: RecoveryPlan, gone: str) -> RecoveryFacts | None:
-    """The facts with which a recovery continues from a newer point than one whose input is `gone`.
+    """The facts to continue from a newer point than one whose input is `gone`.
 
-    None if there is no newer point, or a person named the point.
+    None if there is none, or if a person named the point.
     """
     if facts.start_from.point is not StartPoint.LATEST or not isinstance(plan, Restore | Rewind):
         return None
@@ -152,7 +142,6 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def _donor(facts: RecoveryFacts) -> Donor | None:
-    """The live directory, if a restore may link its files; a broken one is not used."""
     if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.stream.live_directory is None:
         return None
     # A person who goes back, or named a snapshot, has a reason not to trust the current files.
@@ -196,8 +185,7 @@ def _from_adopted_directory(facts: RecoveryFacts, adopted: Adopted) -> RecoveryP
 
 
 def _can_be_finished(facts: RecoveryFacts, pending: PendingRestore) -> bool:
-    # An empty start has no directory yet. A restored or rewound one may get lost before its query
-    # starts.
+    # An empty start has no directory yet. A restored or rewound one may be lost before its query starts.
     return isinstance(pending, Emptied) or (facts.live is not None and facts.live.status is LiveStatus.GOOD)
 
 
@@ -250,7 +238,6 @@ def _from_point(facts: RecoveryFacts, why: str, point: RecoveryPoint, passed: tu
 
 
 def _in_order(facts: RecoveryFacts) -> list[SnapshotRecord]:
-    """The snapshots in the order in which a recovery tries them."""
     rest, ordered = list(facts.snapshots), []
     while (snapshot := newest_for_recovery(rest, prefer_checkpoint=facts.prefer_checkpoint)) is not None:
         ordered.append(snapshot)
@@ -263,8 +250,7 @@ def _known_to_be_broken(facts: RecoveryFacts, point: RecoveryPoint) -> str | Non
         lacking = _lacks_logs(facts, point)
         if lacking is not None:
             return lacking
-    # A user may try: the snapshot may have been repaired, and every file is compared with its
-    # digest.
+    # A user may try: it may have been repaired, and every file is compared with its digest.
     problem = point.snapshot.verified_problem if point.snapshot is not None and facts.is_automatic else None
     return None if problem is None else f"a verification found it broken: {problem}"
 
@@ -372,11 +358,7 @@ _SHOWN = 12
 
 
 def refuse_to_forget(facts: RecoveryFacts) -> None:
-    """Refuse to start a stream that the catalog knows no start of if state of it exists.
-
-    Raises:
-        LiveDirectoryError: State exists.
-    """
+    """Refuse to start a stream that the catalog knows no start of if state of it exists."""
     names_a_snapshot = facts.start_from.point is StartPoint.NAMED
     found = [*facts.unknown.directories, *(() if names_a_snapshot else facts.unknown.snapshots)]
     if not found or facts.snapshots:
@@ -394,11 +376,7 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
 
 
 def refuse_unconfirmed(facts: RecoveryFacts) -> None:
-    """Refuse an empty start that would discard state, unless the user confirmed it.
-
-    Raises:
-        StateAtRiskError: It would.
-    """
+    """Refuse an empty start that would discard state without confirmation."""
     if facts.start_from.discard_state:
         return
     given_up = []

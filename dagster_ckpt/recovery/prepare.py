@@ -1,13 +1,11 @@
 """Carries out a recovery plan: a live directory is ready for Spark, and the sinks have followed its state.
 
-The order of the steps makes a crash harmless. The new directory is built under a temporary name and
-renamed; one catalog transaction makes it the stream's directory and records that sinks must still
-be rolled back; then the sinks are rolled back, which can be repeated; then that record is cleared.
-The next start finishes what was interrupted.
+The order of the steps makes a crash harmless. The new directory is built under a temporary name and renamed; one
+transaction makes it the stream's directory and records that sinks must still be rolled back; then the sinks are
+rolled back, which can be repeated; then that record is cleared. The next start finishes what was interrupted.
 
-A start that has lost its lease changes nothing of its successor's: it builds under a name with its
-own token, the catalog refuses its writes, and it changes the files of a sink's log only while the
-catalog holds its lease.
+A start that has lost its lease changes nothing of its successor's: it builds under a name with its own token, the
+catalog refuses its writes, and it changes a sink's log only while the catalog holds its lease.
 """
 
 from __future__ import annotations
@@ -65,9 +63,9 @@ class PreparedStart:
     """What Spark is started on.
 
     Attributes:
-        rolled_back: Places of the sinks that were rolled back to the restored batch.
+        rolled_back: Places of the sinks that were rolled back.
         may_repeat: Names of sinks that this process cannot roll back.
-        began: Positions in the live directory just before the query started; None if unknown.
+        began: Positions in the live directory just before the query started.
     """
 
     live: LiveDirectory
@@ -89,26 +87,13 @@ def prepare(
 ) -> PreparedStart:
     """Create the live directory that the plan requires, and let the sinks follow.
 
-    Until the stream is switched to a new directory, an error leaves everything as it was. After it, the next start
-    finishes what is left.
+    An error before the switch to a new directory leaves everything as it was; what is left after it, the next start
+    finishes.
 
-    `output` is where the query to start will write, and no other sink is changed; if it is unknown, the stream's known
-    sinks are assumed. A `survey` of the sinks for this plan is used if nothing has happened since. With `rewrite`, the
-    query always continues in a new directory. `watch` is called while files are written and before the switch: if it
-    raises, the start ends and nothing has changed.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now; nothing of it was changed.
-        SnapshotCorruptError: The snapshot lacks data or was altered; the live directory is unchanged.
-        LiveDirectoryError: The live directory is incomplete at the batch to go back to, or the stream's folder of
-            live directories belongs to another deployment.
-        SharedSinkError: The query would write to another query's folder, or to one whose log does not
-            match the query's state.
-        RowsAtRiskError: A sink has a batch that the query does not have, and cannot be rolled back.
-        RestoreError: The snapshot cannot be restored to a directory that Spark could start in.
-        StateRewriteError: The state could not be rewritten; the live directory is unchanged.
-        SinkRollbackError: A file sink could not be rolled back; the next start tries again.
-        StorageAccessError: Something could not be read or written; the next start tries again.
+    `output` is where the query to start will write, and no other sink is changed; if unknown, the known sinks are
+    assumed. A `survey` of the sinks for this plan is used if nothing has happened since. With `rewrite`, the query
+    always continues in a new directory. `watch` is called while files are written and before the switch, and may
+    raise.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)
@@ -173,14 +158,13 @@ class _Preparation:
         live = LiveDirectory(record.live_directory)
         is_fork = isinstance(pending, Forked)
         if not is_fork:
-            # After the switch, and before the sinks follow. If the catalog is lost before this, a rebuild passes over
-            # this directory, and the one before still fits the sinks.
+            # Before the sinks follow: if the catalog is lost until now, a rebuild takes the directory before, which
+            # still fits them.
             live.note_in_use()
         rolled_back, may_repeat = self._roll_back(pending)
         self._begin_logs()
         if is_fork:
-            # It may have been killed in its first batch. It is finished only when its query has started: before that,
-            # where it writes is unknown.
+            # It may have been killed in its first batch. Until its query has started, where it writes is unknown.
             self._settle_batch_in_flight(live)
         else:
             self.stream.catalog.streams.restore_finished(self.lease.record)
@@ -302,14 +286,13 @@ class _Preparation:
         return self.finish(record)
 
     def _origin_of_rewound(self, old: str, batch_id: int) -> StateOrigin:
-        # If the directory was created from `old` and is created from it again, its own origin records
-        # what `old` came from.
+        # If it is created from `old` again, its own origin records what `old` came from.
         known = self.record.origin
         is_made_again = known is not None and known.directory == old
         return StateOrigin.of_directory(old, batch_id, known.earlier if known is not None and is_made_again else known)
 
     def _moved(self, building: Building) -> StreamRecord:
-        """Switch an unfinished restore to a directory that a query may start in: its own is fenced, or is rewritten.
+        """Switch an unfinished restore whose directory is fenced, or is rewritten, to one that a query may start in.
 
         What remains of the restore, the fork or the import stays pending.
         """
@@ -362,7 +345,7 @@ class _Preparation:
         )
 
     def _is_skipped_under(self, query_id: str | None, batch_id: int | None) -> bool:
-        """Whether a sink would skip the next batches of this query although they are undone."""
+        """Whether a sink would skip the next, undone batches of this query."""
         after = BEFORE_THE_FIRST_BATCH if batch_id is None else batch_id
         remembering = [sink for sink in self.sinks.of(Verdict.ROLL_BACK) if sink.remembers_undone]
         newest = (newest_batch(sink, query_id) for sink in remembering)
@@ -372,13 +355,13 @@ class _Preparation:
         return [sink for sink in sinks if sink.rolls_back and self.sinks.allows(sink)]
 
     def _begin_logs(self) -> None:
-        """Write an empty log where a file sink begins in a folder without one, up to the batch that the state has."""
+        """Write an empty log, up to the batch of the state, where a file sink begins in a folder without one."""
         for sink in self.sinks.of(Verdict.BEGIN):
             if isinstance(sink, FileSink):
                 begin_log(sink.folder, self.sinks.aim.batch_id, still_mine=self.lease.step)
 
     def _settle_batch_in_flight(self, live: LiveDirectory) -> list[Sink]:
-        """Undo a batch that sinks have and the query does not have; returns the sinks that were rolled back."""
+        """Undo a batch that sinks have and the query does not have; returns these sinks."""
         return settle_in_flight(
             live,
             self.sinks.to_settle,
@@ -389,7 +372,7 @@ class _Preparation:
         )
 
     def _roll_back(self, pending: PendingRestore | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Roll back what the start may roll back; returns the places, and the names of the sinks that it cannot."""
+        """Roll back what may be rolled back; returns the places, and the names of the sinks that cannot."""
         stream = self.stream
         logs: Mapping[str, Sequence[SinkEntry]] = {}
         batch_id, sinks = BEFORE_THE_FIRST_BATCH, list[Sink]()

@@ -19,9 +19,9 @@ from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.modes import SnapshotKind
 
-# Error of a live directory whose state Spark cannot load from a copy either, while it loads that of a snapshot.
+# Spark cannot load the state from a copy of the live directory either, while it loads that of a snapshot.
 NOT_LOADABLE = "STATE_NOT_LOADABLE"
-# Errors that were found by reading a point. Earlier releases recorded others, taken from a message of Spark's.
+# Errors that were found by reading a point, not taken from a message of Spark.
 _PROVEN = {*(code.value for code in Code), "SnapshotCorruptError", "SnapshotNotFoundError", NOT_LOADABLE}
 
 
@@ -30,14 +30,7 @@ _LIVE = "live:"
 
 @dataclass(frozen=True)
 class RecoveryPoint:
-    """A point that a stream can continue from if its live directory is unusable.
-
-    Attributes:
-        name: A stable name.
-        batch_id: Its batch, if known.
-        snapshot: The snapshot, or None for a live directory.
-        directory: An earlier live directory of the stream to rewind to `batch_id`; None for a snapshot.
-    """
+    """A point that a stream can continue from: a snapshot, or a batch of an earlier live directory."""
 
     name: str
     batch_id: int | None
@@ -51,7 +44,7 @@ def live_point(directory: str) -> str:
 
 
 def finish_point(directory: str) -> str:
-    """Name of the point for a restore into a live directory whose sinks must still be rolled back."""
+    """Name of the point for a restore that is not finished."""
     return f"finish:{directory}"
 
 
@@ -79,11 +72,7 @@ def point_of_origin(origin: StateOrigin | None) -> str | None:
 def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
     """The points that are damaged, each with what was found there.
 
-    A live directory is examined at each start. What was found there before does not count, unless only Spark can see
-    it.
-
-    Args:
-        failures: Recovery failures, oldest first.
+    Each start examines its live directory itself: an earlier finding counts only if nothing but Spark can see it.
     """
     return {
         failure.point: f"{failure.error}: {failure.detail}"
@@ -97,15 +86,9 @@ def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
 def recovery_points(
     stream: StreamRecord, snapshots: Sequence[SnapshotRecord], *, batch_is_retained: bool, snapshot_is_gone: bool
 ) -> list[RecoveryPoint]:
-    """The points that a stream can continue from, in the order to try them, without its live directory.
+    """The points besides the live directory that a stream can continue from, in the order to try them.
 
-    Args:
-        stream: The stream, with the origin of its live directory.
-        snapshots: Snapshots to recover from, in the order to try them.
-        batch_is_retained: Whether the directory from which the live one was created still has its
-            batch.
-        snapshot_is_gone: Whether the snapshot from which the live directory was created is known to be
-            deleted.
+    `batch_is_retained`: the directory from which the live one was created still has its batch.
     """
     points = [
         RecoveryPoint(snapshot_point(snapshot.snapshot_id), snapshot.batch_id, snapshot=snapshot)
@@ -148,25 +131,19 @@ def snapshot_of_origin(stream: StreamRecord, origin: StateOrigin) -> SnapshotRec
 
 
 def _insert(points: list[RecoveryPoint], point: RecoveryPoint) -> None:
-    """Insert a point before the first one with an earlier batch."""
     batch_id = -1 if point.batch_id is None else point.batch_id
     place = next((at for at, other in enumerate(points) if batch_of(other) < batch_id), len(points))
     points.insert(place, point)
 
 
 def batch_of(point: RecoveryPoint) -> int:
-    """The batch of a point; -1 if it is before the first one, or unknown."""
+    """The batch of a point; -1 if unknown or before the first one."""
     return -1 if point.batch_id is None else point.batch_id
 
 
 @dataclass(frozen=True)
 class SkippedSnapshot:
-    """A snapshot that was not chosen.
-
-    Attributes:
-        snapshot: The snapshot.
-        why: What is wrong with it.
-    """
+    """A snapshot that was not chosen."""
 
     snapshot: SnapshotRecord
     why: str
@@ -174,13 +151,7 @@ class SkippedSnapshot:
 
 @dataclass(frozen=True)
 class SnapshotChoice:
-    """The snapshot to use.
-
-    Attributes:
-        snapshot: The newest one that can be restored, or None.
-        replayed_batches: Committed batches that would be processed again; None if unknown.
-        skipped: Newer ones that cannot be restored.
-    """
+    """The snapshot to use, with the batches that it replays if known, and the newer ones that cannot be restored."""
 
     snapshot: SnapshotRecord | None
     replayed_batches: int | None
@@ -216,11 +187,8 @@ def choose_snapshot(
     """Choose the newest snapshot that can be restored.
 
     Args:
-        snapshots: Completed snapshots of the stream's timeline.
-        newest_batch: The newest batch that the query is known to have committed; None if unknown. A
-            snapshot of a later batch belongs to another history of the stream.
-        problems: Returns what is wrong with a snapshot; called from the newest on, until one has no
-            problems.
+        newest_batch: The newest batch known to be committed. A later snapshot belongs to another history.
+        problems: Returns what is wrong with a snapshot; called from the newest on, until one has none.
     """
     skipped: list[SkippedSnapshot] = []
     for snapshot in sorted(snapshots, key=_age, reverse=True):
@@ -237,5 +205,5 @@ def choose_snapshot(
 
 
 def _age(snapshot: SnapshotRecord) -> tuple[int, int]:
-    """Sort key that increases with a snapshot's content; one without a batch sorts before batch 0."""
+    """Sort key that increases with the content of a snapshot."""
     return (-1 if snapshot.batch_id is None else snapshot.batch_id, -1 if snapshot.number is None else snapshot.number)

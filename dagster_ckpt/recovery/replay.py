@@ -1,10 +1,9 @@
 """Exact replay: rebuild the state that was lost with a live directory, without rolling a sink back.
 
-A snapshot contains the state after batch N, and the sinks have the batches up to M. If the query
-continued after N, Spark would divide the input of N+1 to M into other batches, so the sinks would have
-to be rolled back first. Instead, a start runs these batches again with their offsets from the journal
-(`catalog/journal.py`) and discards the rows. The query then continues after M, as after a crash that
-left the live directory intact.
+A snapshot contains the state after batch N, the sinks have the batches up to M. If the query continued after N,
+Spark would divide the input of N+1 to M differently, and the sinks would have to be rolled back first. Instead, a
+start runs these batches again with their offsets from the journal (`catalog/journal.py`), discards the rows, and
+continues after M as after a crash.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class LostBatches:
     """Batches after a snapshot that can be replayed exactly.
 
     Attributes:
-        batches: The batches that the query had committed, or that a sink has as a whole. None if only the one in
-            flight has to be planned again, because a sink may have it in part.
+        batches: Those that the query had committed, or that a sink has as a whole; empty if only the one in
+            flight has to be planned again.
         query_id: The id of the query that wrote the last batch.
         in_flight: The batch after them, if it was planned: the query runs it first.
     """
@@ -64,7 +63,7 @@ class LostBatches:
         return self.in_flight.batch_id - 1 if self.in_flight is not None else -1
 
     def plan(self, directory: str | None = None) -> RestoreAndReplay:
-        """The plan to restore the snapshot, with the replay; `directory`: where that has been done."""
+        """The restore, with the replay; `directory`: where the batches were replayed."""
         plan = self.restore
         if not self.batches:
             what = f"run batch {self.last + 1} as planned before"
@@ -86,14 +85,7 @@ class LostBatches:
 def lost_batches(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
 ) -> LostBatches | None:
-    """The batches that a planned start can replay; None if it has nothing to replay, or cannot. Changes nothing.
-
-    Args:
-        stream: The stream.
-        facts: The facts that the plan is based on.
-        plan: The plan.
-        output: Where the query to start will write; None if unknown.
-    """
+    """The batches that a planned start can replay; None without any. Changes nothing."""
     if (
         not isinstance(plan, Restore)
         or facts.start_from.point is not StartPoint.LATEST
@@ -111,8 +103,7 @@ def lost_batches(
         # A new sink gets the batches after the snapshot.
         return None
     newest = planned[-1]
-    # Not that of the snapshot: if the stream went back to it before, the sinks have other batches of the same numbers
-    # under that id, which were undone.
+    # Not that of the snapshot: if the stream went back to it before, the sinks know undone batches under that id.
     query_id = planned_by(newest)
     if query_id is None:
         return None
@@ -140,24 +131,10 @@ def replay(
     *,
     watch: Watch,
 ) -> RestoreAndReplay:
-    """Restore a snapshot to a directory that no stream uses, and run batches of the query there without output.
+    """Restore a snapshot to a directory that no stream uses, and run the lost batches there without output.
 
-    The directory is deleted if the replay fails, else by the next start that has another one.
-
-    Args:
-        stream: The stream.
-        lost: The batches.
-        lease: The lease of the stream.
-        describe: Describes the query.
-        watch: Called while a batch runs; an exception ends the replay.
-
-    Returns:
-        The plan to continue from that directory.
-
-    Raises:
-        RestoreError: A batch could not be replayed.
-        SnapshotCorruptError: The snapshot lacks data or was altered.
-        StorageAccessError: Something could not be read or written.
+    The directory is deleted if that fails, else by a later start. `watch` is called while a batch runs, and may
+    raise. Returns the plan to continue there.
     """
 
     def stopped() -> bool:
@@ -201,7 +178,7 @@ def replay(
 
 
 def _newest_whole(sink: Sink, query_id: str) -> int:
-    """The newest batch of which a sink certainly has all rows; -1 if there is none, or if that is unknown."""
+    """The newest batch of which a sink certainly has all rows; -1 if none or unknown."""
     try:
         newest = newest_batch(sink, query_id)
     except CkptError:
@@ -213,7 +190,7 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
 
 
 def _has_parts(sink: Sink) -> bool:
-    """Whether a sink may have a batch in part, and drops that part when the query runs the batch again.
+    """Whether a sink may have a batch in part, and drops that part when the query runs it again.
 
     Of several writers into Kafka, some may have been killed before their share. A table with parts goes back first.
     """

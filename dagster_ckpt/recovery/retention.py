@@ -48,14 +48,10 @@ class RetentionReport:
     """What a retention pass did.
 
     Attributes:
-        deleted: Snapshots whose bytes were deleted.
-        kept: Snapshots that stay, each with the reason.
         held: Snapshots still in use; a later pass deletes them.
-        failed: Snapshots whose deletion failed; the next pass retries them.
-        live_directory_deleted: The live directory that was deleted, or None.
-        swept: Objects that nothing needed any more and that were removed, each with the reason.
+        failed: Snapshots whose deletion failed; the next pass retries it.
+        swept: Objects that nothing needed any more.
         settled: Attempts whose process had died, each with the outcome.
-        dry_run: Nothing was done: the report says what would be done.
     """
 
     deleted: tuple[str, ...] = ()
@@ -81,11 +77,7 @@ class RetentionReport:
         )
 
     def messages(self, *, unlogged: bool = False) -> list[str]:
-        """The report as messages.
-
-        Args:
-            unlogged: Leave out what the catalog has already logged as an event.
-        """
+        """The report as messages; `unlogged` leaves out what the catalog has logged as events."""
         would = "would have " if self.dry_run else ""
         logged = [f"{would}deleted {name}" for name in self.deleted]
         lines = [] if unlogged and not self.dry_run else logged
@@ -101,16 +93,12 @@ class RetentionReport:
 
 
 def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:
-    """The checkpoints that the stream's retention policy does not keep, oldest first.
+    """The checkpoints that the retention policy does not keep, oldest first.
 
-    The policy sees them ordered by number, never by a clock. Savepoints are shown to it only with
-    `count_savepoints`, and are never deleted here. Regardless of the policy, the snapshots stay that
-    a recovery would use first, the newest proven one, tagged ones, those that pending attempts build
-    on, and the one that an upgrade would be rolled back to.
-
-    Args:
-        stream: The stream.
-        protected: Locations that pending attempts build on; they are left for a later pass.
+    The policy sees them by number, never by a clock; savepoints only with `count_savepoints`, and they are never
+    deleted here. Regardless of the policy these stay: what a recovery would use first, the newest proven one,
+    tagged ones, those at `protected` locations, which pending attempts build on, and the one that an upgrade would
+    be rolled back to.
     """
     tagged = stream.catalog.holds.tagged(stream.stream_id)
     # Tagged checkpoints do not count towards the limit.
@@ -141,19 +129,15 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
 
 
 def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:
-    """Snapshots of the stream's own whose deletion failed, or whose process was killed while it deleted them."""
+    """The stream's own snapshots whose deletion was interrupted."""
     deleting = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
     return [snapshot for snapshot in deleting if is_owned_by_stream(snapshot)]
 
 
 def newest_proven(restorable: Sequence[SnapshotRecord]) -> list[str]:
-    """Id of the newest proven snapshot, in a list; empty if none is proven.
+    """Id of the restorable snapshot with the newest batch that is proven, in a list; empty if none is.
 
-    The newest by its batch: it is the one from which a recovery loses least. No policy deletes it,
-    because state that no query has loaded may turn out to be damaged when it is needed.
-
-    Args:
-        restorable: The snapshots that a recovery may use.
+    No policy deletes it: state that no query has loaded may turn out to be damaged.
     """
     proven = [snapshot for snapshot in restorable if snapshot.is_proven]
     newest = max(proven, key=lambda snapshot: (snapshot.batch_id or 0, snapshot.number or 0), default=None)
@@ -170,19 +154,9 @@ def discard(
 ) -> RetentionReport:
     """Delete snapshots: mark, delete the bytes, forget.
 
-    Nothing builds on a marked snapshot any more, so a deletion that continues after its lease was
-    lost takes nothing from a successor. It ends at the next snapshot anyway.
-
-    Args:
-        stream: The stream.
-        snapshots: The snapshots to delete.
-        reason: The reason recorded in the catalog's event.
-        lease: The lease under which they are deleted; None if an operator deletes them, alongside any
-            writer.
-        protected: Further locations whose bytes must be kept, besides every snapshot the store lists.
-
-    Raises:
-        LeaseLostError: Another execution is the writer now; the rest is left to it.
+    Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor.
+    Without a lease, an operator deletes them alongside any writer. Bytes that the store lists or that are
+    `protected` stay.
     """
     record = lease.record if lease is not None else None
     deleted: list[str] = []
@@ -218,14 +192,7 @@ def _is_anothers(stream: StreamHandle, snapshot: SnapshotRecord, location: str) 
 
 @dataclass(frozen=True)
 class _AtEnd:
-    """What the clean-up option deletes of a stream that has ended.
-
-    Attributes:
-        doomed: The checkpoints to delete.
-        kept: Those that stay, each with the reason.
-        drops_live: Whether the live directories are deleted too.
-        reason: The clean-up option and the state, for events and reports.
-    """
+    """What the clean-up option deletes of a stream that has ended."""
 
     doomed: tuple[SnapshotRecord, ...]
     kept: tuple[str, ...]
@@ -238,26 +205,17 @@ def apply_terminal_retention(
 ) -> RetentionReport:
     """Keep or delete checkpoints according to the clean-up option for the state in which the stream ended.
 
-    Savepoints are never deleted unless a start has claimed them. If the live directory is
-    incomplete, the newest snapshot is kept even if the policy would delete it, because the stream
-    may need it. Only canceling under DELETE_ON_CANCELLATION deletes everything, as requested.
+    Savepoints are deleted only if a start has claimed them. While the live directory is incomplete, the newest
+    snapshot stays: the stream may need it. Only canceling under DELETE_ON_CANCELLATION deletes everything, as
+    requested.
 
-    Args:
-        stream: The stream.
-        execution_id: The execution that ended; it is settled afterwards.
-        state: How it ended.
-        dry_run: Report what would be deleted without deleting it or settling the execution.
-
-    Returns:
-        What was deleted and kept, with reasons. Nothing is deleted if a newer execution of the stream
-        has begun or is about to: it holds the lease, and the execution remains unsettled.
+    If a newer execution holds the lease, nothing is deleted and the execution stays unsettled.
     """
     if dry_run:
         return _preview_at_end(stream, execution_id, state)
     run_id = stream.catalog.executions.get(execution_id).run_id
     try:
-        # A start that comes in the meantime must not use what is being deleted. The lease shows it
-        # whose end it waits for.
+        # A start meanwhile must not use what is being deleted; the lease tells it what it waits for.
         acquired = acquire(stream.catalog, stream.stream_id, this_holder(f"retention-{uuid.uuid4()}", run_id, None))
     except LeaseHeldError as error:
         return RetentionReport(kept=(f"everything: {error}",))
@@ -351,11 +309,8 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
     """Settle attempts and finish deletions that were interrupted, and remove bytes left by crashed attempts.
 
-    Args:
-        stream: The stream.
-        older_than_ms: Bytes younger than this by the storage's clock stay, as do those of pending
-            attempts. Default: six hours, or twice the checkpoint timeout if that is longer.
-        dry_run: Report what would be done without doing it.
+    Bytes younger than `older_than_ms` by the storage's clock stay, as do those of pending attempts. Default: six
+    hours, or twice the checkpoint timeout if that is longer.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)

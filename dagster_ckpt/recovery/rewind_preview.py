@@ -22,13 +22,7 @@ from dagster_ckpt.recovery.plan import (
 )
 from dagster_ckpt.recovery.safety_savepoint import describe_safety_savepoint
 from dagster_ckpt.recovery.sink_logs import with_moved_logs
-from dagster_ckpt.recovery.sink_survey import (
-    BEFORE_THE_FIRST_BATCH,
-    Survey,
-    forecast_missing_batches,
-    forecast_shared,
-    survey_sinks,
-)
+from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, forecast_sinks, survey_sinks
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
@@ -55,12 +49,7 @@ _EFFECTS = {
 
 @dataclass(frozen=True)
 class RowCount:
-    """Rows that are processed again.
-
-    Attributes:
-        rows: Their number, or None if unknown.
-        is_exact: False if the number is a lower bound.
-    """
+    """Rows that are processed again, at least if not exact; None if unknown."""
 
     rows: int | None
     is_exact: bool
@@ -76,19 +65,14 @@ class RewindPreview:
     """What a start would undo and process again.
 
     Attributes:
-        plan: What the start would do.
-        rows: Input rows that are processed again.
         sources: What is read again, by source, if the offsets show it.
-        span_ms: Processing time that is repeated, or None if unknown.
+        span_ms: Processing time that is repeated.
         left: Snapshots after the batch, newest first: they stay on the timeline that is left.
-        sinks: What each sink will do.
-        undone_since_ms: The earliest time at which the first undone batch may have been written, in ms
-            since the epoch; None if unknown.
+        undone_since_ms: When the first undone batch may have been written at the earliest, in ms since the epoch.
         safety_savepoint: How the current state will be preserved; None if nothing is left behind.
         undone_edits: Edits of the state that the start undoes, each described.
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
-        inputs: Whether each source still has what is read again; empty if nothing is.
-        survey: The survey of the sinks that the forecasts are based on.
+        inputs: Whether each source still has what is read again.
     """
 
     plan: RecoveryPlan
@@ -106,12 +90,12 @@ class RewindPreview:
 
     @property
     def gone(self) -> str:
-        """What the sources no longer have of what is read again, in sentences; empty if they have all of it."""
+        """What the sources no longer have of what is read again, in sentences."""
         return reasons(self.inputs, InputStatus.GONE)
 
     @property
     def repeated(self) -> str:
-        """What the sources would hand out once more though it was read, in sentences; empty if nothing."""
+        """What the sources would hand out again although it was read, in sentences."""
         return reasons(self.inputs, InputStatus.REPEATED)
 
     @property
@@ -168,27 +152,15 @@ def preview_rewind(
 ) -> RewindPreview:
     """Determine what a planned start would undo and process again.
 
-    Args:
-        stream: The stream.
-        facts: The facts that the plan is based on.
-        plan: The plan. For one that undoes nothing, the preview contains only sinks that already have a
-            batch which the query has not committed, or that the query must not write to.
-        output: Where the query to start will write; None if unknown.
-        is_running: Whether the current query still runs. If the start continues where it stops, its batch in flight
-            is none of the start's: it is stopped first and finishes that.
-        session: The session of the query to start, whose file systems its sources use; None if unknown.
-
-    Raises:
-        SnapshotNotFoundError: The snapshot no longer exists.
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: The snapshot or the live directory cannot be reached.
+    For a plan that undoes nothing, the preview has only sinks that already have a batch which the query has not
+    committed, or that it must not write to. A query that still runs finishes its batch in flight before it is
+    stopped. `session` is that of the query to start, whose file systems its sources use.
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
-    judged = [*survey.forecasts(), *forecast_shared(stream, survey, output)]
     if isinstance(plan, Resume | Clone | FinishRestore):
-        judged += forecast_missing_batches(stream, survey, output)
-        going_on = (*judged, *(() if is_running else _sinks_in_flight(stream, facts, plan, survey)))
+        in_flight = () if is_running else _sinks_in_flight(stream, facts, plan, survey)
+        going_on = (*forecast_sinks(stream, survey, output), *in_flight)
         return RewindPreview(plan, RowCount(0, is_exact=True), (), 0, (), going_on, inputs=inputs, survey=survey)
     to_batch = BEFORE_THE_FIRST_BATCH if plan.to_batch is None else plan.to_batch
     live = LiveDirectory(facts.stream.live_directory) if facts.stream.live_directory else None
@@ -204,7 +176,7 @@ def preview_rewind(
         query_ids=query_ids_of(stream),
         roll_back_tables=stream.options.roll_back_tables,
     )
-    judged += forecast_missing_batches(stream, survey, output, replay)
+    judged = forecast_sinks(stream, survey, output, replay)
     left = [snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > to_batch]
     sinks = (*judged, *(sink.forecast(replay) for sink in _sinks(stream, plan) if not _is_judged(sink, judged)))
     return RewindPreview(
@@ -223,7 +195,7 @@ def preview_rewind(
 
 
 def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkForecast:
-    """A forecast that promises each row once only if the sources have these rows."""
+    """Promise each row once only if the sources have these rows."""
     if forecast.effect is not SinkEffect.EXACT:
         return forecast
     for status, effect in _EFFECTS.items():
@@ -234,12 +206,7 @@ def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkF
 
 
 def undone_edits(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[str, ...]:
-    """Descriptions of the edits that the stream's state contains, and the state that it would start from does not.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: The snapshot cannot be reached.
-    """
+    """Descriptions of the edits of the stream's state that the state to start from lacks."""
     if not facts.stream.state_edits or isinstance(plan, Rewind | FinishRestore):
         return ()
     kept: Sequence[str] = ()
@@ -261,59 +228,47 @@ def _is_judged(sink: Sink, judged: Sequence[SinkForecast]) -> bool:
 
 
 def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bool) -> None:
-    """Pass a start only if no row can be lost, or if that was accepted.
+    """Refuse a start that could lose or repeat rows, unless that was accepted.
 
-    Raises:
-        InputGoneError: A source no longer has what is read again.
-        RowsAtRiskError: A sink could lose rows, or a source would hand out some twice.
-        SharedSinkError: A sink belongs to another query, or does not match the query's state; accepting
-            a loss does not help. Or another stream wrote to a table or topic last, and that was not accepted.
-        SinkRollbackError: A sink must be rolled back and cannot be; accepting a loss does not help.
-        StorageAccessError: A sink did not answer; try again.
+    Acceptance does not help where a sink must not be written to, does not answer, or cannot be rolled back.
     """
-    refused = [sink for sink in preview.sinks if sink.effect is SinkEffect.REFUSED]
-    if refused:
-        raise SharedSinkError(
-            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed. "
-            + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in refused)
+    start = f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed"
+
+    def sinks(effect: SinkEffect) -> str:
+        return " ".join(
+            f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.sinks if sink.effect is effect
         )
-    for effect, error in ((SinkEffect.UNREACHABLE, StorageAccessError), (SinkEffect.IRREVERSIBLE, SinkRollbackError)):
-        stuck = [sink for sink in preview.sinks if sink.effect is effect]
-        if stuck:
-            raise error(
-                f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: "
-                + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in stuck)
-            )
-    shared = [sink for sink in preview.sinks if sink.effect is SinkEffect.SHARED]
-    if shared and not accept_loss:
-        raise SharedSinkError(
-            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed. "
-            + " ".join(f"{sink.sink}: {sink.reason} {sink.advice}" for sink in shared)
-        )
-    if preview.gone and not accept_loss:
+
+    if refused := sinks(SinkEffect.REFUSED):
+        raise SharedSinkError(f"{start}. {refused}")
+    if unreachable := sinks(SinkEffect.UNREACHABLE):
+        raise StorageAccessError(f"{start}: {unreachable}")
+    if irreversible := sinks(SinkEffect.IRREVERSIBLE):
+        raise SinkRollbackError(f"{start}: {irreversible}")
+    if accept_loss:
+        return
+    if shared := sinks(SinkEffect.SHARED):
+        raise SharedSinkError(f"{start}. {shared}")
+    if preview.gone:
         raise InputGoneError(
-            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: its sources no "
-            f"longer have what it would read again. {preview.gone} Put these files back, with their modification "
-            "times and no others, or start from a newer snapshot, after which they are not read. To continue without "
-            "their rows, start with accept_loss.",
+            f"{start}: its sources no longer have what it would read again. {preview.gone} Put these files back, with "
+            "their modification times and no others, or start from a newer snapshot, after which they are not read. To "
+            "continue without their rows, start with accept_loss.",
             preview.gone,
         )
-    if preview.repeated and not accept_loss:
+    if preview.repeated:
         raise RowsAtRiskError(
-            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: rows would be "
-            f"read twice. {preview.repeated} Take these files out of the folder, where nothing needs them any more, "
-            "or give them their old modification times. To read them twice, start with accept_loss."
+            f"{start}: rows would be read twice. {preview.repeated} Remove these files from the folder, or "
+            "restore their old modification times. To read them twice, start with accept_loss."
         )
-    if preview.losing and not accept_loss:
-        sinks = " ".join(f"{sink.sink}: {sink.reason} {sink.advice}".rstrip() for sink in preview.losing)
+    if losing := sinks(SinkEffect.LOSE):
         raise RowsAtRiskError(
-            f"Stream {stream.stream_id!r} is not started ({preview.plan.reason}), nothing was changed: rows could be "
-            f"lost. {sinks} Follow the advice for each sink, or start with accept_loss to accept the loss."
+            f"{start}: rows could be lost. {losing} Follow the advice for each sink, or start with accept_loss to "
+            "accept the loss."
         )
 
 
 def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[Sink]:
-    """The sinks the query wrote to when the snapshot was taken, and its current ones."""
     then = sinks_of_snapshot(stream, plan.snapshot) if plan.snapshot is not None else ()
     return distinct(sinks_of([*then, *sinks_written(stream)]))
 
@@ -321,7 +276,6 @@ def _sinks(stream: StreamHandle, plan: RecoveryPlan) -> list[Sink]:
 def _sinks_in_flight(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, survey: Survey
 ) -> tuple[SinkForecast, ...]:
-    """Forecasts for sinks that already have a batch which the query has not committed."""
     live = facts.stream.live_directory
     if live is None or not isinstance(plan, Resume | Clone):
         return ()
@@ -334,7 +288,6 @@ def _properties(stream: StreamHandle, snapshot: SnapshotRecord) -> Mapping[str, 
 
 
 def _snapshot_files(stream: StreamHandle, plan: RecoveryPlan) -> dict[str, bytes]:
-    """The few small files of the snapshot that describe its sinks and sources."""
     if plan.snapshot is None:
         return {}
     planned = f"offsets/{plan.snapshot.batch_id}"

@@ -21,17 +21,17 @@ def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
 
 
 def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str | None:
-    """Announcement of how to come back to the current state; None if nothing is left behind."""
+    """Announcement of how to come back to the current state, if it is left behind."""
     if not leaves_something_behind(plan, facts.start_from):
         return None
     if facts.start_from.no_safety_savepoint:
-        return f"no safety savepoint is taken: state and output after batch {plan.to_batch} can be lost for good"
+        return f"no safety savepoint is taken: state and output after batch {plan.to_batch} can be lost permanently"
     kept = f"before that, a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, so that you can return to it"
     return kept + _unedited(facts, plan)
 
 
 def _unedited(facts: RecoveryFacts, plan: RecoveryPlan) -> str:
-    """A start from edited state keeps a way back to the state from before: what was forgotten is still in it."""
+    """What an edit removed is still in the safety savepoint."""
     if plan.snapshot is None or set(plan.snapshot.state_edits) <= set(facts.stream.state_edits):
         return ""
     return (
@@ -45,19 +45,7 @@ def take_safety_savepoint(
 ) -> str | None:
     """Before a rewind, take a savepoint of the current state; if that is impossible, tag its newest snapshot.
 
-    Args:
-        stream: The stream.
-        facts: The facts that the plan is based on.
-        plan: The recovery to carry out.
-        start_from: The requested starting point.
-        lease: The lease of the stream.
-
-    Returns:
-        Message about what was kept; None if nothing is left behind, or if it was declined.
-
-    Raises:
-        LeaseLostError: The lease is no longer held.
-        RestoreError: Nothing could be kept; nothing was changed.
+    Returns what was kept, for a message; None if nothing is left behind, or if it was declined.
     """
     if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
         return None

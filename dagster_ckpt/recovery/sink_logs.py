@@ -25,18 +25,10 @@ from dagster_ckpt.stream.known_sinks import sinks_written
 def damaged_sink_logs(
     stream: StreamHandle, record: StreamRecord, output: NamedOutput | None, live: LiveDirectory | None
 ) -> list[DamagedLog]:
-    """The logs that are damaged, that only this stream writes, and that a snapshot of its timeline captured.
+    """The damaged logs that only this stream writes, and that a snapshot of its timeline captured.
 
-    Any other log that cannot be continued is refused by the survey of the sinks.
-
-    Args:
-        stream: The stream.
-        record: Its record.
-        output: Where the query to start will write; None if unknown: where the stream has written last.
-        live: Its live directory.
-
-    Raises:
-        StorageAccessError: A sink, a snapshot or the live directory cannot be reached.
+    The survey of the sinks refuses any other log that cannot be continued. If `output` is unknown, the sinks that
+    the stream wrote to last are examined.
     """
     if not isinstance(record.pending_restore, ToBatch | None):
         # What an interrupted start does with the sinks does not depend on what their logs say.
@@ -61,7 +53,7 @@ def damaged_sink_logs(
 
 
 def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> str | None:
-    """Why a recovery with damaged logs cannot go back to a snapshot: it captured none of one of them. Pure."""
+    """Why a recovery with damaged logs cannot go back to a snapshot: it lacks one of them."""
     captured = captured_sinks(snapshot.properties)
     if captured is None:
         # The restore reads it.
@@ -73,17 +65,7 @@ def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> st
 
 
 def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sink]) -> dict[str, Sequence[SinkEntry]]:
-    """The logs in a snapshot, with those of the folders to which the files of one of them were moved since.
-
-    Args:
-        logs: The logs by folder.
-        sinks: The sinks of the query now.
-
-    Raises:
-        RestoreError: A log lists a file outside of its folder.
-        LiveDirectoryError: An entry in the snapshot cannot be parsed.
-        StorageAccessError: A folder cannot be reached.
-    """
+    """The logs in a snapshot, and those of folders to which the files of one of them were moved since."""
     found = dict(logs)
     for sink in sinks:
         if not isinstance(sink, FileSink) or any(same_folder(place, sink.folder) for place in logs):
@@ -96,11 +78,7 @@ def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sin
 
 
 def is_moved_output(stream: StreamHandle, sink: FileSink, ours: Sequence[Sink]) -> bool:
-    """Whether a folder has the log that a snapshot captured for one of the stream's own folders.
-
-    Raises:
-        StorageAccessError: A folder or a snapshot cannot be reached.
-    """
+    """Whether a folder has the log that a snapshot captured for one of the stream's own folders."""
     folders = [each.folder for each in ours if isinstance(each, FileSink)]
     return any(is_moved_log(sink.folder, _captured(stream, folder)) for folder in folders)
 

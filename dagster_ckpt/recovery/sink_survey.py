@@ -1,4 +1,8 @@
-"""Inspects the sinks of a start: the facts that the guard decides on, and the meaning of its verdicts for users."""
+"""Surveys the sinks of a start: the facts that the guard decides on, and what its verdicts mean for users.
+
+A table or topic must also have the batches that the query continues after: one that was dropped and created again,
+or restored from an older copy, lacks batches that are not written again. Such a start is refused.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +47,12 @@ class Aim:
     """Where a start brings the query, from the sinks' point of view.
 
     Attributes:
-        start: The kind of start.
         batch_id: The batch it continues after; -1 is before the first.
-        location: The snapshot it restores, if any.
-        snapshot_id: Its id, if the catalog has it.
-        sinks: The sinks that the stream wrote to before, as Spark names them.
+        sinks: The sinks that the stream wrote to before.
         originals: Folders of the stream that a fork comes from.
-        is_unfinished: The start was judged before and was interrupted while sinks were rolled back.
-        noted_batch: The batch of the snapshot; None: the one it continues after.
-        mapped: Locations that an import maps sinks to, the only ones that its query may write to; None
-            if there is no import.
+        is_unfinished: The start was judged before, and interrupted while sinks were rolled back.
+        noted_batch: The batch of the snapshot, if it is not `batch_id`.
+        mapped: The only places that the query of an import may write to.
     """
 
     start: Start
@@ -66,7 +66,7 @@ class Aim:
     mapped: Sequence[str] | None = None
 
     def is_mapped(self, place: str) -> bool:
-        """Whether an import, if any, allows the query to write to a location."""
+        """Whether an import, if any, allows the query to write to a place."""
         return self.mapped is None or any(same_folder(place, mapped) for mapped in self.mapped)
 
 
@@ -75,9 +75,7 @@ class Survey:
     """What a start does with each sink that can be rolled back.
 
     Attributes:
-        aim: Where it brings the query.
-        judgements: One for each such sink that the query names, or that the stream or the snapshot is
-            known to have written.
+        judgements: One for each such sink that the query names, or that the stream or the snapshot wrote to.
         to_settle: Sinks to check for the batch in flight if the query continues.
     """
 
@@ -99,11 +97,7 @@ class Survey:
         return [each for each in told if each is not None]
 
     def refuse(self, stream_id: str) -> None:
-        """Pass a start only if no sink belongs to another query.
-
-        Raises:
-            SharedSinkError: A sink does.
-        """
+        """Refuse a start if a sink belongs to another query."""
         _refuse(
             self.judgements,
             f"Stream {stream_id!r} is not started, nothing was changed: it would write to a folder where it could lose "
@@ -138,29 +132,13 @@ _ADVICE = "Let the query write to a new, empty folder, or to the one that its st
 def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
     """Inspect the sinks of a planned start and decide what is done with each. Changes nothing.
 
-    Args:
-        stream: The stream.
-        plan: What the start does.
-        output: Where the query to start will write; None if unknown: the stream's known sinks are
-            assumed.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        LiveDirectoryError: The log of a sink cannot be read.
-        StorageAccessError: A sink or the snapshot cannot be reached.
+    If `output` is unknown, the stream's known sinks are assumed.
     """
     return _survey(stream, _aim(stream, plan), output)
 
 
 def refuse_to_clean(stream: StreamHandle) -> None:
-    """Refuse to delete files in the folders that a stream last wrote to, if one no longer belongs to it.
-
-    Raises:
-        SharedSinkError: One does not.
-        SnapshotCorruptError: The newest snapshot cannot be read.
-        LiveDirectoryError: The log of a sink cannot be read.
-        StorageAccessError: A sink, the snapshot or the live directory cannot be reached.
-    """
+    """Refuse to delete files in folders that a stream last wrote to, if one no longer belongs to it."""
     record = stream.catalog.streams.get(stream.stream_id)
     commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
@@ -175,19 +153,7 @@ def refuse_to_clean(stream: StreamHandle) -> None:
 
 
 def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tuple[str, str]], batch_id: int) -> None:
-    """Refuse to copy rows of a folder to a folder that is in use.
-
-    Args:
-        logs: The logs of all folders of the original stream, up to the batch.
-        outputs: Pairs of one of these folders and the folder that receives its rows.
-        batch_id: The batch.
-
-    Raises:
-        SharedSinkError: A target folder is in use, or has files of others.
-        RestoreError: A log names a file that lies elsewhere.
-        LiveDirectoryError: A log cannot be read.
-        StorageAccessError: A folder cannot be reached.
-    """
+    """Refuse to copy rows from the first folder of a pair to the second if that is in use."""
     judgements = []
     originals = [FileSink.at(path) for path in logs]
     for old, new in outputs:
@@ -255,8 +221,7 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
         judgements.append(Judgement(Sink(output.place, output.place), Verdict.REFUSE, Refusal.NOT_MAPPED))
     to_settle = [sink.name for sink in named.sinks]
     if not (named.is_seen and named.sinks):
-        # The query may still write to a table that its description does not name. Otherwise a table that
-        # the stream wrote to before is not its own any more, and keeps what it has.
+        # It may write to a table that its description does not name. Otherwise a former table keeps what it has.
         to_settle += [
             sink.name for sink in last_sinks if not isinstance(sink, FileSink) and not sink.is_among(named.sinks)
         ]
@@ -264,13 +229,12 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
 
 
 def _ever_written(stream: StreamHandle) -> list[str]:
-    """The sinks of all executions of a stream, as Spark names them."""
     reported = [(each.progress or {}).get("sinks") for each in stream.catalog.executions.of_stream(stream.stream_id)]
     return list(dict.fromkeys(str(sink) for sinks in reported if isinstance(sinks, list) for sink in sinks))
 
 
 def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence[Sink]) -> bool:
-    """Whether the stream's own output was moved to the folder of a sink, and its log relocated."""
+    """Whether a sink is the stream's own output, moved there with a relocated log."""
     is_asked = facts.start is Start.RESUME and facts.named and not facts.ours and not facts.anothers
     if not is_asked or facts.last is None or not isinstance(sink, FileSink):
         return False
@@ -278,14 +242,14 @@ def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence
 
 
 def _noted_tables(stream: StreamHandle, aim: Aim) -> list[Sink]:
-    """The sinks without a log to capture that the snapshot of this stream names."""
+    """The sinks of the snapshot without a log."""
     if aim.start is not Start.TO_SNAPSHOT or aim.location is None:
         return []
     return other_sinks(stream.store.manifest(aim.location).header.properties) or []
 
 
 def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None, aim: Aim) -> SinkFacts:
-    """The facts, with what the log of a file sink says of who wrote it."""
+    """The facts, with what the log of a file sink says of its writer."""
     if not isinstance(sink, FileSink) or not facts.named or (entries is None and facts.ours):
         return facts
     if _is_written_back(sink, facts, entries):
@@ -296,7 +260,7 @@ def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None,
 
 
 def _is_written_back(sink: FileSink, facts: SinkFacts, entries: Sequence[SinkEntry] | None) -> bool:
-    """Whether the start writes a damaged log back from the snapshot that it goes back to."""
+    """Whether the start writes a damaged log back from its snapshot."""
     if facts.start is not Start.TO_SNAPSHOT or not facts.ours or facts.anothers or not entries:
         return False
     return damaged_log(sink.folder, entries) is not None
@@ -316,21 +280,12 @@ def _trouble(sink: Sink, facts: SinkFacts) -> Refusal | None:
 
 
 def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> None:
-    """Refuse to write files where another running stream writes, even before this one has written anything there.
-
-    Args:
-        stream: The stream.
-        output: Where its query is about to write; None if unknown.
-
-    Raises:
-        SharedSinkError: Another stream writes there.
-    """
+    """Refuse to write files where another running stream writes, even before this one has written any."""
     sink = described_sink(output)
     if sink is None or sink.knows_queries:
         return
     for other in stream.catalog.executions.of_other_streams(stream.stream_id):
-        reported = (other.progress or {}).get("sinks")
-        if not sink.is_among(sinks_of([str(name) for name in reported]) if isinstance(reported, list) else []):
+        if not sink.is_among(sinks_of(other.sinks)):
             continue
         if is_held(stream.catalog.leases.current(other.stream_id)):
             raise SharedSinkError(
@@ -403,17 +358,9 @@ def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
 def missing_batches(
     found: FoundSink, known: KnownSink, batch_id: int, sink: Sink, brought_back: int | None = None
 ) -> SinkForecast | None:
-    """Decide whether a sink lacks batches that the query does not write again. A pure function.
+    """Decide whether a sink lacks batches that the query does not write again; None if not, or if unknown. Pure.
 
-    Args:
-        found: What is at its place now.
-        known: What is recorded of it.
-        batch_id: The batch after which the query continues.
-        sink: The sink.
-        brought_back: The newest batch that the roll-back of the start brings back, which an earlier one has undone.
-
-    Returns:
-        None if it has them, or if that is not known.
+    `brought_back`: the newest batch that the roll-back of the start brings back, which an earlier one has undone.
     """
     expected = known.expected(batch_id)
     if expected is None or expected < 0:
@@ -428,12 +375,12 @@ def missing_batches(
     # A snapshot from before belongs to another table as well.
     older = ""
     if found.identity is None:
-        reason = f"{what} does not exist any more, with batches up to {expected} of this stream."
+        reason = f"{what} no longer exists; it had batches up to {expected} of this stream."
     elif known.identity is not None and known.identity != found.identity:
-        reason = f"{what} has another id: was {known.identity}, is {found.identity}. It was dropped and made again"
+        reason = f"{what} has another id: was {known.identity}, is {found.identity}. It was dropped and created again"
         reason += f": {lost}." if lost else "."
     elif found.is_certain and lost and (brought_back is None or brought_back < expected):
-        reason = f"{what}: {lost}. It was made again, restored, or brought back from an older copy."
+        reason = f"{what}: {lost}. It was created again, restored, or replaced by an older copy."
         older = f"from a snapshot of batch {kept} or before, or " if kept >= 0 else ""
     else:
         return None
@@ -445,21 +392,27 @@ def missing_batches(
     return SinkForecast(sink.name, SinkEffect.LOSE, reason, advice)
 
 
-def forecast_missing_batches(
+def forecast_sinks(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None = None
+) -> list[SinkForecast]:
+    """Forecasts for sinks that the query must not write to, or that are neither simply continued nor rolled back.
+
+    `replay` is what the sinks will see if they are rolled back.
+    """
+    return [
+        *survey.forecasts(),
+        *_forecast_shared(stream, survey, output),
+        *_forecast_missing_batches(stream, survey, output, replay),
+    ]
+
+
+def _forecast_missing_batches(
+    stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None
 ) -> tuple[SinkForecast, ...]:
     """Forecasts for the tables and topics that lack batches before the one that a start continues with.
 
-    Args:
-        stream: The stream.
-        survey: Where the start brings the query.
-        output: Where the query to start will write; None if unknown: those that the stream wrote to last.
-        replay: What the sinks will see if they are rolled back, which may bring back batches undone before.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: The snapshot cannot be reached.
-        LiveDirectoryError: The log of a table cannot be parsed.
+    If `output` is unknown, those that the stream wrote to last. A roll-back (`replay`) may bring back undone
+    batches.
     """
     aim = survey.aim
     # A restore that is being finished was judged when it began. A fork has its own tables.
@@ -486,7 +439,7 @@ def forecast_missing_batches(
     return tuple(told)
 
 
-def forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
+def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
     """A forecast if the query starts from the beginning in a table or topic that another stream wrote last.
 
     The guard judges folders of files. A fork, an import and an adopted query do not start from the beginning.
@@ -509,8 +462,8 @@ def forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | 
             f"Stream {other!r} of this catalog wrote to {sink.place} last, and this start reads its sources from the "
             "beginning: rows that both read would be there twice.",
             f"To continue that stream under another name, stop it (dagster-ckpt stop {other}) and set "
-            f"stream_id={other!r} in the new definition. To begin anew, write elsewhere. If both streams are to write "
-            "there, start this one once with accept_loss.",
+            f"stream_id={other!r} in the new definition. To start from the beginning, write elsewhere. If both streams "
+            "should write there, start this one once with accept_loss.",
         ),
     )
 

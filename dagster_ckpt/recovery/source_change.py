@@ -1,4 +1,8 @@
-"""Refuses a start whose query reads other sources than those that its offsets belong to."""
+"""Refuses a start whose query reads other sources than those that its offsets belong to.
+
+Where a path or a subscription changed, what was read decides: a source goes on if it still reads the files or
+topics that its log and its offset name, because Spark then takes none of them for new.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import unquote
 
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotNotFoundError, SourceChangedError
 from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.recovery.plan import RecoveryPlan, StartEmpty
-from dagster_ckpt.recovery.source_check import topic_offsets
-from dagster_ckpt.snapshot.store import read_files
+from dagster_ckpt.recovery.source_check import read_offsets, state_files, topic_offsets
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, log_offset
-from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.query.delta_source import delta_offset
 from dagster_ckpt.spark.query.kafka_source import TopicOffsets, matches
 from dagster_ckpt.spark.query.sources import (
@@ -44,22 +48,9 @@ _FILES_LOOKED_AT = 3
 
 
 def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequence[SourceIdentity] | None) -> list[str]:
-    """Refuse a start whose sources differ from those of the state that it continues from.
+    """Refuse a start whose sources differ from those of its state; returns differences that it accepts, as messages.
 
-    What is not known refuses nothing: sources of a state written by an earlier version of the package are
-    known from the offsets only.
-
-    Args:
-        stream: The stream.
-        plan: What the start does; nothing has been changed yet.
-        now: The sources of the query to start; None if it cannot be inspected.
-
-    Returns:
-        Differences with which the query goes on, for the run's log.
-
-    Raises:
-        SourceChangedError: The sources differ.
-        StorageAccessError: The snapshot or the live directory cannot be reached.
+    What is unknown refuses nothing: a state of an earlier version of the package records only offsets.
     """
     if now is None or isinstance(plan, StartEmpty) or plan.to_batch is None or plan.to_batch < 0:
         return []
@@ -74,18 +65,13 @@ def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequen
         f"Stream {stream.stream_id!r} is not started, nothing was changed: it would continue from {came_from}, and "
         f"the sources of the query are not those that its offsets belong to.\n{listed}\n"
         "Put the sources back: the paths, topics, tables and their order as they were. If files were moved, move them "
-        "back, or put a symbolic link at the old path. Or begin anew with these sources: a new stream, or "
-        "start_from=empty with discard_state."
+        "back, or put a symbolic link at the old path. Or start from the beginning with these sources: a new stream, "
+        "or start_from=empty with discard_state."
     )
 
 
 def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceIdentity, ...] | None:
-    """The recorded sources of the state that a plan starts from; None if none were recorded.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: The snapshot cannot be reached.
-    """
+    """The recorded sources of the state that a plan starts from, if any."""
     if plan.snapshot is not None:
         properties: Mapping[str, object] = plan.snapshot.properties
         if SOURCE_IDENTITIES not in properties:
@@ -96,18 +82,10 @@ def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceId
 
 
 def read_sources(stream: StreamHandle, plan: RecoveryPlan, batch_id: int, expected: int) -> dict[str, ReadSource]:
-    """What is known of the sources that were read up to a batch, by name or position; empty if nothing is.
-
-    Args:
-        stream: The stream.
-        plan: What the start does.
-        batch_id: The batch that it continues after.
-        expected: The number of sources of the query to start.
-    """
+    """What is known of the sources that were read up to a batch, by name or position; the query has `expected` ones."""
     recorded = recorded_sources(stream, plan)
-    read = _reader(stream, plan)
-    data = read([f"{OFFSETS}/{batch_id}"]).get(f"{OFFSETS}/{batch_id}")
-    offsets = dict(parse_offset_entry(data, f"{OFFSETS}/{batch_id}").sources) if data is not None else {}
+    read = partial(state_files, stream, plan)
+    offsets = read_offsets(stream, plan, batch_id)
     if recorded is None:
         if len(set(offsets.values())) <= expected < len(offsets):
             # A relation that is read twice has two offsets.
@@ -123,27 +101,6 @@ def read_sources(stream: StreamHandle, plan: RecoveryPlan, batch_id: int, expect
 _Read = Callable[[Sequence[str]], Mapping[str, bytes]]
 
 
-def _reader(stream: StreamHandle, plan: RecoveryPlan) -> _Read:
-    """Reads files of the state that a plan starts from; those that do not exist are left out."""
-    snapshot = plan.snapshot
-    if snapshot is not None:
-
-        def read_snapshot(paths: Sequence[str]) -> Mapping[str, bytes]:
-            return read_files(stream.store, snapshot_location(snapshot), lambda path: path in paths)
-
-        return read_snapshot
-    url = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
-
-    def read_live(paths: Sequence[str]) -> Mapping[str, bytes]:
-        found: dict[str, bytes] = {}
-        for path in paths if url is not None else ():
-            with suppress(FileNotFoundError):
-                found[path] = LiveDirectory(url or "").folder.read(path)
-        return found
-
-    return read_live
-
-
 def _read_source(identity: SourceIdentity | None, key: str, offset: str | None, read: _Read) -> ReadSource:
     kind, delta = kind_of_offset(offset), delta_offset(offset)
     position = log_offset(offset)
@@ -151,7 +108,7 @@ def _read_source(identity: SourceIdentity | None, key: str, offset: str | None, 
     return ReadSource(
         identity=identity,
         kind=kind,
-        # Without offsets nobody knows.
+        # Unknown without offsets.
         has_read=has_read or (identity is not None and offset is None),
         files=_newest_files(f"{SOURCES}/{key}/{position}", read) if position is not None and has_read else (),
         topics=topics_in(topic_offsets(offset)) if kind == KAFKA else (),
@@ -174,16 +131,7 @@ _NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class ReadSource:
-    """What is known of a source that was read.
-
-    Attributes:
-        identity: Its recorded identity; None if none was recorded.
-        kind: The kind of source that its offset shows; None if the offset does not show it.
-        has_read: Whether it has an offset.
-        files: The files that its log names last.
-        topics: The topics in its offset.
-        table_id: The id of the table in its offset, if the offset has one.
-    """
+    """What is known of a source that was read: what was recorded, and what its offset and its log show."""
 
     identity: SourceIdentity | None = None
     kind: str | None = None
@@ -202,15 +150,7 @@ class ReadSource:
 
 @dataclass(frozen=True)
 class SourceDifference:
-    """One source that differs.
-
-    Attributes:
-        source: Its name or position.
-        was: What was read.
-        now: What would be read.
-        why: What that means; empty if a source was only added or taken away.
-        is_refused: Whether the query cannot go on with it.
-    """
+    """A source that differs; without a `why`, it was only added or taken away."""
 
     source: str
     was: str
@@ -226,12 +166,7 @@ class SourceDifference:
 def source_differences(
     was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity]
 ) -> tuple[SourceDifference, ...]:
-    """How sources differ from those that were read; empty if the query can go on with each of them.
-
-    Args:
-        was: The sources that were read, by name or position.
-        now: The sources of the query to start, likewise.
-    """
+    """How sources, by name or position, differ from those that were read."""
     found: list[SourceDifference] = []
     for key in dict.fromkeys([*was, *now]):
         before, after = was.get(key), now.get(key)
@@ -290,7 +225,7 @@ def _kafka(was: ReadSource, now: SourceIdentity) -> str | None:
     named, pattern = (now.identity.get(TOPICS) or "").split(","), now.identity.get(PATTERN)
     left = [each for each in read if each not in named and not (pattern and matches(pattern, each))]
     if left:
-        return f"it does not read topic {', '.join(left)} any more"
+        return f"it no longer reads topic {', '.join(left)}"
     ids = {name for name in before if name.startswith(TOPIC_ID) and name in now.identity}
     made_again = sorted(name.removeprefix(TOPIC_ID) for name in ids if before[name] != now.identity[name])
     if made_again:
@@ -316,12 +251,7 @@ def _other(was: ReadSource, now: SourceIdentity) -> str | None:
 
 
 def reads(path: str, file: str) -> bool:
-    """Whether a file source with a path reads a file of its log.
-
-    Args:
-        path: An absolute path or pattern, with its scheme.
-        file: The URI of the file.
-    """
+    """Whether a file source reads the URI of a file; `path` is absolute, with its scheme, and may be a pattern."""
     pattern = re.compile(_as_expression(plain_path(path)) + "(/.*)?")
     return pattern.fullmatch(uri_path(file)) is not None
 
@@ -332,7 +262,7 @@ def uri_path(uri: str) -> str:
 
 
 def plain_path(path: str) -> str:
-    """A path with one notation of a local scheme, and without a slash at its end."""
+    """A path with one notation of a local scheme and no slash at its end."""
     return re.sub(r"^file:/+", "file:/", path).rstrip("/")
 
 

@@ -1,19 +1,20 @@
-"""Check before a start whether topics and tables still have what the query would read next: Kafka, Delta, Iceberg."""
+"""What a query would read next: whether Kafka, Delta and Iceberg still have it, and chosen Kafka positions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, OptionError, RestoreError
+from dagster_ckpt.errors import InputGoneError, OptionError, RestoreError
 from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Rewind
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, with_offsets
 from dagster_ckpt.spark.query.delta_source import delta_offset, delta_sources, gone_from
-from dagster_ckpt.spark.query.iceberg import expired_from, iceberg_offset, iceberg_sources
+from dagster_ckpt.spark.query.iceberg_source import expired_from, iceberg_offset, iceberg_sources
 from dagster_ckpt.spark.query.kafka_source import KafkaSource, TopicOffsets, kafka_sources, kept_offsets, offsets_at
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.source_offsets import SourceOffsets
@@ -26,20 +27,9 @@ if TYPE_CHECKING:
 def refuse_gone_records(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter], *, accept_loss: bool
 ) -> list[str]:
-    """Refuse a start whose next batch would read what a topic or a table has already deleted.
+    """Refuse a start whose next batch would read what a topic or a table has deleted.
 
-    Args:
-        stream: The stream.
-        plan: What the start does.
-        describe: Describes its query.
-        accept_loss: Whether to start all the same.
-
-    Returns:
-        The missing records, if that was accepted.
-
-    Raises:
-        InputGoneError: Records are missing, and that was not accepted.
-        StorageAccessError: Kafka, a table, the snapshot or the live directory cannot be reached.
+    If that was accepted, returns what is missing.
     """
     if plan.to_batch is None or plan.to_batch < 0:
         return []
@@ -47,7 +37,7 @@ def refuse_gone_records(
     sources, tables, iceberg = kafka_sources(writer), delta_sources(writer), iceberg_sources(writer)
     if all(each is None for each in (*sources, *tables, *iceberg)):
         return []
-    offsets = _offsets(stream, plan, plan.to_batch)
+    offsets = list(read_offsets(stream, plan, plan.to_batch).values())
     positions = [topic_offsets(offset) for offset in offsets]
     chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
     if chosen is not None:
@@ -82,21 +72,11 @@ def refuse_gone_records(
 def resolved_offsets(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter] | None
 ) -> RecoveryPlan:
-    """The plan with an offset for each partition whose position was chosen by a time.
-
-    Args:
-        stream: The stream.
-        plan: What the start does.
-        describe: Describes its query; None if that is not known before the start.
-
-    Raises:
-        OptionError: The query does not read a topic or a partition, or it cannot be asked for times.
-        StorageAccessError: Kafka, the snapshot or the live directory cannot be reached.
-    """
+    """The plan with an offset for each partition whose position was chosen by a time."""
     if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
     chosen = plan.source_offsets
-    positions = _positions(stream, plan, plan.to_batch)
+    positions = [topic_offsets(offset) for offset in read_offsets(stream, plan, plan.to_batch).values()]
     check_known(chosen, {str(index): position for index, position in enumerate(positions) if position is not None})
     if not chosen.times:
         return plan
@@ -124,7 +104,7 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
     for (topic, partition), kept in kept_offsets(writer, source, partitions).items():
         reads_from = position[topic][str(partition)]
         if kept is None:
-            yield f"Topic {topic} has no partition {partition} any more."
+            yield f"Topic {topic} no longer has partition {partition}."
         elif kept.start > reads_from:
             yield (
                 f"Topic {topic}, partition {partition}: the query continues at {reads_from}, the topic begins at "
@@ -138,29 +118,23 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
             )
 
 
-def _positions(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> list[TopicOffsets | None]:
-    """Up to where each source is read, in the order of the offset log; None if a source has other offsets."""
-    return [topic_offsets(offset) for offset in _offsets(stream, plan, batch_id)]
-
-
-def _offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> list[str | None]:
-    name = f"{OFFSETS}/{batch_id}"
-    data = _offsets_in_snapshot(stream, plan, name) if plan.snapshot is not None else _live_offsets(stream, plan, name)
-    return list(parse_offset_entry(data, name).sources.values()) if data is not None else []
-
-
-def _offsets_in_snapshot(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes | None:
-    if plan.snapshot is None:
-        return None
-    return read_files(stream.store, snapshot_location(plan.snapshot), name.__eq__).get(name)
-
-
-def _live_offsets(stream: StreamHandle, plan: RecoveryPlan, name: str) -> bytes | None:
+def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) -> dict[str, bytes]:
+    """Files of the state that a plan continues from; those that do not exist are left out."""
+    if plan.snapshot is not None:
+        return read_files(stream.store, snapshot_location(plan.snapshot), lambda path: path in paths)
     url = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
-    try:
-        return LiveDirectory(url).folder.read(name) if url is not None else None
-    except (FileNotFoundError, LiveDirectoryError):
-        return None
+    found: dict[str, bytes] = {}
+    for path in paths if url is not None else ():
+        with suppress(FileNotFoundError):
+            found[path] = LiveDirectory(url or "").folder.read(path)
+    return found
+
+
+def read_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dict[str, str | None]:
+    """Up to where each source was read in a batch of the state that a plan continues from; empty if unknown."""
+    name = f"{OFFSETS}/{batch_id}"
+    data = state_files(stream, plan, [name]).get(name)
+    return dict(parse_offset_entry(data, name).sources) if data is not None else {}
 
 
 def topic_offsets(text: str | None) -> TopicOffsets | None:
@@ -175,15 +149,7 @@ def topic_offsets(text: str | None) -> TopicOffsets | None:
 
 
 def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) -> None:
-    """Refuse topics and partitions that the query does not read.
-
-    Args:
-        chosen: The chosen positions.
-        positions: The position of each Kafka source, by its name.
-
-    Raises:
-        OptionError: It does not read one of them.
-    """
+    """Refuse topics and partitions that the query does not read."""
     known = {(topic, each) for position in positions.values() for topic, read in position.items() for each in read}
     topics = sorted({topic for topic, _ in known})
     for topic in (*chosen.partitions, *chosen.times):
@@ -201,17 +167,7 @@ def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) ->
 
 
 def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
-    """Let the next batch of a new live directory, which is not in use yet, begin at chosen offsets.
-
-    Args:
-        live: The directory.
-        chosen: The positions; times are resolved.
-
-    Raises:
-        RestoreError: No batch is committed there.
-        OptionError: The query does not read a topic or a partition.
-        StorageAccessError: It cannot be written.
-    """
+    """Let the next batch of a new live directory begin at chosen offsets, whose times are resolved."""
     batch_id = live.positions().commit
     if batch_id is None:
         raise RestoreError(f"{live.url} has no committed batch, so its sources have no position to change.")

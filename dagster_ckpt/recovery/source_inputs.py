@@ -1,8 +1,11 @@
-"""Asks each source of a stream whether it still has what a start would read again. Changes nothing.
+"""Determines whether each source still has what a start would read again. Changes nothing.
 
-A file source reports no missing file: Spark reads what is there and commits the batch. So each file that the log of a
-source, the journal or the snapshot names for these batches is looked for first, and compared with its modification
-time in the log, which has no length.
+A file source does not report missing files: Spark reads what is there and commits the batch. So each file that the
+log of a source, the journal or the snapshot names for these batches is looked up first, and its modification time
+compared.
+
+Spark knows a file that it has read by its path, and forgets those that are older by `maxFileAge` than the newest
+one: a forgotten file that is put back or written again is a new one.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from dagster_ckpt.recovery.plan import (
     StartEmpty,
 )
 from dagster_ckpt.recovery.source_change import folder_of, recorded_sources, uri_path
+from dagster_ckpt.recovery.source_check import read_offsets
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.file_source import (
     SourceFile,
@@ -62,11 +66,9 @@ _FOLDERS_LOOKED_IN = 100
 class InputStatus(StrEnum):
     """Whether a source still has what is read again.
 
-    AVAILABLE: It has all of it.
     ASKED_BY_START: The start asks it, and is refused without it: Kafka, Delta and Iceberg.
-    UNKNOWN: Nobody can tell.
-    REPEATED: Besides, it has files that were read before, and would be read once more.
-    GONE: Some of it no longer exists.
+
+    REPEATED: It also has files that were read before, and would be read once more.
     """
 
     AVAILABLE = "AVAILABLE"
@@ -78,14 +80,7 @@ class InputStatus(StrEnum):
 
 @dataclass(frozen=True)
 class SourceInput:
-    """What is read again from one source.
-
-    Attributes:
-        source: Name of the source, or its position.
-        kind: Its kind.
-        status: Whether it still has it.
-        reason: Why, as a sentence; empty if it has it.
-    """
+    """What is read again from one source; the `reason` is a sentence, or empty."""
 
     source: str
     kind: str
@@ -96,18 +91,7 @@ class SourceInput:
 def source_inputs(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, session: SparkSession | None = None
 ) -> tuple[SourceInput, ...]:
-    """Whether each source still has what a planned start reads again; empty if it reads nothing again.
-
-    Args:
-        stream: The stream.
-        facts: The facts that the plan is based on.
-        plan: The plan.
-        session: The session whose file systems are used; None looks with those of this process.
-
-    Raises:
-        SnapshotCorruptError: The snapshot cannot be read.
-        StorageAccessError: The snapshot, the live directory or the files of a source cannot be reached.
-    """
+    """Whether each source still has what a planned start reads again; empty if it reads nothing again."""
     # An unfinished restore or a fork has the batch in flight, if any, in its directory.
     to_batch = facts.live_batch if isinstance(plan, FinishRestore) else plan.to_batch
     base = plan.snapshot.batch_id if plan.snapshot is not None else to_batch
@@ -133,9 +117,7 @@ class _Again:
         offsets: The offset of each source after the last batch that is kept.
         goes_back: Whether committed batches are undone or replayed.
         is_named: Whether the files of all these batches are known.
-        files: The files of each file source, as its log names them.
-        kept: The files that the batches which are kept have read, likewise.
-        live_scheme: The scheme of the live directory.
+        kept: The files that kept batches have read.
     """
 
     offsets: Mapping[str, str | None]
@@ -153,10 +135,13 @@ class _Again:
     def of(cls, stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, base: int) -> _Again:
         urls = dict.fromkeys((plan.directory, facts.stream.live_directory))
         directories = [LiveDirectory(url) for url in urls if url is not None]
-        data = _snapshot_offsets(stream, plan, base) if plan.snapshot is not None else _live_offsets(directories, base)
-        offsets = parse_offset_entry(data, f"{OFFSETS}/{base}").sources if data is not None else {}
+        offsets: Mapping[str, str | None] = {}
+        if plan.snapshot is not None:
+            offsets = read_offsets(stream, plan, base)
+        elif (data := _live_offsets(directories, base)) is not None:
+            offsets = parse_offset_entry(data, f"{OFFSETS}/{base}").sources
         positions = {key: log_offset(text) for key, text in offsets.items()}
-        # A restore of another timeline continues from a log in which other files have the same numbers.
+        # The log of another timeline has other files under the same numbers.
         is_other = plan.snapshot is not None and plan.snapshot.timeline != facts.stream.timeline
         first = {key: -1 if each is None or is_other else each for key, each in positions.items()}
         goes_back = isinstance(plan, Restore | Rewind | RestoreAndReplay)
@@ -277,13 +262,6 @@ def _listed(uris: Sequence[str]) -> str:
     return ", ".join(uri_path(each) for each in uris[:_SHOWN]) + more
 
 
-def _snapshot_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> bytes | None:
-    if plan.snapshot is None:
-        return None
-    name = f"{OFFSETS}/{batch_id}"
-    return read_files(stream.store, snapshot_location(plan.snapshot), name.__eq__).get(name)
-
-
 def _live_offsets(directories: Sequence[LiveDirectory], batch_id: int) -> bytes | None:
     for directory in directories:
         with suppress(FileNotFoundError):
@@ -295,7 +273,6 @@ _Files = Mapping[str, Sequence[SourceFile]]
 
 
 def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
-    """The files that the logs in a snapshot name."""
     if plan.snapshot is None:
         return {}
     location = snapshot_location(plan.snapshot)
@@ -303,7 +280,7 @@ def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
 
 
 def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | None:
-    """The files in the logs of a live directory after some positions; None if it cannot be read."""
+    """The files in the logs of a live directory after some positions; None if unreadable."""
     try:
         return {source: files_after(directory.folder, source, position) for source, position in first.items()}
     except (FileNotFoundError, LiveDirectoryError, StorageAccessError):
@@ -311,7 +288,6 @@ def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | No
 
 
 def _in(files: Mapping[str, bytes]) -> _Files:
-    """The files that some entries of logs name, by source."""
     logs: dict[str, dict[str, bytes]] = defaultdict(dict)
     for path, data in files.items():
         place, _, source = path.rpartition("/")[0].rpartition("/")
@@ -340,17 +316,12 @@ def age_ms(text: str) -> int | None:
 
 
 def changed(files: Iterable[SourceFile], existing: Mapping[str, int | None]) -> list[str]:
-    """The files that now have another modification time than when they were read.
-
-    Args:
-        files: The files, as the log of their source has them.
-        existing: The current modification times of those that exist, in ms since the epoch; None if unknown.
-    """
+    """The files that now have another modification time than when they were read."""
     return sorted({each.path for each in files if _has_changed(each, existing.get(each.path))})
 
 
 def forgotten(kept: Sequence[SourceFile], newest_ms: int, max_age_ms: int) -> list[SourceFile]:
-    """The files that Spark no longer remembers to have read, after it has read a file of some modification time."""
+    """The files that Spark no longer remembers after it has read one of this modification time."""
     return [each for each in kept if each.modified_at_ms is not None and each.modified_at_ms < newest_ms - max_age_ms]
 
 

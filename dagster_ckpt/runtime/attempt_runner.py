@@ -1,8 +1,7 @@
 """Carries out the coordinator's decisions about attempts: batch boundary, threads, catalog, cleanup.
 
-The order of a completion makes crashes harmless: the storage writes data and then metadata, the
-catalog records the snapshot, the coordinator learns about it, and only then are older checkpoints
-subsumed.
+The order makes crashes harmless: storage writes data, then metadata; the catalog records the
+snapshot; the coordinator learns of it; only then are older checkpoints subsumed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.catalog.transitions import failure_streak, log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, OptionError, SnapshotAbortedError, StorageAccessError
@@ -56,7 +54,7 @@ from dagster_ckpt.stream.snapshotting import (
     take_snapshot,
     trigger_properties,
 )
-from dagster_ckpt.values.durations import monotonic_ms
+from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.validation import policy_name
 
@@ -70,12 +68,9 @@ class _Running:
     """An attempt that has not ended.
 
     Attributes:
-        started_after_batch: Newest committed batch when it began; an aligned attempt waits for the
-            next.
-        started_at_ms: Monotonic.
+        started_after_batch: An aligned attempt waits for the next commit.
         aligned_only: The query's mode does not allow a snapshot to include a running batch.
         cut_ordered: A thread already cuts and uploads it.
-        aborted: Set to make its thread stop.
     """
 
     attempt: Attempt
@@ -90,17 +85,8 @@ class _Running:
 class AttemptRunner:
     """The attempts of one execution.
 
-    Args:
-        stream: The stream.
-        execution_id: The execution in the catalog.
-        prepared: The live directory the query runs in.
-        log: The query's reports.
-        lease: The lease that makes this process the writer.
-        retry_queue: Catalog writes that may be retried.
-        facts: Called in the thread that talks to the JVM.
-        predecessor_ended: Whether older live directories may be deleted.
-        wall_clock: For the timestamps of snapshots.
-        tally: How a failure that is about to be recorded counts; None if it does not.
+    `facts` is called in the thread that talks to the JVM; `predecessor_ended` allows to delete
+    older live directories; `tally` says how a failure that is about to be recorded counts.
     """
 
     def __init__(
@@ -156,7 +142,7 @@ class AttemptRunner:
         return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
 
     def has_committed(self) -> bool:
-        """Whether a batch is committed. Before that there is no state to snapshot."""
+        """Whether a batch is committed; before that there is no state."""
         with suppress(StorageAccessError):
             return self.positions.latest().commit is not None
         return False
@@ -164,9 +150,9 @@ class AttemptRunner:
     def has_progressed(self) -> bool:
         """Whether this execution has planned and committed a batch, for which it loaded its state.
 
-        A batch that an earlier execution had planned does not count: if the sink has it, Spark
-        commits it without running it. The first committed batch proves the snapshots of the
-        position where the execution resumed.
+        Not one that an earlier execution had planned: if the sink has it, Spark commits it without
+        running it. The first such batch proves the snapshots of the position where the execution
+        resumed.
         """
         if self._has_progressed:
             return True
@@ -259,11 +245,7 @@ class AttemptRunner:
             self._clean(lambda: self._discard_own(taken))
 
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
-        """Start the cut of every attempt whose batch boundary is reached.
-
-        `stop_query` is called before the cut of a stop-with-savepoint, so that no batch is
-        committed after it.
-        """
+        """Start the cut of every attempt at its batch boundary; `stop_query` precedes that of a stop-with-savepoint."""
         for running in list(self._running.values()):
             try:
                 is_due = not running.cut_ordered and self._at_boundary(running)
@@ -295,8 +277,7 @@ class AttemptRunner:
     def subsume_checkpoints(self) -> list[Event]:
         """Delete the checkpoints that the newest one subsumes, in the background.
 
-        Not before this execution has committed a batch: no query has loaded the state of the newest
-        checkpoints yet.
+        Not before this execution has committed a batch: no query has loaded the newest state yet.
         """
         if not self.has_progressed():
             return []

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
 from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory, Positions, batch_ids
@@ -16,7 +15,7 @@ from dagster_ckpt.spark.query.progress import QueryProgress
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshotting import BatchFigures
-from dagster_ckpt.values.durations import monotonic_ms
+from dagster_ckpt.values.durations import Clock, monotonic_ms
 
 # Batches: far more than there are between two checkpoints in practice.
 REMEMBERED = 10_000

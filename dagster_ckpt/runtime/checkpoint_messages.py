@@ -36,7 +36,6 @@ class Attempt:
         request_id: The request to answer; None if the timer triggered the attempt.
         alignment_deadline_ms: When an attempt stops waiting for a commit and continues as
             `CARRY_IN_FLIGHT`; None: never.
-        expires_at_ms: When the coordinator aborts the attempt.
     """
 
     number: int
@@ -92,7 +91,6 @@ class CheckpointFailureReason(Enum):
 
     Attributes:
         counts: Whether it counts against the tolerable checkpoint failures.
-        message: What happened, for logs, the catalog and the answer to the request.
     """
 
     counts: bool
@@ -240,8 +238,6 @@ class Progressed:
 
     Attributes:
         wall_ms: The same moment in ms since the epoch.
-        batches: Batches committed since the query started.
-        rows: Their input rows.
     """
 
     at_ms: int

@@ -184,11 +184,6 @@ class CheckpointCoordinator:
 
     A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the driver
     when it reports the end of an attempt that is still pending.
-
-    Args:
-        options: The stream's checkpointing options.
-        first_number: Number of the first attempt.
-        random: For the periodic timer's first delay.
     """
 
     def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:

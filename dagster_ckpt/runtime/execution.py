@@ -28,8 +28,8 @@ from dagster_ckpt.values.durations import monotonic_ms
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
     """Run a stream until it ends, is stopped or canceled, or its restart strategy does not allow another restart.
 
-    On return the last execution has ended in the catalog. The caller knows the recorded status of
-    the surrounding run, and applies retention.
+    On return the last execution has ended in the catalog. The caller knows the status of the
+    surrounding run, and applies retention.
     """
     record = stream.register()
     execution_id = str(uuid.uuid4())
@@ -49,14 +49,7 @@ def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
 
 
 class StreamRun:
-    """The executions of one run: the first one, and its restarts in place.
-
-    Args:
-        stream: The stream.
-        request: What the run is asked to do.
-        acquired: The acquired lease, with what is known about the predecessor.
-        lease: The same lease, renewed in the background.
-    """
+    """The executions of one run: the first one, and its restarts in place."""
 
     def __init__(self, stream: StreamHandle, request: RunRequest, acquired: AcquiredLease, lease: LeaseKeeper) -> None:
         self._stream = stream

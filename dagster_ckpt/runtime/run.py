@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
     LeaseRecord,
@@ -23,7 +22,7 @@ from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.spark.query.session import SparkApplication
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.durations import wall_clock_ms
+from dagster_ckpt.values.durations import Clock, wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -65,8 +64,6 @@ class QueryEnd:
     """The end of one query.
 
     Attributes:
-        reason: A message for users.
-        savepoint: For FINISHED.
         trace: The stack trace from the JVM, for FAILED; None if only the reason is known.
     """
 
@@ -84,25 +81,15 @@ class RunRequest:
     """How to run a stream in this process.
 
     Attributes:
-        run_id: Id of the surrounding run in the orchestrator.
-        start_query: Starts the query in a live directory.
         describe: Describes the query that `start_query` will start, before anything is changed;
             None: it cannot.
-        start_from: Where the query starts.
-        cause: Whether a user or a restart started this run.
-        start_request_id: The request in the catalog that this run answers, if any.
-        restart_of: The execution that this run restarts, if any.
         jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM is
             involved.
-        application: The Spark application of this process.
-        interrupted: Returns True once the process has been interrupted.
         interrupted_as: The status of an execution that was interrupted; None if the supervisor
             decides.
         holder_is_over: Whether the run of a lease holder is recorded as ended.
         is_launched: Whether a supervisor launches the runs of this stream, also while its query
             runs.
-        ttl_ms: Time to live of the lease without a renewal.
-        wall_clock: For the timestamps of records.
     """
 
     run_id: str
@@ -124,11 +111,9 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """How a run ended: its last query and execution.
 
     Attributes:
-        end: The end of the last query.
-        execution_id: The last execution.
         terminal_failure: Why the restart strategy does not restart the failed query.
     """
 

@@ -1,8 +1,8 @@
 """The end of an execution: what is recorded for it, who is answered, and what is deleted afterwards.
 
 `Settlement` records ends while the lease is held; afterwards `settle_run` and `settle_execution`
-apply retention under a lease of their own. For a process that died, `record_death` or the next
-execution records it. Each may be repeated.
+apply retention under a lease of their own. `record_death` or the next execution records that a
+process died.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _End:
     """What an end means for the execution.
 
     Attributes:
-        status: The status to record. None: not known here, or not this process's to record.
+        status: None: not known here, or not this process's to record.
         settled: Whether nothing is left to do.
         terminal: The state that retention is applied for; None if the stream may continue.
     """

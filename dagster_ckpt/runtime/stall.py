@@ -1,9 +1,9 @@
 """Detects a query that has stalled, and kills a JVM that does not answer.
 
 Polling sources, waiting for a trigger, and a long batch whose tasks finish are activity. A stalled
-query does none of this, but looks alive: it keeps its lease, and checkpoints of the same batch
-complete. A JVM that hangs (out of memory, a deadlock) keeps its driver in a call, and the driver
-its lease, so that no successor could start. Flink's counterpart is `heartbeat.timeout`.
+query looks alive: it keeps its lease, and checkpoints of the same batch complete. A JVM that hangs
+keeps its driver in a call, and the driver its lease, so that no successor could start. Flink's
+counterpart is `heartbeat.timeout`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ class QueryInactivity:
     """What a query is doing, and for how long nothing has changed.
 
     Attributes:
-        doing: The status message of Spark.
         is_idle: Whether it waits for its next trigger, for any length of time.
-        stalled_for_ms: Time since the last sign of activity.
         tasks: Tasks of its active Spark jobs; None if they were not, or cannot be, counted.
     """
 
@@ -109,13 +107,9 @@ _PRINT_S = 3.0
 
 
 class JvmWatch:
-    """Watches the JVM calls of one supervised query, in a background thread.
+    """Watches the JVM calls of one supervised query, in a background thread, and kills a JVM of this machine.
 
-    Args:
-        stream_id: The stream, for the log.
-        jvm: Only one of this machine is ever killed.
-        call: Identifies the call that is waiting for the JVM; None: no call is.
-        limit_ms: How long a call may take.
+    `call` identifies the call that is waiting for the JVM; None: no call is.
     """
 
     def __init__(

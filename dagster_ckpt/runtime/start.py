@@ -1,15 +1,14 @@
-"""Starting a query: check the request, fence the predecessor, choose a recovery point, prepare the live directory.
+"""Starts a query: fence the predecessor, choose a recovery point, check the start, prepare the live directory.
 
-If a start fails, the point that it began from is examined. One that is found to be damaged is noted in the catalog, and
-the start tries the next one.
+If a start fails, its point is examined. Damage is noted in the catalog, and the start tries the next point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_ckpt.catalog.records import (
     SOURCE_IDENTITIES,
@@ -52,13 +51,12 @@ from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_writer
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.query.sources import SourceIdentity, source_identities
-from dagster_ckpt.state.rewriting import require_any_rewriter
-from dagster_ckpt.stream.adopted import refuse_unclaimed
+from dagster_ckpt.state.other_spark import rewriter_for
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, seen_sinks
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
-from dagster_ckpt.stream.ownership import check_places
+from dagster_ckpt.stream.ownership import check_places, refuse_unclaimed
 from dagster_ckpt.stream.snapshots import advance_checkpoint_id, holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
@@ -66,16 +64,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
+_T = TypeVar("_T")
+
+
 @dataclass(frozen=True)
 class StartedQuery:
-    """A query that was started.
-
-    Attributes:
-        plan: Where it resumes.
-        prepared: The live directory it runs in.
-        query: The query.
-        sources: What its sources read; None if the query cannot be inspected.
-    """
+    """A query that was started."""
 
     plan: RecoveryPlan
     prepared: PreparedStart
@@ -90,15 +84,7 @@ class StartedQuery:
 
 @dataclass(frozen=True)
 class Checked:
-    """A start that is not refused.
-
-    Attributes:
-        query_plan: Description of the query's plan; None if it is not known.
-        rewrite: How the state has to be rewritten first; None if it stays as it is.
-        sources: What its sources read; None if that is not known.
-        lost: The batches to replay first, if any.
-        survey: The survey of the sinks that the check is based on.
-    """
+    """A start that is not refused, and what the check has found."""
 
     query_plan: PlanDescription | None
     rewrite: StateRewrite | None
@@ -108,19 +94,7 @@ class Checked:
 
 
 class Start:
-    """The start of one execution.
-
-    Args:
-        stream: The stream.
-        request: What the run was asked to do.
-        acquired: The acquired lease, with what is known about the predecessor.
-        lease: The same lease, renewed in the background.
-        execution_id: The execution, already recorded in the catalog.
-        start_from: Where to start.
-        cause: Whether a user or a restart started this execution.
-        predecessor_ended: Whether the previous execution can no longer write anything.
-        examiner: Examines the points that this run starts from.
-    """
+    """The start of one execution."""
 
     def __init__(
         self,
@@ -160,12 +134,7 @@ class Start:
         return self._watch.request
 
     def run(self) -> StartedQuery:
-        """Start the query.
-
-        Raises:
-            StartStoppedError: A CANCEL or SUSPEND request arrived, or the process was interrupted: see `stopped`.
-            CkptError: The start is refused or failed.
-        """
+        """Start the query."""
         stream = self._stream
         check_places(stream, self._start_from, predecessor_ended=self._predecessor_ended)
         if not self._predecessor_ended:
@@ -190,20 +159,19 @@ class Start:
         self._lease.check()
 
     def _start_at_best_point(self) -> StartedQuery:
-        """Start the query at the best recovery point. If that one is damaged, try the next one.
+        """Start the query at the best recovery point; if that is damaged, at the next one.
 
         If one would read again what a source no longer has, try a newer one.
         """
         stream = self._stream
-        output = named_output(self._request.describe()) if self._request.describe is not None else None
         passed: set[str] = set()
         while True:
-            facts = self._facts(output)
-            plan = resolved_offsets(stream, plan_recovery(facts), self._request.describe)
+            facts = self._facts()
+            plan = self._plan(facts)
             prepared: PreparedStart | None = None
             try:
                 with holding(stream.catalog, [plan.snapshot], f"start of execution {self._execution_id}"):
-                    checked = self._check(facts, plan, output)
+                    checked = self._check(facts, plan)
                     lost, survey = checked.lost, checked.survey
                     if take_over(
                         stream,
@@ -212,12 +180,12 @@ class Start:
                         still_mine=self._still_mine,
                     ):
                         # Its query may have gone on until it was fenced.
-                        facts = self._facts(output)
-                        plan = resolved_offsets(stream, plan_recovery(facts), self._request.describe)
-                        lost, survey = self._lost_batches(facts, plan, output), None
+                        facts = self._facts()
+                        plan = self._plan(facts)
+                        lost, survey = self._lost_batches(facts, plan), None
                     if lost is not None:
-                        plan, survey = self._replayed(facts, plan, lost, output)
-                    prepared = self._prepare(facts, plan, output, checked, survey)
+                        plan, survey = self._replayed(facts, lost)
+                    prepared = self._prepare(facts, plan, checked, survey)
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
                     prepared = replace(prepared, began=prepared.live.positions())
@@ -237,29 +205,46 @@ class Start:
                     raise
                 passed.add(plan.point)
 
-    def _facts(self, output: NamedOutput | None) -> RecoveryFacts:
+    @cached_property
+    def _writer(self) -> DataStreamWriter:
+        """The query, described once for all checks of this start."""
+        assert self._request.describe is not None
+        return self._request.describe()
+
+    def _of_query(self, ask: Callable[[DataStreamWriter], _T]) -> _T | None:
+        """What the query tells of itself; None if it is not known before it runs."""
+        return ask(self._writer) if self._request.describe is not None else None
+
+    @cached_property
+    def _output(self) -> NamedOutput | None:
+        return self._of_query(named_output)
+
+    def _plan(self, facts: RecoveryFacts) -> RecoveryPlan:
+        return resolved_offsets(self._stream, plan_recovery(facts), self._request.describe)
+
+    def _facts(self) -> RecoveryFacts:
         facts = recovery_facts(
             self._stream,
             self._start_from,
             predecessor_ended=self._predecessor_ended,
             is_automatic=self._cause is not StartCause.MANUAL,
-            output=output,
+            output=self._output,
             examiner=self._examiner,
         )
         return replace(facts, without_input=self._without_input)
 
-    def _check(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> Checked:
+    def _check(self, facts: RecoveryFacts, plan: RecoveryPlan) -> Checked:
         """Refuse the start before anything is changed."""
         stream = self._stream
         refuse_unclaimed(stream, plan.snapshot)
         sources = self._unchanged_sources(plan)
-        lost = self._lost_batches(facts, plan, output)
-        ahead = self._preview(facts, plan if lost is None else lost.plan(), output)
+        lost = self._lost_batches(facts, plan)
+        ahead = self._preview(facts, plan if lost is None else lost.plan())
         if lost is not None and ahead.gone:
-            # Spark would run these batches without a word, and build state that lacks their rows.
+            # Spark would run these batches all the same, and build state that lacks their rows.
             log_message(stream.stream_id, f"batches after {plan.to_batch} cannot be replayed: {ahead.gone}")
             self._replays, lost = False, None
-            ahead = self._preview(facts, plan, output)
+            ahead = self._preview(facts, plan)
         self._check_loss(ahead)
         # A fork and an unfinished restore continue where their directory stands.
         stands = (
@@ -274,12 +259,12 @@ class Start:
         if rewrite is not None and lost is not None:
             # Spark would run the lost batches with the state as it was, and the settings as they will be.
             self._replays, lost = False, None
-            ahead = self._preview(facts, plan, output)
+            ahead = self._preview(facts, plan)
             self._check_loss(ahead)
         query_plan = self._check_plan(plan)
-        refuse_shared_folder(stream, output)
+        refuse_shared_folder(stream, self._output)
         if isinstance(plan, Resume | Clone):
-            refuse_broken_sinks(stream, LiveDirectory(facts.stream.live_directory or ""), output)
+            refuse_broken_sinks(stream, LiveDirectory(facts.stream.live_directory or ""), self._output)
         self._watch()
         return Checked(query_plan, rewrite, sources, lost, ahead.survey)
 
@@ -287,7 +272,6 @@ class Start:
         self,
         facts: RecoveryFacts,
         plan: RecoveryPlan,
-        output: NamedOutput | None,
         checked: Checked,
         survey: Survey | None,
     ) -> PreparedStart:
@@ -296,18 +280,20 @@ class Start:
         if kept is not None:
             log_message(stream.stream_id, kept)
         self._watch()
-        prepared = prepare(stream, plan, self._lease, output, survey=survey, rewrite=checked.rewrite, watch=self._watch)
+        prepared = prepare(
+            stream, plan, self._lease, self._output, survey=survey, rewrite=checked.rewrite, watch=self._watch
+        )
         if prepared.rewritten is not None:
             log_message(stream.stream_id, str(prepared.rewritten))
         self._widen_schemas(prepared.live)
         self._report_sinks(plan, prepared)
-        # The restore may have outlived the lease, and a successor may be using the same directories.
+        # The restore may have outlived the lease.
         self._lease.check()
         query_plan = checked.query_plan
         stream.catalog.streams.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
-        self._note_output(output, prepared.live)
+        self._note_output(prepared.live)
         # Checked again: two streams that start at the same moment see each other's output folder only now.
-        refuse_shared_folder(stream, output)
+        refuse_shared_folder(stream, self._output)
         return prepared
 
     def _widen_schemas(self, live: LiveDirectory) -> None:
@@ -318,29 +304,27 @@ class Start:
         if changed:
             log_message(self._stream.stream_id, f"{len(changed)} state schemas of Spark 3.5 now allow nulls")
 
-    def _lost_batches(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> LostBatches | None:
-        return lost_batches(self._stream, facts, plan, output) if self._replays else None
+    def _lost_batches(self, facts: RecoveryFacts, plan: RecoveryPlan) -> LostBatches | None:
+        return lost_batches(self._stream, facts, plan, self._output) if self._replays else None
 
-    def _replayed(
-        self, facts: RecoveryFacts, plan: RecoveryPlan, lost: LostBatches, output: NamedOutput | None
-    ) -> tuple[RecoveryPlan, Survey | None]:
+    def _replayed(self, facts: RecoveryFacts, lost: LostBatches) -> tuple[RecoveryPlan, Survey | None]:
         """Replay lost batches. Returns the plan to continue after them, and the survey of its sinks if there is one."""
         stream, describe = self._stream, self._request.describe
         if describe is None:
-            return plan, None
+            return lost.restore, None
         try:
             return replay(stream, lost, self._lease, describe, watch=self._still_mine), None
         except (RestoreError, LiveDirectoryError) as error:
             self._replays = False
             log_message(stream.stream_id, f"{error} Sinks are rolled back instead, where that is possible")
-            ahead = self._preview(facts, plan, output)
+            ahead = self._preview(facts, lost.restore)
             self._check_loss(ahead)
-            return plan, ahead.survey
+            return lost.restore, ahead.survey
 
-    def _preview(self, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None) -> RewindPreview:
-        writer = self._request.describe() if self._request.describe is not None else None
-        session = session_of(writer) if writer is not None and is_described_query(writer) else None
-        return preview_rewind(self._stream, facts, plan, output, session)
+    def _preview(self, facts: RecoveryFacts, plan: RecoveryPlan) -> RewindPreview:
+        is_described = self._of_query(is_described_query)
+        session = session_of(self._writer) if is_described else None
+        return preview_rewind(self._stream, facts, plan, self._output, session)
 
     def _check_loss(self, preview: RewindPreview) -> None:
         for message in preview.messages():
@@ -348,8 +332,7 @@ class Start:
         refuse_loss(self._stream, preview, accept_loss=self._start_from.accept_loss)
 
     def _unchanged_sources(self, plan: RecoveryPlan) -> Sequence[SourceIdentity] | None:
-        describe = self._request.describe
-        sources = source_identities(describe()) if describe is not None else None
+        sources = self._of_query(source_identities)
         for message in refuse_changed_sources(self._stream, plan, sources):
             log_message(self._stream.stream_id, message)
         return sources
@@ -361,25 +344,24 @@ class Start:
                 log_message(self._stream.stream_id, f"the start was accepted without these records: {message}")
 
     def _check_state(self, plan: RecoveryPlan) -> StateRewrite | None:
-        """How the state has to be rewritten before the query continues from it, if at all."""
+        """How the state has to be rewritten first, if at all."""
         checked = check_state(self._stream, plan, self._start_from)
         for message in checked.messages:
             log_message(self._stream.stream_id, message)
         if checked.rewrite is None:
             return None
-        describe = self._request.describe
-        session = session_of(describe()) if describe is not None else active_session()
+        session = session_of(self._writer) if self._request.describe is not None else active_session()
         if session is None:
             raise StateRewriteError(
                 f"The state of stream {self._stream.stream_id!r} has to be rewritten, but this process has no Spark "
                 "session to do it. Start the stream where its query runs."
             )
-        require_any_rewriter(session)
+        # Refuses a start for which there is none.
+        rewriter_for(session)
         return StateRewrite(session, checked.rewrite, partial(log_message, self._stream.stream_id))
 
     def _check_plan(self, recovery: RecoveryPlan) -> PlanDescription | None:
-        describe = self._request.describe
-        plan = plan_of_writer(describe()) if describe is not None else None
+        plan = self._of_query(plan_of_writer)
         accept = self._start_from.accept_plan_change
         for message in check_plan(self._stream, recovery, plan, self._lease.record, accept=accept):
             log_message(self._stream.stream_id, message)
@@ -397,12 +379,12 @@ class Start:
                 f"this sink cannot be rolled back and receives the rewound batches again: {sink}",
             )
 
-    def _note_output(self, output: NamedOutput | None, live: LiveDirectory) -> None:
-        """Record which query writes where: it may be killed before it reports that itself.
+    def _note_output(self, live: LiveDirectory) -> None:
+        """Record which query writes where, in case it is killed before it reports that itself.
 
         Without its id, its batches in a table would be another writer's, which no roll-back undoes.
         """
-        sink = described_sink(output)
+        sink = described_sink(self._output)
         noted: dict[str, Any] = {"query_id": live_query_id(live)}
         if sink is not None:
             noted["sinks"] = [sink.name]
@@ -411,17 +393,7 @@ class Start:
 
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:
-    """Start the query of a stream; one that writes to Kafka exactly once gets its transactional sink.
-
-    Args:
-        stream: The stream.
-        writer: Its query, described.
-        live: The live directory to start in.
-
-    Raises:
-        OptionError: An option of the Kafka sink is missing or wrong.
-        UnsupportedSparkError: See `start_query`.
-    """
+    """Start the query of a stream; one that writes to Kafka exactly once gets its transactional sink."""
     executions = partial(stream.catalog.executions.of_stream, stream.stream_id)
     owner = StreamOwner(stream.catalog.deployment_id, stream.stream_id, executions)
     return start_query(with_transactions(writer, owner, live), stream.name, live)

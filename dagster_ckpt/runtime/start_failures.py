@@ -1,4 +1,9 @@
-"""After a start or its query failed: examine what it began from, and note damage in the catalog."""
+"""After a start or its query failed: examine what it began from, and note damage in the catalog.
+
+State files without a checksum are tried: Spark loads them from a copy. A failure of the copy alone proves nothing,
+because code, session or environment may be its cause. It counts only if the same Spark loads the state of a
+snapshot in the same way.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +39,7 @@ if TYPE_CHECKING:
 
 
 class StartFailures:
-    """The failures of one execution.
-
-    Args:
-        stream: The stream.
-        request: What the run was asked to do.
-        lease: The lease that makes this process the writer.
-        execution_id: The execution.
-        examiner: Examines the points that the run starts from.
-    """
+    """The failures of one execution."""
 
     def __init__(
         self, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str, examiner: Examiner
@@ -54,12 +51,10 @@ class StartFailures:
         self._examiner = examiner
 
     def passes_over(self, plan: RecoveryPlan, live: LiveDirectory | None, error: Exception) -> bool:
-        """Whether a start failed because the point that it began from is damaged. If so, that is noted.
+        """Whether a start failed because its point is damaged, which is then noted.
 
-        Args:
-            plan: What the start did.
-            live: The directory that it had prepared; None if it failed before.
-            error: Why it failed. If the point is good, it is given a note that says so.
+        `live` is the directory that it had prepared, if any. If the point is good, the error gets a note that says
+        so.
         """
         if not is_suspicious(error) or (live is None and not isinstance(error, CkptError)):
             # Before the query was started, any other error is one of its description.
@@ -78,14 +73,7 @@ class StartFailures:
         return True
 
     def examined(self, live: LiveDirectory, end: QueryEnd) -> QueryEnd:
-        """After the started query failed: its end, with what an examination of its live directory found.
-
-        Damage is noted, so that the next start chooses another point.
-
-        Args:
-            live: The directory in which the query ran.
-            end: How it failed.
-        """
+        """The end of a failed query, with the result of an examination of its live directory; damage is noted."""
         if self._request.interrupted() or not is_suspicious_end(end.trace or end.reason):
             return end
         try:
@@ -155,18 +143,10 @@ def unloadable_state(
     *,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> str | None:
-    """Why Spark cannot load the state of a live directory in which its files look good; None if that is not proven.
+    """Why Spark cannot load the state of a live directory whose files look good; None if that is not proven.
 
-    Nothing is tried if each file that a resume loads has a checksum, or if there is no snapshot.
-
-    Args:
-        stream: The stream.
-        live: The directory; no query is running in it.
-        describe: Describes the query. On Spark 3.5, which has no reader of state, it runs a batch without data.
-        interrupted: Polled while a batch runs; True ends it.
-
-    Raises:
-        CkptError: A copy cannot be made.
+    Nothing is tried if each file that a resume loads has a checksum, or if there is no snapshot. Spark 3.5 has no
+    reader of state: it runs a batch without data.
     """
     snapshot = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     if describe is None or snapshot is None or not _without_checksum(live):
@@ -190,7 +170,7 @@ def unloadable_state(
 
 
 def _without_checksum(live: LiveDirectory) -> list[str]:
-    """The state files that a resume loads, and that nothing but Spark's loading can judge."""
+    """The state files that a resume loads, and that only loading can judge."""
     needed = cut(live, carry_in_flight=False).needed
     state = [
         file

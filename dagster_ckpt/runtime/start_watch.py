@@ -7,27 +7,20 @@ from contextlib import suppress
 from threading import Lock
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import LeaseRecord, RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CatalogError, StartStoppedError
 from dagster_ckpt.runtime.checkpoint_messages import CheckpointFailureReason
 from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
 from dagster_ckpt.runtime.supervision import REQUEST_POLL_MS
-from dagster_ckpt.values.durations import monotonic_ms
+from dagster_ckpt.values.durations import Clock, monotonic_ms
 
 
 class StartWatch:
-    """Checks between the steps of a start whether it has to stop. It needs no thread: the start calls it.
+    """Checks between the steps of a start, which calls it, whether it has to stop.
 
-    A start may stop after any step, as if its process were killed there. Work done before the catalog switches to the
-    new live directory has no effect, and the next start finishes work done after that.
-
-    Args:
-        catalog: The catalog.
-        lease: The lease of the stream.
-        interrupted: Returns True once the process has been interrupted.
-        clock: Milliseconds of a monotonic clock.
+    A start may stop after any step, as if its process were killed there: before the switch to the new live
+    directory nothing has changed, and what follows is finished by the next start.
     """
 
     def __init__(
@@ -45,11 +38,7 @@ class StartWatch:
         self.request: RequestRecord | None = None
 
     def __call__(self) -> None:
-        """Raise an error if the start has to stop. Threads may call it for every file: it polls twice a second at most.
-
-        Raises:
-            StartStoppedError: A CANCEL or SUSPEND request arrived, or the process was interrupted.
-        """
+        """Raise StartStoppedError if the start has to stop. It polls at most twice a second."""
         if self._clock() >= self._next_ms and self._looking.acquire(blocking=False):
             try:
                 self._look()
@@ -76,7 +65,7 @@ class StartWatch:
                     self._refuse(request)
 
     def _refuse(self, request: RequestRecord) -> None:
-        """Answer a request that the query could carry out only once it runs, which may take hours."""
+        """Answer a request that can be carried out only once the query runs, which may take hours."""
         reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
         error = (
             f"{reason.name}: Stream {self._stream_id!r} is still starting, so there is no query to stop. Suspend or "

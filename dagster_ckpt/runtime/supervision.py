@@ -13,7 +13,6 @@ from dataclasses import asdict
 from random import Random
 from typing import Any
 
-from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CatalogError, LeaseLostError
@@ -49,7 +48,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, seen_sinks
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.liveness import jvm_of
-from dagster_ckpt.values.durations import monotonic_ms, rounded_duration
+from dagster_ckpt.values.durations import Clock, monotonic_ms, rounded_duration
 
 POLL_S = 0.25
 HEARTBEAT_MS = 2_000
@@ -70,18 +69,7 @@ _TRIGGERS = {
 
 
 class Supervisor:
-    """Supervises one query from its start to its end.
-
-    Args:
-        stream: The stream.
-        execution_id: The execution in the catalog.
-        prepared: The live directory it runs in.
-        query: The started query.
-        lease: The lease that makes this process the writer.
-        interrupted: Returns True once the surrounding process has been interrupted.
-        predecessor_ended: Whether older live directories may be deleted.
-        wall_clock: For the timestamps of records.
-    """
+    """Supervises one query from its start to its end."""
 
     def __init__(
         self,
@@ -157,7 +145,6 @@ class Supervisor:
             try:
                 self._step()
             except LeaseLostError as error:
-                # The catalog refused a write.
                 self._end = QueryEnd(EndKind.LEASE_LOST, str(error))
         return self._end
 

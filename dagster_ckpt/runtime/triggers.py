@@ -57,12 +57,10 @@ MAX_QUEUED_REQUESTS = 1000
 
 @dataclass(frozen=True)
 class Load:
-    """What a decision depends on besides the queued requests.
+    """What a decision depends on besides the queued requests: attempts, deletions in progress, and the pause.
 
     Attributes:
         triggering: Whether an attempt is in its triggering phase.
-        pending: Pending attempts, including savepoints.
-        cleaning: Snapshots being deleted.
         pause_ends_ms: When the minimum pause after the last completed snapshot ends.
     """
 
@@ -100,13 +98,9 @@ class RequestDecider:
     """The queue of requests and the limits that delay them.
 
     Order: savepoints before checkpoints, users' requests before periodic ones, older before newer.
-    A forced request ignores the number of pending attempts. Only savepoints are forced, so Flink's
-    rule that a forced request goes first needs no rank here.
-
-    Args:
-        max_concurrent: Attempts that may be pending at once.
-        force_savepoints: Flink forces them unless checkpoints are unaligned.
-        max_queued: Requests that may be queued.
+    A forced request ignores the number of pending attempts. Only savepoints are forced (Flink does
+    so unless checkpoints are unaligned), so Flink's rule that a forced request goes first needs no
+    rank here.
     """
 
     def __init__(
@@ -166,13 +160,7 @@ def _rank(request: TriggerRequest) -> tuple[bool, bool]:
 
 
 class PeriodicTrigger:
-    """Fires when its policy says that a checkpoint is due. Off until it is started.
-
-    Args:
-        policy: The policy; None never fires.
-        min_pause_ms: The minimum pause, which holds for every periodic request.
-        random: Draws the policy's share at each start.
-    """
+    """Fires when its policy says that a checkpoint is due; no policy never fires. Off until it is started."""
 
     def __init__(self, policy: TriggerPolicy | None, *, min_pause_ms: int, random: Random) -> None:
         self._policy = GuardedTrigger(policy) if policy is not None else None

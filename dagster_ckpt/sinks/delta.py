@@ -1,15 +1,14 @@
 """Delta tables: those that Delta's own sink writes, and those that a `foreachBatch` function writes, such as by MERGE.
 
-What the table remembers is read from its log (`delta_log.py`). A roll-back brings back the files of an earlier
-version in one conditional commit (`delta_commit.py`). The query then continues under a new id, because the table still
-skips the undone batches of the old one.
+What the table remembers is read from its log (`delta_log.py`). A roll-back restores an earlier version in one
+conditional commit (`delta_commit.py`). The query then continues under a new id, because the table still skips the
+undone batches of the old one.
 
-Delta drops a write whose `txnAppId` and `txnVersion` it has already, without running it, so that no state is written
-for a repeated batch (`OnRepeat.SKIPS`). In `delta_transaction` these are the query's id and the batch: the log then
-reads like that of Delta's own sink. Delta would also drop a second, different write under the same two. So the session
-lets Delta forget the version after the first (`autoReset`), and Delta refuses the second. Several writes of a batch
-have names, which are part of their `txnAppId`. They are not numbered: a batch that changed code repeats may make
-another write first.
+Delta drops a write whose `txnAppId` and `txnVersion` it has already, without running it (`OnRepeat.SKIPS`). In
+`delta_transaction` these are the query's id and the batch, so that the log reads like that of Delta's own sink. Delta
+would also drop a second, different write under the same two: so the session lets Delta forget the version after the
+first (`autoReset`), and Delta refuses the second. Several writes of a batch have names, which are part of their
+`txnAppId`, and no numbers: changed code may make another write first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import OptionError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
@@ -39,9 +38,7 @@ from dagster_ckpt.spark.query.session import active_session, default_file_system
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NAME = re.compile(r"DeltaSink\[(?P<path>.+)\]")
 _SCHEME = "delta:"
-_MERGE_NAME = re.compile(rf"ForeachBatchSink\[{_SCHEME}(?P<path>.+)\]")
 _APP_ID = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 _ONE_WRITE = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
@@ -58,6 +55,7 @@ _NAME_IT = (
 class DeltaTable(TableSink):
     """A Delta table known by its folder."""
 
+    names = re.compile(r"DeltaSink\[(?P<place>.+)\]")
     table_format = "Delta"
     on_repeat = OnRepeat.SKIPS
     knows_queries = True
@@ -66,12 +64,6 @@ class DeltaTable(TableSink):
     def __init__(self, name: str, place: str) -> None:
         super().__init__(name, place)
         self.folder = place
-
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        match = _NAME.fullmatch(name)
-        return cls(name, match["path"]) if match else None
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
@@ -184,13 +176,8 @@ class DeltaTable(TableSink):
 class DeltaMerge(DeltaTable):
     """A Delta table that a `foreachBatch` function writes to within `delta_transaction`."""
 
+    names = re.compile(rf"ForeachBatchSink\[{_SCHEME}(?P<place>.+)\]")
     has_parts = True
-
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        match = _MERGE_NAME.fullmatch(name)
-        return cls(name, match["path"]) if match else None
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
@@ -208,8 +195,7 @@ class DeltaMerge(DeltaTable):
         ids = {*replay.query_ids, replay.query_id}
         if found.effect is not SinkEffect.EXACT or any(self.last_batch(each) is not None for each in ids):
             return found
-        return SinkForecast(
-            self.name,
+        return self.told(
             SinkEffect.UNKNOWN,
             "The table has no batch of this stream. A function that writes outside delta_transaction writes the "
             "rewound batches once more.",

@@ -22,6 +22,7 @@ from dagster_ckpt.sinks.file_sink_log import (
     entry_of,
     files_of,
     listed,
+    log_entries,
     logged_batch,
     name_below,
     own_past,
@@ -34,7 +35,6 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.doctor.finding import Finding, Subject
 
-_NAME = re.compile(r"FileSink\[(?P<path>.+)\]")
 # `ManifestFileCommitProtocol`: a uuid makes the bare name unique.
 _PART = re.compile(r"part-\d{5,}-(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}).*")
 # Left by a batch job (`FileOutputCommitter`).
@@ -91,18 +91,13 @@ class Leftovers:
 class FileSink(Sink):
     """A folder with the log `_spark_metadata`, which skips known batches of any query."""
 
+    names = re.compile(r"FileSink\[(?P<place>.+)\]")
     on_repeat = OnRepeat.SKIPS
     rolls_back = True
 
     def __init__(self, name: str, place: str) -> None:
         super().__init__(name, place)
         self.folder = place
-
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        match = _NAME.fullmatch(name)
-        return cls(name, match["path"]) if match else None
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
@@ -138,39 +133,39 @@ class FileSink(Sink):
         """See `Sink.forecast`."""
         try:
             folder = open_file_io(self.folder)
-            names = {number: name for name in folder.list(LOG) if (number := entry_id(name)) is not None}
+            names = log_entries(folder)
             if replay.to_batch < 0:
-                return self._forecast_of(
-                    SinkEffect.EXACT, "Its log is emptied: readers see only what the new run writes."
-                )
+                return self.told(SinkEffect.EXACT, "Its log is emptied: readers see only what the new run writes.")
             if replay.log_entries is None:
                 own_past(self.folder, replay.to_batch)
             elif (entries := self._noted(replay.log_entries)) is None:
                 return self._not_in_the_snapshot(max(names, default=-1), replay)
             elif not folder.exists() and entries:
-                return self._forecast_of(
+                return self.told(
                     SinkEffect.LOSE,
                     f"The folder is missing, and with it the rows of all batches up to {replay.to_batch}.",
                     "Put the folder back.",
                 )
             elif damaged_log(self.folder, entries) is not None and (gone := missing_part_files(self.folder, entries)):
-                return self._forecast_of(
+                return self.told(
                     SinkEffect.LOSE,
                     f"Its log is damaged, and {len(gone)} files that it listed up to batch {replay.to_batch} are not "
                     f"there with their lengths: {', '.join(gone[:_NAMED])}.",
                     "Put these files back, or start from a snapshot before their batches.",
                 )
         except StorageAccessError as error:
-            return self._forecast_of(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
+            return self.told(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
         except CkptError as error:
-            return self._forecast_of(SinkEffect.IRREVERSIBLE, f"It cannot be rolled back: {error}")
+            return self.told(SinkEffect.IRREVERSIBLE, f"It cannot be rolled back: {error}")
         undone = sum(1 for number in names if number > replay.to_batch)
         reason = f"Its log is rolled back to batch {replay.to_batch} (entries removed: {undone})"
-        return self._forecast_of(SinkEffect.EXACT, f"{reason}. Readers see each row once.")
+        return self.told(SinkEffect.EXACT, f"{reason}. Readers see each row once.")
 
     def leftovers(self) -> Leftovers:
-        """Its part files, and the log that decides which of them are needed."""
-        return read_leftovers(self.folder)
+        """Its part files, listed before the log that decides which of them are needed."""
+        files = tuple(part_files(self.folder))
+        has_batch_job = open_file_io(self.folder).size(_SUCCESS) is not None
+        return Leftovers(files, read_sink_log(self.folder), storage_time_ms(self.folder), has_batch_job)
 
     def delete_leftovers(self, files: Sequence[PartFile]) -> None:
         """Delete part files, with their checksums."""
@@ -180,29 +175,19 @@ class FileSink(Sink):
         """See `Sink.examine`."""
         return examine_log(subject, open_file_io(self.folder))
 
-    def _forecast_of(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
-        return SinkForecast(self.name, effect, reason, advice)
-
     def _noted(self, log_entries: Mapping[str, Sequence[SinkEntry]]) -> Sequence[SinkEntry] | None:
         # The catalog has the folder in Spark's spelling, the snapshot perhaps in the user's.
         return next((entries for noted, entries in log_entries.items() if same_folder(noted, self.folder)), None)
 
     def _not_in_the_snapshot(self, last_batch: int, replay: Replay) -> SinkForecast:
         if last_batch <= replay.to_batch:
-            return self._forecast_of(SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
-        return self._forecast_of(
+            return self.told(SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
+        return self.told(
             SinkEffect.LOSE,
             "The snapshot was taken before the query wrote there, so the sink is not rolled back: it skips batches "
             f"up to {last_batch}, even if they contain other rows.",
             "Write to a new folder.",
         )
-
-
-def read_leftovers(path: str) -> Leftovers:
-    """List the part files of a folder, then read its log."""
-    files = tuple(part_files(path))
-    has_batch_job = open_file_io(path).size(_SUCCESS) is not None
-    return Leftovers(files, read_sink_log(path), storage_time_ms(path), has_batch_job)
 
 
 def part_files(path: str) -> list[PartFile]:

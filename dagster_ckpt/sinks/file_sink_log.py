@@ -2,13 +2,12 @@
 
 `FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, whichever query wrote it. A rewound
 query would silently lose rows there, so a snapshot includes this log and a restore rolls it back. Entries are files:
-`<batch>`, and every tenth batch `<batch>.compact` with all previous entries (`CompactibleFileStreamLog`).
+`<batch>`, and every tenth batch `<batch>.compact` with all before (`CompactibleFileStreamLog`).
 
 A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark rejects at the next
 compaction and read (`getAllValidBatches`). Such a folder gets a log without files first.
 
-Spark writes paths absolute, so a folder that was moved lists files of its old place. The same file has several
-spellings: with and without a scheme's slashes, through a symbolic link, by another driver.
+Spark writes absolute paths: a moved folder lists files of its old place, and the same file has several spellings.
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ def has_beginning(names: Mapping[int, str]) -> bool:
 def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
     """Roll a file sink back to the batch of a snapshot; -1 empties the log.
 
-    Readers then see the rows up to that batch; files of later batches stay on disk. It can be interrupted at any point,
-    even by a power failure, and repeated: the needed entries are durable before anything is deleted, and the newest
-    entries are deleted first, so the log never has a hole that Spark would reject. On return the deletions are durable.
+    Readers then see the rows up to that batch; files of later batches stay on disk. It can be interrupted, even by a
+    power failure, and repeated: the needed entries are durable before anything is deleted, and the newest are deleted
+    first, so the log never has a hole that Spark would reject. On return the deletions are durable.
     """
     folder = open_file_io(path)
     wanted = {entry.name: entry.data for entry in entries}
@@ -157,10 +156,10 @@ def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
 
 
 def _beginning(batch_id: int) -> list[SinkEntry]:
-    """A log that lists no file and ends at a batch.
+    """A log that lists no file and ends at a batch, as one compact entry.
 
-    It is one compact entry: from its batch, Spark derives an interval of compaction that fits it
-    (`deriveCompactInterval`). Otherwise, the settings of query and readers would decide which batches must be compact.
+    From its batch, Spark derives a fitting interval of compaction (`deriveCompactInterval`). Otherwise, the settings of
+    query and readers would decide which batches must be compact.
     """
     # As a compact entry, batch 0 alone would make every later batch one.
     return [SinkEntry(f"{batch_id}{COMPACT}" if batch_id > 0 else str(batch_id), _NOTHING)]
@@ -183,7 +182,7 @@ class Past(StrEnum):
 
     NONE: There is no current log.
     SAME: Up to the snapshot's batch it lists the same files.
-    PART: It ends at or before that batch, and lists some of the snapshot's files and no others.
+    PART: It ends at or before that batch, and lists only some of the snapshot's files.
     SHARED: They have files in common, but diverge before that batch, for example by a rewind.
     STRANGER: They have no file in common: another query, or another start of this one, wrote it.
     """
@@ -197,12 +196,11 @@ class Past(StrEnum):
 
 @dataclass(frozen=True)
 class SinkLogAtHand:
-    """The files that the log of a file sink lists.
+    """The files that a log lists, up to the requested batch and in later entries.
 
     Attributes:
         last_batch: Its newest batch; None if there is no log.
-        up_to: Files in its entries up to the requested batch.
-        later: Files in its later entries; after a compaction these include all earlier files.
+        later: After a compaction, these include all earlier files.
         compacted: Whether one of the later entries is a compact one.
         is_later: Whether there are later entries.
     """

@@ -1,7 +1,7 @@
 """Decides who owns a sink before a start, restore, rewind, fork, roll-back or clean-up changes it.
 
 A sink is rolled back, emptied or continued only if the query about to start names it, and if catalog, stream and the
-sink's own log agree on who wrote it. A sink that only a snapshot names is not changed.
+sink's own log agree on who wrote it.
 """
 
 from __future__ import annotations
@@ -92,11 +92,9 @@ class SinkFacts:
         blank: Its log lists no file.
         past: Relation of its log to the snapshot's; for a fork, to the log that it gets.
         left_behind: The snapshot is of an abandoned timeline, so the log may have diverged since.
-        has_log: It is a file sink. No query can continue another kind of sink by mistake: only what its own stream
-            has written is undone.
-        knows_queries: See `Sink`.
+        has_log: It is a file sink: in another kind, only what its own stream has written is undone.
         former: An earlier execution of this stream wrote there, and a later one elsewhere.
-        trouble: Why its log cannot be continued as it is; None if it can.
+        trouble: Why its log cannot be continued as it is.
     """
 
     start: Start

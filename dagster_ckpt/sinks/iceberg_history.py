@@ -61,7 +61,7 @@ class IcebergPlan:
         snapshot_id: The snapshot to make current; None if all rows are deleted. The newest of the branch if not
             `reaches_back`.
         others: Snapshots written by others that this would undo too.
-        reaches_back: Whether the snapshots that the table still has are sufficient to decide.
+        reaches_back: Whether the remaining snapshots are sufficient to decide.
         branch: The branch that the stream writes to; None for main. It may merely keep what main had if not
             `reaches_back`.
     """
@@ -100,10 +100,8 @@ class _Metadata(BaseModel):
 class IcebergHistory:
     """The snapshots of a table that have not expired, on whichever timeline.
 
-    Args:
-        branches: Id of the newest snapshot of each branch but main.
-        main_log: The snapshots that were the current one, oldest first. Where one has expired, `expire_snapshots` has
-            deleted its entry and those before it.
+    `branches` has the newest snapshot of each branch but main. `main_log` has those that were the current one, oldest
+    first; where one has expired, `expire_snapshots` has deleted its entry and those before it.
     """
 
     def __init__(

@@ -1,11 +1,10 @@
 """Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
 
 Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*:
-no task runs, no state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after
-N, every start must ensure one of three things: the complete state of N+1 is available, or the sink is rolled back to
-N, or the query is not started. Checkpoint format v2 identifies state by ids that only the missing commit would
-contain, and Spark 4.3 does not even resume in place (`assertion failed: CheckpointInfo length: 0`), so there the
-sink must go back.
+no state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after N, every start
+must ensure one of three things: the complete state of N+1 is available, or the sink is rolled back to N, or the query
+is not started. Checkpoint format v2 identifies state by ids that only the missing commit would contain, and Spark 4.3
+does not even resume in place (`assertion failed: CheckpointInfo length: 0`), so there the sink must go back.
 """
 
 from __future__ import annotations
@@ -48,53 +47,74 @@ class InFlight(StrEnum):
 
 
 @dataclass(frozen=True)
-class InFlightFacts:
-    """Facts about the batch after the committed one.
+class Unfinished:
+    """The position of a live directory, and what it has of the batch in flight.
 
     Attributes:
-        in_sink: The sink has it.
-        planned: Its planned offsets exist, so that exactly the same batch is run again.
+        batch_id: The newest committed batch; -1 before the first.
+        planned: The offsets of the next batch exist, so that exactly that batch is run again.
         unique_ids: State is in checkpoint format v2.
-        state_is_there: The complete state after it is available where the query will start.
-        can_go_back: The sink can be rolled back to the committed batch from here.
+        state_is_there: The complete state after the next batch is available where the query will start.
     """
 
-    in_sink: bool
+    batch_id: int = BEFORE_THE_FIRST_BATCH
     planned: bool = True
     stateful: bool = True
     unique_ids: bool = False
     state_is_there: bool = False
-    can_go_back: bool = True
 
 
-def decide_in_flight(facts: InFlightFacts) -> InFlight:
+def decide_in_flight(at: Unfinished, *, in_sink: bool, can_go_back: bool) -> InFlight:
     """Decide what happens to the batch after the committed one. A pure function."""
-    if not facts.in_sink:
+    if not in_sink:
         return InFlight.RUN
-    has_its_state = not facts.stateful or (facts.state_is_there and not facts.unique_ids)
-    if facts.planned and has_its_state:
+    has_its_state = not at.stateful or (at.state_is_there and not at.unique_ids)
+    if at.planned and has_its_state:
         return InFlight.SKIPPED
-    return InFlight.ROLL_BACK if facts.can_go_back else InFlight.REFUSE
+    return InFlight.ROLL_BACK if can_go_back else InFlight.REFUSE
 
 
 @dataclass(frozen=True)
-class Unfinished:
-    """The position of a live directory, and what it contains of the batch in flight (see `InFlightFacts`).
+class Decision:
+    """What happens to the batch after the committed one in one sink; `batch_id` is the committed one."""
 
-    `batch_id` is the newest committed batch, -1 before the first.
-    """
-
+    sink: Sink
     batch_id: int
-    planned: bool
-    stateful: bool
-    unique_ids: bool
-    state_is_there: bool
+    what: InFlight
 
-    def facts(self, *, in_sink: bool, can_go_back: bool) -> InFlightFacts:
-        """With the facts about a sink."""
-        return InFlightFacts(
-            in_sink, self.planned, self.stateful, self.unique_ids, self.state_is_there, can_go_back=can_go_back
-        )
+    def forecast(self) -> SinkForecast | None:
+        """What becomes of the sink's rows; None if it does not have the batch."""
+        name, next_batch = self.sink.name, self.batch_id + 1
+        has = f"It has batch {next_batch} already, which is not committed"
+        match self.what:
+            case InFlight.RUN:
+                return None
+            case InFlight.SKIPPED:
+                return SinkForecast(name, SinkEffect.SKIP, f"{has}: the same batch is replayed and skipped.")
+            case InFlight.ROLL_BACK:
+                return SinkForecast(
+                    name,
+                    SinkEffect.EXACT,
+                    f"{has}, and the query cannot continue from the state after it: the sink goes back to batch "
+                    f"{self.batch_id}, and the batch is run again.",
+                )
+            case InFlight.FOREIGN:
+                return SinkForecast(
+                    name,
+                    SinkEffect.IRREVERSIBLE,
+                    f"It has batches after {next_batch}, which this query never planned: another query wrote them, and "
+                    "Spark would skip this query's own batches up to there.",
+                    "Start from a snapshot with start_from=...: that rolls the sink back.",
+                )
+            case InFlight.REFUSE:
+                return SinkForecast(
+                    name,
+                    SinkEffect.IRREVERSIBLE,
+                    f"{has}, and the query cannot continue from the state after it: Spark would skip the batch without "
+                    "computing its state, and fail at the next one.",
+                    f"Restore the table to its version before batch {next_batch}, and start from a snapshot or "
+                    "batch-<n> with new_query_id.",
+                )
 
 
 def unfinished(live: LiveDirectory) -> Unfinished:
@@ -104,7 +124,7 @@ def unfinished(live: LiveDirectory) -> Unfinished:
     batch_id = BEFORE_THE_FIRST_BATCH if positions.commit is None else positions.commit
     planned = positions.offset == batch_id + 1
     if not keeps_state(live):
-        return Unfinished(batch_id, planned, stateful=False, unique_ids=False, state_is_there=False)
+        return Unfinished(batch_id, planned, stateful=False)
     commit = None
     if batch_id >= 0:
         path = f"{COMMITS}/{batch_id}"
@@ -134,7 +154,7 @@ def forecast_in_flight(
 ) -> list[SinkForecast]:
     """Forecast what each sink does with the batch after the committed one, if it already has that batch."""
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
-    return [forecast for sink, at, what in found if (forecast := _forecast(sink.name, at, what)) is not None]
+    return [forecast for each in found if (forecast := each.forecast()) is not None]
 
 
 def settle_in_flight(
@@ -150,37 +170,33 @@ def settle_in_flight(
     Can be interrupted at any point and repeated. `before_roll_back` is called with the batch to which a sink goes back.
     """
     found = refuse_skipped_batch(live, sinks, roll_back_tables=roll_back_tables)
-    rolled_back = [(sink, at) for sink, at, what in found if what is InFlight.ROLL_BACK]
-    for sink, at in rolled_back:
+    to_roll_back = [each for each in found if each.what is InFlight.ROLL_BACK]
+    for each in to_roll_back:
         query_id = live_query_id(live)
-        before_roll_back(at)
-        roll_back(sink, RollBack(at, query_id=query_id), still_mine)
-        if sink.remembers_undone:
+        before_roll_back(each.batch_id)
+        roll_back(each.sink, RollBack(each.batch_id, query_id=query_id), still_mine)
+        if each.sink.remembers_undone:
             with still_mine():
                 give_query_id(live, str(uuid.uuid4()))
-    return [sink for sink, _ in rolled_back]
+    return [each.sink for each in to_roll_back]
 
 
-def refuse_skipped_batch(
-    live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool
-) -> list[tuple[Sink, int, InFlight]]:
+def refuse_skipped_batch(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[Decision]:
     """Refuse a start if a sink would skip a batch whose state is missing, and cannot be rolled back.
-
-    Returns each sink with the batch after which the query continues, and what happens to the next one.
 
     Raises:
         RowsAtRiskError: A sink would.
     """
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     stops = (InFlight.REFUSE, InFlight.FOREIGN)
-    forecasts = [_forecast(sink.name, at, what) for sink, at, what in found if what in stops]
+    forecasts = [each.forecast() for each in found if each.what in stops]
     refused = " ".join(f"{each.sink}: {each.reason} {each.advice}" for each in forecasts if each is not None)
     if refused:
         raise RowsAtRiskError(f"The query is not started in {live.url}, and no sink was changed. {refused}")
     return found
 
 
-def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[tuple[Sink, int, InFlight]]:
+def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[Decision]:
     memories = [sink for sink in sinks_of(sinks) if sink.on_repeat is OnRepeat.SKIPS]
     if not memories:
         return []
@@ -191,11 +207,11 @@ def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: boo
             continue
         newest = newest_batch(sink, live_query_id(live) if sink.knows_queries else None)
         if not sink.knows_queries and newest is not None and newest > at.batch_id + 1 and _never_planned(live, newest):
-            found.append((sink, at.batch_id, InFlight.FOREIGN))
-            continue
-        can_go_back = sink.rolls_back and (roll_back_tables or not isinstance(sink, TableSink))
-        facts = at.facts(in_sink=newest == at.batch_id + 1, can_go_back=can_go_back)
-        found.append((sink, at.batch_id, decide_in_flight(facts)))
+            what = InFlight.FOREIGN
+        else:
+            can_go_back = sink.rolls_back and (roll_back_tables or not isinstance(sink, TableSink))
+            what = decide_in_flight(at, in_sink=newest == at.batch_id + 1, can_go_back=can_go_back)
+        found.append(Decision(sink, at.batch_id, what))
     return found
 
 
@@ -207,36 +223,4 @@ def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
 
 def _asks_the_sink(at: Unfinished) -> bool:
     """Whether the sink's memory matters: if the state is available, an unreadable table prevents no start."""
-    passed = decide_in_flight(at.facts(in_sink=True, can_go_back=False)) is InFlight.SKIPPED
-    return at.planned and not passed
-
-
-def _forecast(sink: str, batch_id: int, what: InFlight) -> SinkForecast | None:
-    has = f"It has batch {batch_id + 1} already, which is not committed"
-    if what is InFlight.SKIPPED:
-        return SinkForecast(sink, SinkEffect.SKIP, f"{has}: the same batch is replayed and skipped.")
-    if what is InFlight.ROLL_BACK:
-        return SinkForecast(
-            sink,
-            SinkEffect.EXACT,
-            f"{has}, and the query cannot continue from the state after it: the sink goes back to batch {batch_id}, "
-            "and the batch is run again.",
-        )
-    if what is InFlight.FOREIGN:
-        return SinkForecast(
-            sink,
-            SinkEffect.IRREVERSIBLE,
-            f"It has batches after {batch_id + 1}, which this query never planned: another query wrote them, and "
-            "Spark would skip this query's own batches up to there.",
-            "Start from a snapshot with start_from=...: that rolls the sink back.",
-        )
-    if what is InFlight.REFUSE:
-        return SinkForecast(
-            sink,
-            SinkEffect.IRREVERSIBLE,
-            f"{has}, and the query cannot continue from the state after it: Spark would skip the batch without "
-            "computing its state, and fail at the next one.",
-            f"Restore the table to its version before batch {batch_id + 1}, and start from a snapshot or batch-<n> "
-            "with new_query_id.",
-        )
-    return None
+    return at.planned and decide_in_flight(at, in_sink=True, can_go_back=False) is not InFlight.SKIPPED

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Self
 
 from dagster_ckpt.errors import OptionTypeError
 from dagster_ckpt.sinks.delta import DeltaMerge, DeltaTable
@@ -19,54 +18,35 @@ from dagster_ckpt.sinks.kafka.sink import KafkaSink, TransactionalKafkaSink
 from dagster_ckpt.sinks.sink import OnRepeat, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, foreach_batch_name
 
-_FOREACH_BATCH = re.compile(r"ForeachBatchSink(\[(?P<place>.+)\])?")
-_FOREACH = re.compile(r"Foreach.*")
-_NAMED = re.compile(r"[\w`-]+(?:\.[\w`-]+)+")
-_HUDI_OR_PAIMON = re.compile(r"(?i).*(hoodie|hudi|paimon).*")
-_CONSOLE = re.compile(r".*Console(Table|Sink).*")
-_MEMORY = re.compile(r"MemorySink.*|.*MemoryTable.*")
-_NOOP = re.compile(r"(org\.apache\.spark\.sql\.execution\.datasources\.noop\.)?NoopTable\$?(@[0-9a-f]+)?")
-
 
 class ConsoleSink(Sink):
     """It prints each batch."""
 
+    names = re.compile(r".*Console(Table|Sink).*")
     on_repeat = OnRepeat.REPEATS
     effect = SinkEffect.DUPLICATE
     reason = "The rewound batches are printed again."
-
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        return cls(name) if _CONSOLE.fullmatch(name) else None
 
 
 class NoopSink(Sink):
     """It discards all rows."""
 
+    names = re.compile(r"(org\.apache\.spark\.sql\.execution\.datasources\.noop\.)?NoopTable\$?(@[0-9a-f]+)?")
     effect = SinkEffect.EXACT
     reason = "It keeps nothing."
-
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        return cls(name) if _NOOP.fullmatch(name) else None
 
 
 class MemorySink(Sink):
     """A table in the session."""
 
+    names = re.compile(r"MemorySink.*|.*MemoryTable.*")
     reason = "Its table lives in the session: after a restart it contains only later rows."
-
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        return cls(name) if _MEMORY.fullmatch(name) else None
 
 
 class ForeachBatchSink(Sink):
     """A function that is called with each batch."""
 
+    names = re.compile(r"ForeachBatchSink(\[(?P<place>.+)\])?")
     # A second stream may write there, as far as is known.
     knows_queries = True
 
@@ -80,12 +60,6 @@ class ForeachBatchSink(Sink):
     )
 
     @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        match = _FOREACH_BATCH.fullmatch(name)
-        return cls(name, match["place"]) if match else None
-
-    @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
         """See `Sink.name_of`."""
         return foreach_batch_name(place) if output_format == FOREACH_BATCH else None
@@ -94,33 +68,24 @@ class ForeachBatchSink(Sink):
 class ForeachSink(Sink):
     """A writer that is called with each row."""
 
+    names = re.compile(r"Foreach.*")
     reason = "The writer receives the rewound rows again: the effect depends on the writer."
-
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        return cls(name) if _FOREACH.fullmatch(name) else None
 
 
 class NamedTable(Sink):
     """A table known by its name in a catalog only: its forecast is the worst of the possible formats."""
 
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        return cls(name, name) if _NAMED.fullmatch(name) else None
+    names = re.compile(r"(?P<place>[\w`-]+(?:\.[\w`-]+)+)")
 
     def forecast(self, replay: Replay) -> SinkForecast:
         """See `Sink.forecast`."""
         if not replay.keeps_query_id:
-            return SinkForecast(
-                self.name,
+            return self.told(
                 SinkEffect.DUPLICATE,
                 "A table known by name only. Under another query id, Paimon accepts the rewound batches again.",
                 "Roll the table back first.",
             )
-        return SinkForecast(
-            self.name,
+        return self.told(
             SinkEffect.LOSE,
             "A table known by name only. Tables that record batch numbers skip the batches that they have of a query, "
             "and a batch with other boundaries then loses rows.",
@@ -131,6 +96,7 @@ class NamedTable(Sink):
 class HudiOrPaimonTable(Sink):
     """A Hudi or Paimon table, which is not inspected."""
 
+    names = re.compile(r"(?i).*(hoodie|hudi|paimon).*")
     on_repeat = OnRepeat.RUNS
     is_proven = False
     effect = SinkEffect.LOSE
@@ -139,11 +105,6 @@ class HudiOrPaimonTable(Sink):
         "identifier that a new query id does not change."
     )
     advice = "Roll the table back to the batch (Hudi: a savepoint, or another checkpoint identifier), then start."
-
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        return cls(name) if _HUDI_OR_PAIMON.fullmatch(name) else None
 
 
 # Class names are matched before the general form of a table name.
@@ -173,7 +134,7 @@ def register_sink(kind: type[Sink]) -> type[Sink]:
     and name is replaced, so that a code location can be reloaded.
 
     Args:
-        kind: A subclass of `Sink`, such as a `TableSink`, that overrides at least `of`.
+        kind: A subclass of `Sink`, such as a `TableSink`, with its own `names` (or `of`).
 
     Raises:
         OptionTypeError: It is no such subclass.

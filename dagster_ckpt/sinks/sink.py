@@ -1,12 +1,13 @@
 """The protocol of a sink: what the package asks every sink about the batches that it has written.
 
-Sinks identify a batch by its number: some whatever the query (the file sink), some together with the query's id
-(Delta, Iceberg), some not at all. A query that goes back plans its batches again, so the same number can stand for
-other rows. One class for each kind of sink knows what it then does. `registry.py` finds the class.
+A query that goes back plans its batches again, so the same number can stand for other rows. Sinks identify a batch by
+its number: some whatever the query (the file sink), some with the query's id (Delta, Iceberg), some not at all. One
+class for each kind of sink knows what it does; `registry.py` finds the class.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,8 +39,8 @@ class OnRepeat(StrEnum):
 class SinkEffect(StrEnum):
     """Effect of a start on the rows of a sink.
 
-    EXACT: Each row is written exactly once, as a test with the real sink shows.
-    SKIP: The sink skips batches that it has, and these contain the same rows: each row is there exactly once.
+    EXACT: Each row is there exactly once, as a test with the real sink shows.
+    SKIP: As EXACT, because the sink skips batches that it has, with the same rows.
     DUPLICATE: Rows of the rewound batches are written twice.
     LOSE: Rows may be lost.
     UNKNOWN: Cannot be told from here.
@@ -47,8 +48,7 @@ class SinkEffect(StrEnum):
     IRREVERSIBLE: The sink has to be rolled back but cannot be: the start is refused.
     UNTOUCHED: The query about to start does not write there.
     STARTS: The query has not written there before: the sink contains only rows from now on.
-    SHARED: Another stream of the catalog wrote there last, and the query starts from the beginning: rows may be there
-        twice.
+    SHARED: Another stream wrote there last, and the query starts from the beginning: rows may be there twice.
     REFUSED: The sink belongs to another query, or is not at the query's batch: the start is refused.
     """
 
@@ -67,7 +67,7 @@ class SinkEffect(StrEnum):
 
 @dataclass(frozen=True)
 class SinkForecast:
-    """The expected effect on one sink: why, in a sentence or two, and how to make it exact (or an empty string)."""
+    """The expected effect on one sink, why, and how to make it exact."""
 
     sink: str
     effect: SinkEffect
@@ -82,8 +82,7 @@ class Replay:
     Attributes:
         to_batch: The batch to which the query goes back; -1 is before the first.
         query_id: Id of the query before the start.
-        keeps_query_id: Whether the started query has the same id.
-        in_flight: The batch after `to_batch` if exactly its rows are replayed, else None.
+        in_flight: The batch after `to_batch` if exactly its rows are replayed.
         log_entries: Log entries of each file sink from a snapshot, by folder; None: the sink's own log counts.
         query_ids: All ids that the stream's query has had.
         roll_back_tables: Whether the start may roll a table back; otherwise a person does.
@@ -99,7 +98,7 @@ class Replay:
 
     @property
     def back(self) -> RollBack:
-        """The point to which a sink without a log in a snapshot is rolled back."""
+        """Where a sink without a log in a snapshot is rolled back to."""
         return RollBack(
             self.to_batch,
             query_id=self.query_id,
@@ -118,8 +117,8 @@ class RollBack:
         entries: The sink's log as a snapshot has it; None: the sink's own memory counts.
         query_id: The id of the query that committed that batch; None if unknown.
         query_ids: All ids that the stream's query has had.
-        may_repeat: Whether a new query id was requested: a table in which others have written since is then left as it
-            is, and gets the batches again.
+        may_repeat: Whether a new query id was requested: a table in which others have written since stays as it is, and
+            gets the batches again.
         roll_back_tables: Whether this process may roll a table back; otherwise a person does.
     """
 
@@ -154,23 +153,24 @@ class FoundSink:
 class Sink:
     """A sink of a query, and the protocol of all kinds of sinks.
 
-    The base class is a sink of which nothing is known. A kind of sink overrides what it knows, and is registered with
+    The base class is a sink of which nothing is known. A kind overrides what it knows, and is registered with
     `register_sink`. A table that can go back is a `TableSink`.
 
     Attributes:
+        names: The names that Spark gives such a sink; the group `place` is its folder, topic or table.
+        noun: What it is, for messages.
         on_repeat: What it does with a batch that it already has.
         is_proven: Whether a test with the real sink shows that.
         rolls_back: Whether `roll_back` brings it back to an earlier batch.
-        knows_queries: Whether it keeps the batches of different queries apart. If not, a second stream must not write
-            there.
-        has_parts: Whether a batch is more than one write, so that it may know a batch without having all rows.
+        knows_queries: Whether it keeps the batches of different queries apart, so that several streams may write there.
+        has_parts: Whether a batch is several writes, so that it may know a batch without having all rows.
         remembers_undone: Whether it still skips an undone batch of the same query id, so that the query continues under
             a new one after a roll-back.
         effect: Effect of a replay, for a sink that does not roll back; `reason` and `advice` explain it.
-        noun: What it is, for messages.
     """
 
     noun: ClassVar[str] = "sink"
+    names: ClassVar[re.Pattern[str] | None] = None
     on_repeat: ClassVar[OnRepeat] = OnRepeat.UNKNOWN
     is_proven: ClassVar[bool] = True
     rolls_back: ClassVar[bool] = False
@@ -189,22 +189,18 @@ class Sink:
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """The sink of this kind with a name, or None if the name is that of another kind.
+        """The sink of this kind with a name, or None if the name is that of another kind. By default by `names`.
 
         Args:
             name: `sink.description` of the query's progress, such as `FileSink[file:/data/out]`. A `foreachBatch` query
                 whose writer has the option `path` or `table` is named `ForeachBatchSink[<that option>]`.
         """
-        return None
+        match = cls.names.fullmatch(name) if cls.names is not None else None
+        return cls(name, match.groupdict().get("place")) if match is not None else None
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
-        """The name that Spark will report for a described query; None for another kind of sink.
-
-        Args:
-            output_format: Such as `parquet` or `foreachbatch`.
-            place: The folder, topic or table that the description names.
-        """
+        """The name that Spark will report for a described query; None for another kind of sink."""
         return None
 
     @property
@@ -227,8 +223,7 @@ class Sink:
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
         """What is now at its place; None if it has no identity, or if that cannot be told from here.
 
-        Args:
-            query_ids: The ids that the stream's query has had; without them, no batch is looked for.
+        Without the ids that the stream's query has had, no batch is looked for.
 
         Raises:
             StorageAccessError: It cannot be reached.
@@ -243,32 +238,28 @@ class Sink:
         return None
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """The newest batch of a query that it has; None if it has none, or keeps no memory of batches.
-
-        A sink that does not keep queries apart ignores the id, which is None if unknown.
-        """
+        """The newest batch of a query that it has; None if it has none, or keeps no memory of batches."""
         return None
+
+    def told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
+        """A forecast for this sink."""
+        return SinkForecast(self.name, effect, reason, advice)
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
         """What a snapshot needs of it (see `SinkToCapture`); None for nothing."""
         return None
 
     def forecast(self, replay: Replay) -> SinkForecast:
-        """Forecast what it does with the batches after `replay.to_batch`. Changes nothing.
-
-        The start has already checked that a sink that rolls back belongs to the stream.
-        """
+        """Forecast what it does with the batches after `replay.to_batch`. Changes nothing."""
         if not self.rolls_back:
-            return SinkForecast(self.name, self.effect, self.reason, self.advice)
+            return self.told(self.effect, self.reason, self.advice)
         try:
             last = newest_batch(self, replay.query_id)
         except CkptError as error:
-            reason = f"It must be rolled back but cannot be reached: {error}"
-            return SinkForecast(self.name, SinkEffect.UNREACHABLE, reason)
+            return self.told(SinkEffect.UNREACHABLE, f"It must be rolled back but cannot be reached: {error}")
         if last is None or last <= replay.to_batch:
-            return SinkForecast(self.name, SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
-        return SinkForecast(
-            self.name,
+            return self.told(SinkEffect.EXACT, f"It has no batch after {replay.to_batch}.")
+        return self.told(
             SinkEffect.EXACT,
             f"It is rolled back to batch {replay.to_batch}: batches {replay.to_batch + 1} to {last} are undone.",
         )

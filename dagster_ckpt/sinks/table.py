@@ -1,7 +1,7 @@
 """Tables that remember batches and can go back: one decision for all of them.
 
-A `TableSink` says in `plan` what a roll-back would do, and does it in `commit`. Whether a start may do it, what
-the preview says, and why a start is refused is decided once, by `verdict` (cases: tests/sinks/table_verdicts.yaml).
+A `TableSink` says in `plan` what a roll-back would do, and does it in `commit`. One `verdict` decides whether a start
+may do it, what the preview says, and why a start is refused (cases: tests/sinks/table_verdicts.yaml).
 """
 
 from __future__ import annotations
@@ -21,18 +21,15 @@ _ATTEMPTS = 10
 
 
 class VersionTakenError(Exception):
-    """Another commit came after the plan was made; the table is unchanged. `roll_back` then plans again."""
+    """Another commit came after the plan; the table is unchanged. `roll_back` then plans again."""
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a table cannot be rolled back by this package.
+    """Why this package cannot roll a table back.
 
     Attributes:
-        effect: LOSE if it is unknown what has to be undone, IRREVERSIBLE if that is known, UNKNOWN if the start
-            itself can tell.
-        reason: What is in the way.
-        advice: What a person can do.
+        effect: LOSE if it is unknown what to undo, IRREVERSIBLE if that is known, UNKNOWN if only the start can tell.
     """
 
     effect: SinkEffect
@@ -46,7 +43,7 @@ class TablePlan:
 
     Attributes:
         moves: Whether anything has to be undone, or brought back.
-        how: The roll-back as a sentence without its end, such as "The table is restored to version 3".
+        how: The roll-back as the beginning of a sentence, such as "The table is restored to version 3".
         command: A command by which a person does the same; empty if there is none.
         others: What others have written since and would lose, such as "versions 4, 5"; empty if nothing.
         obstacle: Why it cannot be done.
@@ -62,7 +59,7 @@ class TablePlan:
 
 
 class Step(StrEnum):
-    """What a start does to a table: it LEAVEs it as it is, does the ROLL_BACK, or is REFUSEd."""
+    """What a start does to a table: LEAVE it as it is, ROLL_BACK, or REFUSE to start."""
 
     LEAVE = "LEAVE"
     ROLL_BACK = "ROLL_BACK"
@@ -80,12 +77,7 @@ class TableVerdict:
 
 
 def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
-    """Decide what a start does to a table. A pure function.
-
-    Args:
-        plan: What a roll-back would do; None if there is no table.
-        to: The point to go back to.
-    """
+    """Decide what a start does to a table; without a plan, there is none. A pure function."""
     if plan is None and to.batch_id < 0:
         return TableVerdict(Step.LEAVE, SinkEffect.EXACT, "There is no such table yet.")
     if plan is None:
@@ -131,7 +123,7 @@ def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
 
 
 class TableSink(Sink):
-    """A table that is rolled back with the stream. A kind of table implements `of`, `last_batch`, `plan`, `commit`.
+    """A table that is rolled back with the stream. A kind of table has `names`, `last_batch`, `plan`, `commit`.
 
     Attributes:
         table_format: Its format, for messages.
@@ -152,7 +144,7 @@ class TableSink(Sink):
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define plan.")
 
     def commit(self, plan: TablePlan) -> None:
-        """Do what was planned: in one commit that fails if the table was changed since, if the table has such.
+        """Do what was planned, if possible in one commit that fails if the table was changed since.
 
         Raises:
             VersionTakenError: The table was changed since.
@@ -162,13 +154,10 @@ class TableSink(Sink):
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define commit.")
 
     def fence(self, plan: TablePlan) -> None:
-        """Where nothing is undone: make a roll-back fail that a former holder of the lease has planned before.
-
-        Raises the same as `commit`. Does nothing by default.
-        """
+        """Where nothing is undone: make what a former holder of the lease has planned fail. See `commit`."""
 
     def foresee(self, to: RollBack) -> TablePlan | None:
-        """What `plan` will probably say. Override it where a forecast can be made from less than a roll-back needs."""
+        """What `plan` will probably say, where a forecast needs less than a roll-back."""
         return self.plan(to)
 
     def forecast(self, replay: Replay) -> SinkForecast:
@@ -177,10 +166,9 @@ class TableSink(Sink):
             with self._answering():
                 found = verdict(self.foresee(replay.back), replay.back)
         except StorageAccessError as error:
-            return SinkForecast(self.name, SinkEffect.UNREACHABLE, str(error))
+            return self.told(SinkEffect.UNREACHABLE, str(error))
         except CkptError as error:
-            return SinkForecast(
-                self.name,
+            return self.told(
                 SinkEffect.LOSE,
                 f"The batches that the table remembers cannot be read from here ({error}): it may skip the rewound "
                 "ones.",
@@ -188,7 +176,7 @@ class TableSink(Sink):
             )
         goes_on = found.step is Step.ROLL_BACK and self.remembers_undone
         continues = " The query continues under a new id." if goes_on else ""
-        return SinkForecast(self.name, found.effect, f"{found.reason}{continues}", found.advice)
+        return self.told(found.effect, f"{found.reason}{continues}", found.advice)
 
     def check_roll_back(self, to: RollBack) -> None:
         """See `Sink.check_roll_back`."""
@@ -197,14 +185,11 @@ class TableSink(Sink):
         self._refuse(verdict(found, to))
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
-        """See `Sink.roll_back`. A commit of the table; repeated, it finds nothing to undo.
+        """See `Sink.roll_back`. Repeated, it finds nothing to undo.
 
         The lease is asked between plan and commit: if it is still held then, every commit of a successor comes after
-        the plan, and this commit fails. A table with nothing to undo is fenced, so that a roll-back that a former
-        holder has planned fails as well.
-
-        Raises:
-            SinkRollbackError: It cannot be done, or others have committed during each attempt.
+        the plan, and this commit fails. A table with nothing to undo is fenced, so that what a former holder has
+        planned fails as well.
         """
         if not to.roll_back_tables:
             # A person has done it already, or it is refused.
@@ -213,13 +198,14 @@ class TableSink(Sink):
         taken: VersionTakenError | None = None
         for _ in range(_ATTEMPTS):
             plan = self.plan(to)
-            found = verdict(plan, to)
-            self._refuse(found)
             if plan is None:
                 # Nothing was ever written.
                 return
+            # Before the verdict: what a successor has written is no reason to refuse.
             with still_mine():
                 pass
+            found = verdict(plan, to)
+            self._refuse(found)
             try:
                 (self.commit if found.step is Step.ROLL_BACK else self.fence)(plan)
             except VersionTakenError as error:

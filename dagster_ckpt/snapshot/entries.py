@@ -45,13 +45,8 @@ class FileEntry(NamedTuple):
 
     Attributes:
         digest: BLAKE3 of its content, hexadecimal.
-        path: Its name.
-        size: Bytes.
-        identity: See `Source.identity`.
-        token: See `Source.token`.
         object: The data object that contains it, relative to the snapshot's directory; None: the
             metadata.
-        offset: Its offset in that object.
     """
 
     digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -87,8 +82,6 @@ class Block:
     Attributes:
         packed: Their entries as lines of JSON, compressed with gzip.
         stable: Whether the next snapshot will probably contain all of them.
-        first: The first path.
-        last: The last path.
         inline_length: End offset of the last inlined file.
         uses: The data objects that contain them, relative to the snapshot's directory.
     """

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from dagster_ckpt.errors import CkptError, SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.snapshot.manifest import checkpoint_number
 from dagster_ckpt.snapshot.reader import read_references
 from dagster_ckpt.snapshot.writer import METADATA_NAME
 
@@ -27,7 +28,6 @@ DELETING_NAME = "_deleting"
 INCOMPLETE_NAME = "_incomplete"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
-_CHECKPOINT = re.compile(r"chk-(\d+)")
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +49,6 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
 
     Args:
         file_io: The folder of the snapshot and of all snapshots that may share its objects.
-        directory: Its directory.
         protected: Directories of snapshots whose objects must be kept, whether listed or not.
     """
     # Another process may be deleting the same snapshot: no missing object is an error.
@@ -108,10 +107,8 @@ class Sweep:
     count as used.
 
     Attributes:
-        file_io: The folder.
         now_ms: The time by the storage's clock, ms since the epoch.
         older_than_ms: Minimum age: younger objects may belong to an attempt in progress.
-        dry_run: Report garbage without deleting it.
         under_way: Numbers of attempts whose process is alive: their objects are kept regardless of
             age.
     """
@@ -148,7 +145,7 @@ class Sweep:
 
     def _checkpoint(self, directory: str, protected: Iterable[str]) -> list[Garbage]:
         names = self._changes(directory)
-        is_under_way = int(directory.removeprefix("chk-")) in self.under_way
+        is_under_way = checkpoint_number(directory) in self.under_way
         if METADATA_NAME in names or is_under_way or not all(self._is_old(changed) for changed in names.values()):
             return []
         if DELETING_NAME in names:
@@ -242,8 +239,8 @@ def _read_if_there(file_io: FileIO, name: str) -> bytes | None:
 
 
 def _numbered(file_io: FileIO) -> list[str]:
-    numbers = [int(match[1]) for name in file_io.list() if (match := _CHECKPOINT.fullmatch(name))]
-    return [f"chk-{number}" for number in sorted(numbers)]
+    numbers = {name: number for name in file_io.list() if (number := checkpoint_number(name)) is not None}
+    return sorted(numbers, key=numbers.__getitem__)
 
 
 def _disposable(file_io: FileIO, objects: frozenset[str], directory: str, protected: Iterable[str]) -> frozenset[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import posixpath
+import re
 import zipfile
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,21 @@ from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, reading
 
 _last_of = attrgetter("last")
+
+
+CHECKPOINT_PREFIX = "chk-"
+_CHECKPOINT = re.compile(rf"{CHECKPOINT_PREFIX}(0|[1-9][0-9]*)")
+
+
+def checkpoint_directory(number: int) -> str:
+    """Name of the directory of a checkpoint."""
+    return f"{CHECKPOINT_PREFIX}{number}"
+
+
+def checkpoint_number(directory: str) -> int | None:
+    """Number of the checkpoint in a directory of this name; None if it is not a checkpoint's."""
+    match = _CHECKPOINT.fullmatch(directory)
+    return int(match[1]) if match is not None else None
 
 
 def object_name(directory: str, reference: str) -> str:

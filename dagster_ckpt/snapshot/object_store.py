@@ -33,7 +33,7 @@ from dagster_ckpt.snapshot.garbage_collection import (
     savepoint_directories,
     storage_time_ms,
 )
-from dagster_ckpt.snapshot.manifest import Manifest, Metadata, SnapshotHeader
+from dagster_ckpt.snapshot.manifest import Manifest, Metadata, SnapshotHeader, checkpoint_directory
 from dagster_ckpt.snapshot.packs import PackRunner, Threads
 from dagster_ckpt.snapshot.reader import WriteEntry, extract, read_metadata, verify_snapshot
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
@@ -63,10 +63,7 @@ class StoreLayout:
     Attributes:
         stream_root: URL of the stream's folder, with `chk-<n>/_metadata` and `shared/`.
         savepoint_root: URL of the savepoint folder; None if none is configured.
-        inline_threshold: See `WriteOptions`.
         max_bytes: Size limit of a checkpoint; None: no limit.
-        transfer_threads: Maximum number of data objects written or read concurrently.
-        pack_least_bytes: See `WriteOptions`.
     """
 
     stream_id: str
@@ -117,7 +114,7 @@ class ObjectSnapshotStore:
             extended = shared.manifest.stable_blocks if shared is not None and extends else ()
             size = sum(file.size for file in files) + sum(block.full_bytes for block in extended)
             self._check_size(header, size, self._layout.max_bytes)
-        directory = f"chk-{header.number}"
+        directory = checkpoint_directory(header.number)
         location = f"{self._stream_io.url}/{directory}"
         written = write_snapshot(
             self._stream_io,

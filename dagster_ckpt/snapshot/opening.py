@@ -26,6 +26,7 @@ from dagster_ckpt.io.fsspec import SINGLE_PUT_BYTES, FsspecFileIO
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import normalised
 from dagster_ckpt.io.memory import MemoryFileIO
+from dagster_ckpt.snapshot.manifest import CHECKPOINT_PREFIX
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.snapshot.writer import PACK_TARGET_BYTES
@@ -34,7 +35,6 @@ from dagster_ckpt.values.storage_path import StoragePath
 from dagster_ckpt.values.validation import checked_stream_id
 
 MEMORY_URL = "jobmanager://memory"
-CHECKPOINT_PREFIX = "chk-"
 
 
 def open_store(

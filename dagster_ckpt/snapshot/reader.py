@@ -56,14 +56,8 @@ def extract(
 ) -> None:
     """Pass the files of a snapshot to `write`, object by object, each checked against its digest.
 
-    Args:
-        file_io: The parent folder of the snapshot.
-        directory: Its directory there.
-        write: See `SnapshotStore.extract`.
-        only: Selects paths.
-        missing: See `SnapshotStore.extract`.
-        threads: Number of objects, or parts of one, read concurrently.
-        metadata: Its metadata, if it has been read.
+    See `SnapshotStore.extract`. `threads` is the number of objects, or parts of one, read
+    concurrently.
     """
     metadata = metadata or read_metadata(file_io, directory)
     wanted = (entry for entry in metadata.manifest.files if only(entry.path))

@@ -93,8 +93,6 @@ class BaseSnapshot:
     """An earlier snapshot, whose content a new one may share.
 
     Attributes:
-        file_io: Its parent folder.
-        directory: Its directory there.
         same_folder: Both snapshots refer to the same objects by the same names. Otherwise each
             object has to be linked or copied first.
     """
@@ -135,11 +133,7 @@ class BaseSnapshot:
 class Reuse:
     """Finds files that a new snapshot can share with its base.
 
-    Args:
-        base: The snapshot; None shares nothing.
-        share_object: Makes an object of the base available to the new snapshot.
-        extends: The new snapshot contains all stable blocks of the base. Its stable files are then
-            new, and not searched in the base.
+    If the snapshot `extends` the base, its stable files are new, and not searched there.
     """
 
     def __init__(self, base: BaseSnapshot | None, share_object: ShareObject, *, extends: bool) -> None:

@@ -22,7 +22,6 @@ class StoredSnapshot:
     """A snapshot that is complete in storage.
 
     Attributes:
-        location: URL of its folder.
         full_bytes: Bytes that a restore writes.
         incremental_bytes: Bytes written for it.
     """
@@ -57,14 +56,12 @@ class SnapshotStore(Protocol):
         """Write a checkpoint, sharing bytes with the snapshot at `base`.
 
         Args:
-            header: The header of the snapshot.
             files: Its files; iterated once.
             base: A snapshot or its location, which must exist until this returns; or None.
             extends: The checkpoint contains all stable files of the base, which `can_be_extended`,
                 in addition to `files`.
             stage: Called with the files before any of them is read; returns them protected from
                 deletion, in the form to read.
-            should_abort: Called at short intervals.
             runner: Writes the data objects; None: threads of this process.
 
         Raises:
@@ -87,13 +84,9 @@ class SnapshotStore(Protocol):
         """Write a self-contained savepoint, which depends on no other snapshot.
 
         Args:
-            header: The header of the snapshot.
-            files: Its files; iterated once.
             target_directory: Target folder, if not the configured one.
             base: Location of a snapshot whose bytes the storage can link or copy; or None.
             stage: As for a checkpoint.
-            should_abort: Called at short intervals.
-            runner: Writes the data objects; None: threads of this process.
             progress: Called now and then with the number of files written, and to write.
 
         Raises:
@@ -122,10 +115,8 @@ class SnapshotStore(Protocol):
         """Pass the files of a snapshot to `write`, each checked against its digest.
 
         Args:
-            location: The snapshot.
             write: Called with an entry and its bytes, which it must consume: the last piece raises
                 if the content is wrong. May be called from several threads.
-            only: Selects paths.
             missing: Called with the files; returns those that the caller does not have. Only their
                 bytes are read.
 
@@ -175,7 +166,6 @@ class SnapshotStore(Protocol):
             under_way: Numbers of attempts whose process is alive: their objects are kept regardless
                 of age.
             protected: As in `discard`.
-            dry_run: Report what would be deleted without deleting it.
         """
 
 

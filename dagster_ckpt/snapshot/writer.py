@@ -63,7 +63,6 @@ class WrittenSnapshot:
 
     Attributes:
         incremental_bytes: Bytes written for it, including metadata.
-        new_objects: Data objects created for it, relative to its directory.
     """
 
     metadata: Metadata
@@ -89,19 +88,8 @@ def write_snapshot(
 
     A crash leaves either unreferenced data objects or a complete snapshot. After an error the
     written objects are removed, unless `_metadata` may have become visible.
-
-    Args:
-        file_io: The parent folder of the snapshot.
-        directory: The snapshot's directory there.
-        header: The header of the snapshot.
-        files: Its files; iterated once.
-        options: Options.
-        base: An earlier snapshot whose data objects may be shared.
-        extends: See `SnapshotStore.write_checkpoint`. The cost then depends only on the new files.
-        stage: See `SnapshotStore.write_checkpoint`.
-        should_abort: Called at short intervals.
-        runner: Writes the data objects.
-        progress: Called now and then.
+    `SnapshotStore.write_checkpoint` explains the parameters; the cost of one that `extends` its
+    base depends only on the new files.
     """
     if file_io.size(posixpath.join(directory, METADATA_NAME)) is not None:
         raise _exists(file_io, directory)

@@ -48,7 +48,6 @@ class JobProgress:
 
 
 def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
-    """Completed tasks and all tasks of a group's running jobs."""
     tracker = context.statusTracker()
     running = set(tracker.getActiveJobsIds()) & set(tracker.getJobIdsForGroup(group))
     jobs = [job for each in running if (job := tracker.getJobInfo(each)) is not None]
@@ -63,10 +62,10 @@ def in_job_group(
     check_aborted: Callable[[], None],
     progress: JobProgress | None = None,
 ) -> _Result:
-    """Run Spark jobs in a thread and a job group of their own, and return what `work` returns.
+    """Run Spark jobs in a thread and a job group of their own; returns what `work` returns.
 
-    The main thread must not block in the JVM: an interrupt would leave it in the middle of a reply.
-    `check_aborted` is called several times a second; if it raises, the jobs are canceled.
+    An interrupt would leave a main thread that blocks in the JVM in the middle of a reply. If
+    `check_aborted`, called several times a second, raises, the jobs are canceled.
     """
     group = f"dagster-ckpt-{uuid.uuid4()}"
 
@@ -96,10 +95,9 @@ _ONE_THREAD = Threads(1)
 
 @dataclass(frozen=True)
 class ExecutorCopy:
-    """Copies snapshots of more than `above_bytes` with executors, smaller ones with threads of this process.
+    """Copies snapshots of more than `above_bytes` with executors, smaller ones with threads.
 
-    Each task writes its own data objects. The driver writes the manifest, so a snapshot becomes visible
-    atomically.
+    The driver writes the manifest, so a snapshot becomes visible atomically.
     """
 
     context: SparkContext

@@ -1,8 +1,8 @@
 """What differs between the versions of Spark: the one place that knows.
 
-Readers of files do not ask which Spark is installed, since another one may have written the directory: they
-go by the version line of each file. An unknown version is refused before anything is copied, because a newer
-Spark may refer to files that this package does not look for.
+Another Spark than the installed one may have written a directory, so readers go by the version line of each
+file. An unknown version is refused before anything is copied: its files may refer to others that would be
+missed.
 
 Sources: the class files and package metadata of pyspark 3.5.9, 4.0.5, 4.1.4, 4.2.1 and 4.3.0.
 """
@@ -89,12 +89,10 @@ _OF_4_3 = _OF_4_2 | {
 
 @dataclass(frozen=True)
 class SparkRelease:
-    """A minor release of Spark.
+    """A minor release of Spark, with packages that it needs in another version than pip would choose.
 
     Attributes:
-        newest_python: The newest that it supports.
-        requirements: Packages that it needs in another version than pip would choose.
-        jars: Maven coordinates of the newest jar of each table format that runs on it.
+        jars: Maven coordinates of the newest jar of each table format.
     """
 
     minor: str
@@ -248,10 +246,10 @@ def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
 
 
 def refuse_names_without_offsets(version: str, setting: Callable[[str], str | None]) -> None:
-    """Refuse named sources with an offset log that does not assign offsets to names.
+    """Refuse named sources without offset log version 2.
 
-    Spark 4.2 names the log of a source but numbers its offset, unless the offset log has version 2. Later
-    releases use that version for named sources.
+    Spark 4.2 then names the log of a source but numbers its offset; later releases always use version 2 for
+    names.
     """
     release = release_of(version)
     if Feature.NAMED_SOURCES not in release.features or Feature.OFFSET_LOG_2_FOR_NAMES in release.features:

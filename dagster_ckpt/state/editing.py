@@ -144,7 +144,6 @@ def check_edited(planned: Sequence[PlannedEdit], difference: StateDifference, af
 
 
 def _undecided(rows: DataFrame, later: Sequence[StateEdit]) -> DataFrame:
-    """The rows whose keys no later edit forgets or replaces."""
     for edit in later:
         rows = rows if edit.forget is None else _without(rows, edit.forget, KEY)
         rows = rows if edit.replace is None else _other_keys(rows, edit.replace)
@@ -166,7 +165,6 @@ def _wrong(name: StateName, what: str) -> StateRewriteError:
 
 
 def _can_forget(frame: StateFrame, condition: Column | str) -> str | None:
-    """None if a condition fits the keys of a state, else why not."""
     from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415
 
     if frame.name.operator == _LIMIT:
@@ -190,7 +188,6 @@ def _can_forget(frame: StateFrame, condition: Column | str) -> str | None:
 
 
 def _is_true(condition: Column | str) -> bool:
-    """Whether a condition is plainly `true`, for every key."""
     return (condition if isinstance(condition, str) else str(condition)[8:-2]).strip().lower() == "true"
 
 
@@ -203,7 +200,6 @@ def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
 
 
 def _with_fields(rows: DataFrame, key: str) -> DataFrame:
-    """Rows with the fields of their key by name, and their own columns under other names."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     fields = rows.select(f"{key}.*").columns
@@ -213,7 +209,6 @@ def _with_fields(rows: DataFrame, key: str) -> DataFrame:
 
 
 def _unmet(rows: DataFrame, condition: Column | str) -> DataFrame:
-    """The rows that do not meet a condition on their columns."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     met = F.expr(condition) if isinstance(condition, str) else condition
@@ -255,7 +250,6 @@ def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequ
 
 
 def _partition_key(rows: DataFrame) -> Column:
-    """The key columns that decide the partition, as the rows of a store have them."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     fields = [F.col(KEY).getField(name).alias(name) for name in rows.select(f"{PARTITION_KEY}.*").columns]

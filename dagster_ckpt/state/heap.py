@@ -1,9 +1,8 @@
 """Heap state (`HDFSBackedStateStoreProvider`) as rows of bytes: read and written by Spark's executors.
 
-Spark cannot read or write these bytes, so tasks do it themselves; executors need this package. A file is a
-compressed stream of records: length of the key, key, length of the value, value, with -1 for the value of a
-deleted key and -1 instead of a key at the end (`writeUpdateToDeltaFile`). Keys and values are bytes of an
-`UnsafeRow`, as in RocksDB.
+A file is a compressed stream of records: length of the key, key, length of the value, value, with -1 for the
+value of a deleted key and -1 instead of a key at the end (`writeUpdateToDeltaFile`). Keys and values are
+bytes of an `UnsafeRow`, as in RocksDB. Executors need this package.
 """
 
 from __future__ import annotations
@@ -89,7 +88,6 @@ def heap_snapshot(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
 
 
 def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task: reads the partitions whose numbers it gets."""
     import pyarrow as pa  # noqa: PLC0415
 
     for batch in batches:
@@ -101,7 +99,6 @@ def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
 
 
 def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task: writes the partition of the state that has its own number."""
     import pyarrow as pa  # noqa: PLC0415
     from pyspark import TaskContext  # noqa: PLC0415
 
@@ -151,7 +148,6 @@ class _Opened:
 
 
 def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
-    """The decompressed content of a file, in pieces."""
     import pyarrow as pa  # noqa: PLC0415
 
     if codec == "zstd":
@@ -165,7 +161,6 @@ def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
 
 
 def _snappy(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:
-    """Blocks of snappy-java (`SnappyInputStream`)."""
     if not _exactly(stream, _SNAPPY_HEADER).startswith(b"\x82SNAPPY\x00"):
         raise ValueError("it has no header of Snappy")
     while head := stream.read(_LENGTH.size):

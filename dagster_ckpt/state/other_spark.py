@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 from dagster_ckpt.errors import StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
-from dagster_ckpt.spark.versions import RELEASES, Feature
+from dagster_ckpt.spark.query.session import is_classic_session
+from dagster_ckpt.spark.versions import RELEASES, Feature, release_of
 from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.spark_rewriter import require_rewriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,11 +59,11 @@ class Rewriter:
 
     def command(self) -> list[str]:
         """The command of the child."""
-        return [
-            str(self.place if self.place.is_file() else sys.executable),
-            "-m",
-            "dagster_ckpt.state.rewriter_process",
-        ]
+        return [self._interpreter, "-m", "dagster_ckpt.state.rewriter_process"]
+
+    @property
+    def _interpreter(self) -> str:
+        return str(self.place) if self.place.is_file() else sys.executable
 
     def environment(self) -> dict[str, str]:
         """Its environment: this one, without what names the Spark of this process."""
@@ -108,22 +110,23 @@ def install_rewriter(report: Callable[[str], None]) -> Path:
     return place
 
 
-def rewriter_for(spark: SparkSession, what: str) -> Rewriter:
-    """The rewriter for a session whose Spark cannot rewrite state.
-
-    Args:
-        spark: The session.
-        what: What needs it, as the subject of a message.
+def rewriter_for(spark: SparkSession, *, changes_rows: bool = False) -> Rewriter | None:
+    """What rewrites the state of a session's query: another Spark, or None for the session itself.
 
     Raises:
-        UnsupportedSparkError: There is none.
+        UnsupportedSparkError: Neither can.
     """
+    can_itself = release_of(spark.version).has(Feature.STATE_REWRITER) and is_classic_session(spark)
+    if can_itself or changes_rows:
+        require_rewriter(spark)
+        return None
     found = Rewriter.find()
     if found is None:
         raise UnsupportedSparkError(
-            f"{what} needs a Spark 4.2 or later, and this session has Spark {spark.version}. The query can stay on "
-            "its Spark: run `dagster-ckpt rewriter install` on this machine once, which installs another PySpark "
-            f"beside it, or name one in {VARIABLE} (an interpreter, or a folder with PySpark), and start again."
+            f"A rewrite of state (other partitions, another backend) needs a Spark 4.2 or later, and this session has "
+            f"Spark {spark.version}. The query can stay on its Spark: run `dagster-ckpt rewriter install` once on the "
+            f"machine of the driver, which installs another PySpark beside it, or name one in {VARIABLE} (an "
+            "interpreter, or a folder with PySpark), and start again."
         )
     return found
 

@@ -195,7 +195,6 @@ class StateReader:
 
     @cached_property
     def _operators(self) -> list[tuple[Row, list[str]]]:
-        """Spark's metadata of each operator, and the names of its stores."""
         if not self._has_state:
             return []
         rows = attempt(
@@ -242,7 +241,6 @@ def require_state_reader(spark: SparkSession) -> SparkRelease:
 
 
 def _states(operator: Row, stores: list[str]) -> Iterator[StateName]:
-    """The readable states of an operator."""
 
     def name(state: str, **options: str) -> StateName:
         return StateName(operator.operatorId, operator.operatorName, state, operator.numPartitions, options)

@@ -1,10 +1,9 @@
 """Rewrite the state of batch N in one directory as batch N of another: in another shape, or with other rows.
 
 The batch keeps its number, so sinks, sources and watermarks do not notice. (Spark's own `repartition` adds a
-batch, and moves the row of an aggregation without a key to a partition where Spark does not look for it.)
-Spark's `StateRewriter` writes RocksDB, tasks of this package write heap state. Finally the new directory is
-compared with the source: count and hash of the rows of each store and partition, since a row in the wrong
-partition is lost to the query.
+batch, and misplaces the row of an aggregation without a key.) Spark's `StateRewriter` writes RocksDB, tasks
+of this package write heap state. Finally, count and hash of the rows of each store and partition are compared
+with the source.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.state.described import described, without_description
 from dagster_ckpt.state.heap import HeapStore
-from dagster_ckpt.state.other_spark import rewrite_elsewhere, rewriter_for, settings_of
+from dagster_ckpt.state.other_spark import Rewriter, rewrite_elsewhere, rewriter_for, settings_of
 from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
-from dagster_ckpt.state.spark_rewriter import can_rewrite, require_rewriter, run_rewriter
+from dagster_ckpt.state.spark_rewriter import run_rewriter
 from dagster_ckpt.state.stopped_state import (
     StateIds,
     StateStoreName,
@@ -89,9 +88,9 @@ def compare_rows(
         now = digests(written(operator, store), F.spark_partition_id())
         if was != now:
             raise StateRewriteError(
-                f"The rewritten state is not that of before: {store} has {_difference(was, now)}. The new directory "
-                "was deleted, and the stream is unchanged. Please report this, with the versions of Spark and "
-                "dagster-ckpt."
+                f"The rewritten state differs from the original: {store} has {_difference(was, now)}. The new "
+                "directory was deleted, and the stream is unchanged. Please report this, with the versions of Spark "
+                "and dagster-ckpt."
             )
         found[store] = _total(now)
     return found
@@ -160,18 +159,6 @@ class Rewritten:
         return sum(each.rows for each in self.stores.values())
 
 
-def require_any_rewriter(spark: SparkSession) -> None:
-    """Check that this session can rewrite state, or another Spark on this machine.
-
-    Raises:
-        UnsupportedSparkError: Neither can.
-    """
-    if can_rewrite(spark):
-        require_rewriter(spark)
-    else:
-        rewriter_for(spark, "A rewrite of state (other partitions, another backend)")
-
-
 def shape_in(live: LiveDirectory) -> StateShape | None:
     """How the state in a directory is stored, from its newest log entries; None without state."""
     pinned, partitions, commit = pinned_state(live), pinned_partitions(live), live.positions().commit
@@ -202,28 +189,21 @@ def rewrite_state(
 ) -> Rewritten:
     """Rewrite the state after the newest batch of a directory into a new directory.
 
-    Executors do the work; for a Spark without `StateRewriter`, another Spark in a child process does: see
-    `other_spark`. The batch in flight stays planned, and a start in the new directory replays exactly that batch.
-    On any error, the new directory is deleted.
+    Executors do it, or for a Spark without `StateRewriter` another Spark: see `other_spark`.
+
+    The batch in flight is replayed there. On any error, the new directory is deleted.
 
     Args:
-        spark: A session of the application; its settings of the state store apply.
+        spark: Its settings of the state store apply.
         source: No query runs in it.
         target: To be created; executors must reach both by these URLs.
         shape: How to store the state; None as before.
-        change_rows: Which rows to write; not called for a limit, whose only row is its counter.
+        change_rows: Which rows to write; not called for a limit, which has only a counter.
         watch: Called several times a second; an exception cancels the Spark jobs.
         report: Called with the progress every few seconds.
-
-    Raises:
-        UnsupportedSparkError: Neither this Spark nor another one can rewrite state.
-        StateRewriteError: The state cannot be stored so, or Spark failed to write it.
-        LiveDirectoryError: The source is incomplete.
-        RestoreError: The target exists.
     """
-    if change_rows is not None:
-        require_rewriter(spark)
-    # Before anything is built there: on an error, what was built is deleted.
+    elsewhere = rewriter_for(spark, changes_rows=change_rows is not None)
+    # Before anything is built, which an error would delete.
     refuse_existing(target)
     state = StoppedState.read(source)
     if state.stored is None:
@@ -231,8 +211,8 @@ def rewrite_state(
     before = state.stored.shape
     shape = shape or before
     check_rewrite(state.stored, shape, changes_rows=change_rows is not None)
-    if not can_rewrite(spark):
-        return _elsewhere(spark, source, target, shape, watch=watch, report=report)
+    if elsewhere is not None:
+        return _elsewhere(elsewhere, spark, source, target, shape, watch=watch, report=report)
     if any(not operator.metadata_version for operator in state.operators):
         with described(state, watch) as copy:
             made = rewrite_state(spark, copy, target, shape=shape, change_rows=change_rows, watch=watch, report=report)
@@ -268,6 +248,7 @@ def rewrite_state(
 
 
 def _elsewhere(
+    rewriter: Rewriter,
     spark: SparkSession,
     source: LiveDirectory,
     target: LiveDirectory,
@@ -277,7 +258,6 @@ def _elsewhere(
     report: Report,
 ) -> Rewritten:
     began = time.monotonic()
-    rewriter = rewriter_for(spark, "A rewrite of state")
     written = rewrite_elsewhere(
         rewriter, source, target, shape, settings=settings_of(spark), watch=watch, report=report
     )
@@ -288,8 +268,6 @@ def _elsewhere(
 
 @dataclass(frozen=True)
 class _Rewrite:
-    """One rewrite."""
-
     spark: SparkSession
     source: StoppedState
     target: LiveDirectory
@@ -349,7 +327,6 @@ class _Rewrite:
 
 
 def _write_rows(rewrite: _Rewrite, watch: Watch) -> None:
-    """Write the state of every operator."""
     source, target, shape = rewrite.source, rewrite.target, rewrite.shape
     write = _write_to_heap if shape.provider == HEAP else _write_with_spark
     ids: StateIds = {}
@@ -384,7 +361,6 @@ def _write_to_heap(rewrite: _Rewrite) -> StateIds:
 
 
 def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDigest]:
-    """Check the new directory, and compare its rows with those wanted."""
     made = StoppedState.read(rewrite.target)
     check_directories(made, rewrite.shape.partitions)
     if not rewrite.written:

@@ -42,13 +42,7 @@ class StateShape:
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state of a query, as far as the decision needs it.
-
-    Attributes:
-        shape: How it is stored.
-        operators: Names of its stateful operators.
-        settings: Settings that Spark pins for the life of the query, by full name.
-    """
+    """The state of a query, as far as the decision needs it."""
 
     shape: StateShape
     operators: tuple[str, ...]

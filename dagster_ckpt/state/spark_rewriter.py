@@ -30,11 +30,6 @@ _CLASS = "org.apache.spark.sql.execution.streaming.state.StateRewriter"
 RowsOf = Callable[[int, str], "DataFrame"]
 
 
-def can_rewrite(spark: SparkSession) -> bool:
-    """Whether this session can rewrite state, without a look at its JVM."""
-    return release_of(spark.version).has(Feature.STATE_REWRITER) and is_classic_session(spark)
-
-
 def require_rewriter(spark: SparkSession) -> None:
     """Check that a session can rewrite state."""
     what = "A rewrite of state (other partitions, another backend, other rows)"
@@ -141,7 +136,6 @@ def run_rewriter(
 
 
 def _state_ids(found: Any) -> StateIds:
-    """The ids of an `Option[Map[Long, Array[Array[String]]]]`: by operator, partition and store."""
     ids: dict[int, tuple[tuple[str, ...], ...]] = {}
     operators = found.get().iterator() if found.isDefined() else None
     while operators is not None and operators.hasNext():
@@ -155,7 +149,6 @@ def _jvm(spark: SparkSession) -> Any:
 
 
 def _arities(spark: SparkSession) -> list[int]:
-    """Argument counts of the constructors of Spark's rewriter; empty without such a class."""
     from py4j.protocol import Py4JError  # noqa: PLC0415
 
     loader = spark._jsparkSession.getClass().getClassLoader()

@@ -1,11 +1,10 @@
 """Encode rows as Spark's `UnsafeRow`, the form in which state stores keep keys and values.
 
-The bytes equal those of Spark's `UnsafeProjection`: a key that differs in one bit is another key. Types for
-which this is not certain are refused.
+The bytes equal those of Spark's `UnsafeProjection`: another bit is another key. Types for which this is not
+certain are refused.
 
-Layout: a null bit per field, in words of 8 bytes; a slot of 8 bytes per field; then what does not fit into a
-slot, padded to 8 bytes, with its offset and length in the slot. Arrays have their length first, and elements
-as wide as their type.
+Layout: null bits in words of 8 bytes; a slot of 8 bytes per field; then what does not fit, padded to 8 bytes,
+with offset and length in the slot. Arrays have their length first, and elements as wide as their type.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.adopted import adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, jvm_of
+from dagster_ckpt.stream.ownership import adopted_directory
 
 # Wait for a batch in flight: twice the duration of the previous batch, within these bounds.
 SHORTEST_WAIT_S = 5.0
@@ -38,14 +38,8 @@ def fence_predecessor(
 
     Afterwards no query may start in the old live directory, even if this process dies: the next
     start continues from it in a new directory. Does nothing if every previous holder is proven to
-    have ended.
-
-    Args:
-        stream: The stream, whose lease this process holds.
-        acquired: That lease.
-        still_mine: Called before each step; raises LeaseLostError if another execution has the
-            lease.
-        own_jvm_pid: The JVM that works for this process.
+    have ended. `still_mine`, called before each step, raises LeaseLostError if another execution
+    has the lease.
     """
     if acquired.predecessor_ended:
         return

@@ -1,4 +1,4 @@
-"""A stream as its operators and its executions see it: its settings and its directories."""
+"""A stream as its operators and its executions see it: its settings, also as recorded, and its directories."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
+from dagster_ckpt.config.checkpoint_storage import (
+    CheckpointStorage,
+)
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend, StatePartitions
-from dagster_ckpt.policies.restart import RestartPolicy, restart_description
+from dagster_ckpt.policies.restart import (
+    RestartPolicy,
+    restart_description,
+)
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import NOT_IN_USE, LiveDirectory
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
@@ -58,20 +63,16 @@ class StreamHandle:
 
     Attributes:
         stream_id: Stable id of the streaming asset; the name of its folder in storage.
-        name: Name of the query in Spark.
         asset_key: Dagster asset key as a user string ("a/b"), or the name outside Dagster.
         live_root: The stream's live directories are
             `<live_root>/<stream_id>/live-<generation>-<token>`.
         executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this. They
             must reach live directories and snapshots by the same URLs. None: the supervising
             process always copies.
-        backend: How the query keeps its state. None: the session's settings, unchecked. Its
-            `transfer_threads` copy files.
-        on_backend_change: What a start does with state of another backend.
+        backend: None: the session's settings, unchecked. Its `transfer_threads` copy files.
         state_partitions: None: those of the state, or of the session for a query without state.
         stall_timeout_ms: Fails the run after this long without progress (see `StallDetector`);
             None: never.
-        code_version: Version of the code that defines the query; snapshots record it.
         storage: The configuration that `store` was opened from; None if unknown.
     """
 

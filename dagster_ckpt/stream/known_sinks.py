@@ -29,7 +29,6 @@ class KnownSink:
     """What is recorded of a table or topic.
 
     Attributes:
-        identity: Its id; None if none is recorded.
         batch: The newest batch of the stream in it at that time; None: none.
         goes_on: The stream has written there since, so what it committed later is there too.
     """

@@ -57,17 +57,9 @@ def acquire(
 
     An expired lease is taken over at once if nothing shows that its holder is alive. The catalog's
     clock may have jumped ahead, so a holder that lives on this machine gets the time of its lease
-    again.
-
-    Args:
-        catalog: The catalog that keeps the lease.
-        stream_id: The stream to write.
-        holder: The process that asks for the lease.
-        ttl_ms: How long the lease lasts without a renewal.
-        holder_is_over: Whether the run of the present holder is recorded as finished. Its process
-            may be alive, so this call waits for the lease to expire.
-        interrupted: Polled while waiting.
-        above: The new token must be higher: see `StreamHandle.token_in_use`.
+    again. If `holder_is_over` says that the holder's run is recorded as finished, its process may
+    still be alive, so this call waits for the lease to expire. The new token is higher than
+    `above`.
     """
     catalog.database.limit_calls(ttl_ms)
     grace = _GracePeriod()
@@ -129,8 +121,8 @@ def has_living_holder(catalog: Catalog, stream_id: str) -> bool:
 class LeaseKeeper:
     """Renews a lease in a background thread and reports when it is lost.
 
-    A holder that cannot renew stops acting as the writer shortly before the lease expires, so that
-    a successor never overlaps with a healthy process that only lost its database.
+    A holder that cannot renew stops acting as the writer shortly before the lease expires, so that a successor never
+    overlaps with a healthy process that only lost its database.
     """
 
     def __init__(self, catalog: Catalog, lease: LeaseRecord, *, ttl_ms: int = DEFAULT_TTL_MS) -> None:

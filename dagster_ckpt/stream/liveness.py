@@ -25,8 +25,8 @@ from dagster_ckpt.stream.pods import pod_has_ended, this_pod
 JVM_GRACE_S = 10.0
 # Heartbeats come every two seconds; a younger one proves life.
 LIVELY_MS = 15_000
-# An unobservable process without a lease counts as inactive after this silence. A driver that has
-# stopped its query releases the lease, and then applies retention in less time.
+# An unobservable process without a lease counts as inactive after this silence, which is longer
+# than a driver applies retention after releasing its lease.
 SILENCE_MS = 60_000
 # The same for a run that is starting Spark and sends no heartbeats yet.
 SLOW_START_MS = 180_000
@@ -190,8 +190,7 @@ def holds_lease(catalog: Catalog, stream_id: str, run_id: str) -> bool:
 def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness:
     """Whether the process of an unsettled execution may still act for it.
 
-    UNKNOWN if it holds no lease, cannot be observed, and has been silent for longer than any step
-    takes.
+    UNKNOWN if it holds no lease, cannot be observed, and has been silent for too long.
     """
     if is_held(catalog.leases.current(execution.stream_id)):
         return Liveness.ALIVE
@@ -210,18 +209,11 @@ def launch_liveness(launch: LaunchRecord) -> Liveness:
 def run_liveness(
     catalog: Catalog, run_id: str, stream_id: str, *, pid: int, seen_at_ms: int, silent_ms: int
 ) -> Liveness:
-    """Whether the process of an orchestrator's run is alive, when only its pid is known.
+    """Whether the process of an orchestrator's run is alive, when only its pid on an unknown machine is known.
 
-    UNKNOWN if it cannot be observed and has been silent for longer than any step takes. ENDED only
-    if the identity that its execution recorded proves it.
-
-    Args:
-        catalog: The catalog.
-        run_id: The run.
-        stream_id: The stream that it runs.
-        pid: Pid of its process, on an unknown machine.
-        seen_at_ms: When that process logged its pid.
-        silent_ms: How long nothing new has been seen of it, by a monotonic clock.
+    UNKNOWN if it cannot be observed and has been silent for too long, by a monotonic clock. ENDED
+    only if the identity that its execution recorded proves it. `seen_at_ms` is when the process
+    logged its pid.
     """
     if _may_run_since(pid, seen_at_ms):
         return Liveness.ALIVE

@@ -72,13 +72,7 @@ class Pod:
 
 
 class KubernetesApi:
-    """The API server, as a pod reaches it.
-
-    Args:
-        url: Its address; None: that of the environment.
-        account: Folder of the service account's token and of the server's certificate.
-        clock: Seconds of a monotonic clock.
-    """
+    """The API server, as a pod reaches it: by default at the address in the environment, as its service account."""
 
     def __init__(
         self, url: str | None = None, account: Path = _ACCOUNT, *, clock: Callable[[], float] = time.monotonic

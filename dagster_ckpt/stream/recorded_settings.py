@@ -1,7 +1,6 @@
-"""What the catalog records of a stream's configuration, so that operators need not repeat it.
+"""What the catalog records of a stream's configuration, so that operators without its code need not repeat it.
 
-An operator without the stream's code opens the stream with these settings: with default options,
-canceling it could delete checkpoints that its own options keep. Credentials are never recorded.
+Credentials are never recorded. Without Spark and storage: listing streams must load neither.
 """
 
 from __future__ import annotations
@@ -20,7 +19,12 @@ from dagster_ckpt.config.checkpoint_storage import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.errors import CatalogError, OptionError
-from dagster_ckpt.policies.restart import DecidingRestartStrategy, FailureHistory, NoRestart, RestartAt
+from dagster_ckpt.policies.restart import (
+    DecidingRestartStrategy,
+    FailureHistory,
+    NoRestart,
+    RestartAt,
+)
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.policies.serialization import OWN, read_retention, write_retention
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
@@ -36,9 +40,10 @@ _NOT_PLAIN = {"storage", "retention", "trigger"}
 class RecordedSettings:
     """The settings of a stream as of its last registration; None where unknown.
 
+    Operators without the stream's code open it with these: default options could delete checkpoints
+    that its own options keep. Credentials are never recorded.
+
     Attributes:
-        options: Checkpointing options, without the storage and the trigger policy.
-        restart: Description of the restart strategy.
         storage: Where its snapshots are stored, without credentials.
         is_own_storage: The stream's own configuration names that storage, not the deployment's.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,13 +12,13 @@ from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotSt
 from dagster_ckpt.errors import CatalogError, OptionError, SnapshotNotFoundError
 from dagster_ckpt.policies.guard import snapshot_to_recover_from
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
+from dagster_ckpt.snapshot.manifest import SnapshotHeader, checkpoint_number
 from dagster_ckpt.stream.start_from import StartFrom, is_location
 from dagster_ckpt.values.durations import utc_time
 from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 from dagster_ckpt.values.redaction import refuse_user_info
 
 if TYPE_CHECKING:
-    from dagster_ckpt.snapshot.manifest import SnapshotHeader
     from dagster_ckpt.stream.handle import StreamHandle
 
 
@@ -97,15 +96,10 @@ HOLD_TTL_MS = 60_000
 def holding(
     catalog: Catalog, snapshots: Sequence[SnapshotRecord | None], reader: str, *, ttl_ms: int = HOLD_TTL_MS
 ) -> Iterator[None]:
-    """Hold snapshots for the duration of the context; None and unlisted ones are skipped.
+    """Hold snapshots for the duration of the context; None and unregistered ones are skipped.
 
-    Raises SnapshotNotFoundError if one was deleted after it was listed.
-
-    Args:
-        catalog: The catalog.
-        snapshots: The snapshots.
-        reader: Who reads them and why, as shown by the catalog.
-        ttl_ms: How long the holds last if this process is killed.
+    Raises SnapshotNotFoundError if one was deleted after it was listed. The catalog shows the
+    `reader`; the holds of a killed process last `ttl_ms`.
     """
     wanted = [snapshot for snapshot in snapshots if snapshot is not None]
     holds = catalog.holds.use(wanted, holder=reader, ttl_ms=ttl_ms) if wanted else []
@@ -153,8 +147,7 @@ def unregistered_snapshot(
 ) -> SnapshotRecord | None:
     """The snapshot at the location that a start names; None if it names a listed snapshot or no location.
 
-    Raises SnapshotNotFoundError if it belongs to another stream or deployment, or was to be
-    claimed.
+    Raises SnapshotNotFoundError if it is another stream's or deployment's, or was to be claimed.
     """
     location = (start_from.reference or "").rstrip("/").removesuffix("/_metadata")
     if not is_location(location) or any(is_named(snapshot, location) for snapshot in listed):
@@ -232,9 +225,6 @@ def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> Snapsh
     )
 
 
-_CHECKPOINT = re.compile(r"chk-(\d+)")
-
-
 def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
     """Raise a stream's counter above its stored checkpoints and the restored snapshot; returns the next number.
 
@@ -243,7 +233,7 @@ def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None,
     from the number of the restored checkpoint.
     """
     names = (location.rstrip("/").rpartition("/")[2] for location in stream.store.checkpoints())
-    used = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    used = [number for name in names if (number := checkpoint_number(name)) is not None]
     if restored is not None and restored.number is not None:
         used.append(restored.number)
     counted = stream.catalog.streams.get(stream.stream_id).next_number

@@ -45,7 +45,6 @@ class SnapshotOrder:
         number: From the stream's counter; the `n` of `chk-<n>`.
         carry_in_flight: Include the planned offsets of the running batch (unaligned).
         base: Location of a snapshot whose bytes may be shared; None writes everything.
-        target_directory: Folder for a savepoint, instead of the configured one.
         sinks: Sinks as named in the query's progress.
         renews: The checkpoint at `base`, if it may be renewed: nothing is written for the same
             position.
@@ -77,7 +76,6 @@ class TakenSnapshot:
 
     Attributes:
         batch_id: The batch after which a restore resumes.
-        properties: The properties in its header.
         renews: Id of the existing checkpoint that it is, if nothing was written.
     """
 
@@ -151,17 +149,10 @@ def take_snapshot(
 ) -> TakenSnapshot:
     """Cut a live directory, of a running or a stopped query, at its newest commit and store the cut.
 
-    The files are pinned first (a few are read, most are linked), so that Spark may purge during a
-    slow upload. If Spark purges or replaces a file before that, a new cut is taken.
-
-    Args:
-        stream: The stream.
-        live: Its live directory.
-        order: The snapshot to take.
-        now_ms: Creation time recorded in the snapshot.
-        on_cut: Called with the batch id as soon as the files are pinned.
-        should_abort: Polled during the upload; if it returns True, what was written is deleted.
-        progress: For a savepoint, called with the number of files written, and to write.
+    The files are pinned first (a few are read, most are linked), and then `on_cut` gets the batch
+    id, so that Spark may purge during a slow upload. If Spark purges or replaces a file before
+    that, a new cut is taken. If `should_abort` returns True, what was written is deleted.
+    `progress` is called for a savepoint, with the number of files written, and to write.
     """
     return until_not_overtaken(
         lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort, progress=progress)
@@ -251,7 +242,6 @@ class BatchFigures:
 
     Attributes:
         rows: Input rows since the previous snapshot, as far as this execution saw them.
-        state_rows: Rows in all state stores.
         watermark: Event-time watermark as ISO-8601, or None if the query has none.
         lags: Records waiting in each partition of the Kafka topics that it reads.
     """
@@ -327,15 +317,8 @@ def record_snapshot(
     If the connection breaks, this sends the catalog a change that only an incomplete snapshot
     accepts, and reads the snapshot again. If the catalog does not answer, the outcome stays unknown
     and the bytes must stay, as in Flink after a `PossibleInconsistentStateException`. The same
-    holds after a LeaseLostError, which this raises.
-
-    Args:
-        catalog: The catalog, in which the snapshot is in progress.
-        taken: The stored snapshot.
-        figures: Figures of the batches since the previous snapshot.
-        duration_ms: How long the attempt took.
-        lease: The lease of the run that took it.
-        after_batch: Whether the execution that took it has committed a batch.
+    holds after a LeaseLostError, which this raises. `after_batch`: the execution that took it has
+    committed a batch.
     """
     snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored
     facts = CompletedSnapshot(
@@ -352,21 +335,14 @@ def record_snapshot(
         properties={**taken.properties, **figures.properties()},
     )
     try:
-        return (
-            snapshots.complete_of_stopped(snapshot_id, facts)
-            if lease is None
-            else snapshots.complete(lease, snapshot_id, facts, after_batch=after_batch)
-        )
+        return snapshots.complete(lease, snapshot_id, facts, after_batch=after_batch)
     except LeaseLostError:
         raise
     except CkptError as error:
         why = str(error)
     reason = f"The catalog could not record it: {why}"
     try:
-        if lease is None:
-            snapshots.fail_of_stopped(snapshot_id, reason)
-        else:
-            snapshots.fail(lease, snapshot_id, reason)
+        snapshots.fail(lease, snapshot_id, reason)
         snapshot = snapshots.get(snapshot_id)
     except LeaseLostError:
         raise

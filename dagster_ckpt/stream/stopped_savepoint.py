@@ -10,9 +10,9 @@ from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotSt
 from dagster_ckpt.errors import CatalogError, CkptError, NothingCommittedError
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.adopted import ADOPTED_FROM, adopted_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_written
+from dagster_ckpt.stream.ownership import ADOPTED_FROM, adopted_directory
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.snapshotting import (
     BatchFigures,
@@ -50,18 +50,9 @@ def savepoint_of_stopped_stream(
     """Take a savepoint of the current state of a stream that is not running.
 
     Operators need no lease: reading at a commit is safe alongside any writer, and the number comes
-    from the catalog.
-
-    Args:
-        stream: The stream.
-        label: A name by which a start can refer to it.
-        target_directory: Folder for it, instead of the configured one.
-        schedule: Name of the schedule that requests it, if any.
-        trigger: Why it is taken, if no schedule requests it.
-        lease: The lease, if the stream's run takes the savepoint before it starts the query.
-        adopting: A directory of plain Spark that the stream is about to adopt, instead of its live
-            directory.
-        progress: Called now and then with the number of files written, and to write.
+    from the catalog. A run that takes the savepoint before it starts its query passes its own.
+    `adopting` is the directory to cut instead of the live directory. `trigger` counts if no
+    schedule requests it; `progress` gets the number of files written, and to write.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     directory = record.live_directory if adopting is None else adopting.url
@@ -90,38 +81,24 @@ def savepoint_of_stopped_stream(
         properties=provenance(stream, sinks) | trigger_properties(why, schedule) | of_adoption,
     )
     snapshots = stream.catalog.snapshots
-    if lease is None:
-        begun = snapshots.start_of_stopped(
-            stream.stream_id,
-            snapshot_id=snapshot_id,
-            number=number,
-            trigger=why,
-            timeline=record.timeline,
-            label=label,
-            schedule=schedule,
-        )
-    else:
-        begun = snapshots.start(
-            lease,
-            snapshot_id=snapshot_id,
-            execution_id=lease.execution_id,
-            kind=SnapshotKind.SAVEPOINT,
-            number=number,
-            trigger=why,
-            timeline=record.timeline,
-            label=label,
-        )
+    begun = snapshots.start(
+        lease,
+        snapshot_id=snapshot_id,
+        stream_id=stream.stream_id,
+        execution_id=lease.execution_id if lease is not None else None,
+        number=number,
+        trigger=why,
+        timeline=record.timeline,
+        label=label,
+        schedule=schedule,
+    )
     try:
         # The hold on the attempt itself shows that its process is alive.
         with holding(stream.catalog, [begun, base], f"savepoint {snapshot_id}"):
             taken = take_snapshot(stream, LiveDirectory(directory), order, now_ms=began_ms, progress=progress)
     except BaseException as error:
         # An interrupted attempt is no longer in progress either.
-        reason = str(error) or type(error).__name__
-        if lease is None:
-            snapshots.fail_of_stopped(snapshot_id, reason)
-        else:
-            snapshots.fail(lease, snapshot_id, reason)
+        snapshots.fail(lease, snapshot_id, str(error) or type(error).__name__)
         raise
     duration_ms = wall_clock_ms() - began_ms
     try:
@@ -129,7 +106,7 @@ def savepoint_of_stopped_stream(
     except BaseException as error:
         if not isinstance(error, CkptError) and lease is None:
             # A signal. With a lease, its next holder settles the attempt.
-            snapshots.fail_of_stopped(snapshot_id, str(error) or type(error).__name__)
+            snapshots.fail(None, snapshot_id, str(error) or type(error).__name__)
             if snapshots.get(snapshot_id).status is not SnapshotStatus.COMPLETED:
                 stream.store.discard(taken.stored.location)
         raise

@@ -16,7 +16,7 @@ from dagster_ckpt.values.redaction import without_secrets
 # What the page shows of past actions. The catalog has the complete record.
 _REMEMBERED = 50
 _AT_ONCE = 4
-# How long the end of the page waits for its actions. A crash at any step is harmless, so it need not wait for all.
+# How long the server waits for its actions when it ends. A crash at any step is harmless.
 _CLOSING_S = 5.0
 Report = Callable[[str], None]
 
@@ -93,7 +93,7 @@ class ActionLog:
             action.messages.append(without_secrets(str(error)))
             action.status = ActionStatus.FAILED
         except BaseException as error:
-            # The thread ends here, and the person has to see it.
+            # The thread ends here; the page shows why.
             action.messages.append(without_secrets(f"{type(error).__name__}: {error}"))
             action.status = ActionStatus.FAILED
             raise

@@ -7,10 +7,10 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
@@ -29,23 +29,25 @@ from dagster_ckpt.client import (
     SnapshotStatus,
     StartFrom,
     describe_snapshot,
+    is_location,
+    lies_in,
     start_options,
 )
-from dagster_ckpt.errors import CkptError, SnapshotNotFoundError, StreamNotFoundError
+from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StreamNotFoundError
 from dagster_ckpt.ui import views
 from dagster_ckpt.ui.actions import ActionLog, Report
-from dagster_ckpt.ui.locations import refuse_location
 from dagster_ckpt.values.durations import rounded_duration, size, utc_time
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.storage_path import StoragePath, location_url
 
 _COOKIE = "dagster_ckpt_actions"
-# Nothing is loaded from elsewhere, no script is inline, and no other site may show the page in a frame.
+# Load nothing from other sites, run no inline script, allow no frames.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    # Not no-referrer, with which browsers hide the origin of our own forms too.
+    # With no-referrer, browsers would hide the origin of our own forms too.
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
@@ -56,7 +58,7 @@ class CheckpointPage:
     """The pages over one client; see `checkpoint_page`."""
 
     def __init__(self, client: Client, *, token: str | None, allowed_hosts: list[str]) -> None:
-        # Requests of this page alone, so that its end withdraws them and nobody else's.
+        # An origin of its own, so that the page withdraws only its own requests when it ends.
         self._client = client.operating_as(f"{client.origin}, checkpoint page {secrets.token_hex(4)}")
         self._token = token
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
@@ -101,7 +103,7 @@ class CheckpointPage:
         await run_in_threadpool(self._log.close, self._withdraw_requests)
 
     def _withdraw_requests(self) -> None:
-        # Without its catalog the page ends all the same.
+        # An unavailable catalog must not keep the page from ending.
         with suppress(CkptError):
             for request in self._client.list_requests():
                 if request.origin == self._client.origin:
@@ -306,6 +308,50 @@ def checkpoint_page(client: Client, *, token: str | None = None, allowed_hosts: 
     return CheckpointPage(client, token=token, allowed_hosts=hosts).app
 
 
+def refuse_location(client: Client, stream_id: str, start: StartFrom, *, may_act: bool) -> None:
+    """Refuse a location, unless the browser is signed in and it is in the storage of the stream. Opens nothing.
+
+    A preview opens its location: without this, anybody who reaches the page, or a web site that a
+    browser on this machine visits, could make the server fetch addresses of its network, or read local files.
+    """
+    reference = start.reference or ""
+    if not is_location(reference):
+        return
+    if not may_act:
+        raise OptionError(
+            "A location is opened only in a browser that is signed in (dagster-ckpt ui --actions prints the address). "
+            "Nothing was opened. Name the snapshot by its id, number (chk-7) or label."
+        )
+    folder = reference.rstrip("/").removesuffix("/_metadata")
+    if any(each.location == folder for each in client.list_snapshots(stream_id)):
+        return
+    folders = client.snapshot_folders(stream_id)
+    if not is_inside(folder, folders):
+        raise OptionError(
+            f"{without_secrets(reference)} is not opened: this page opens only what lies in the configured storage of "
+            f"the stream, {' and '.join(folders) or 'which has no folder'}. To start from a snapshot elsewhere, use "
+            "dagster-ckpt restart --from on the command line."
+        )
+
+
+def is_inside(location: str, folders: Iterable[str]) -> bool:
+    """Whether a location lies in one of some folders, however it is spelled; a symbolic link leads out of it."""
+    decoded = location
+    while (once := unquote(decoded)) != decoded:
+        decoded = once
+    parts = decoded.replace("\\", "/").split("/")
+    # "::" chains file systems of fsspec, such as simplecache::http://...
+    if "::" in decoded or ".." in parts or any(mark in decoded for mark in "?#") or not decoded.isprintable():
+        return False
+    try:
+        place = StoragePath.parse("location", location_url("location", location))
+    except OptionError:
+        return False
+    # Compare the spelling first, so that no other place is touched and no network disk mounted.
+    below = [folder for folder in folders if place.url.startswith(f"{folder.rstrip('/')}/")]
+    return not place.user_info and any(lies_in(place.url, folder) for folder in below)
+
+
 def _given(fields: Mapping[str, str]) -> dict[str, str]:
     """The fields of a form that a person has filled in."""
     return {name: value for name, value in fields.items() if value}
@@ -325,7 +371,7 @@ def _taken(snapshot: Any) -> str:
 
 def _is_same_origin(request: Request) -> bool:
     origin = request.headers.get("origin")
-    # Browsers send it with every form; a program that has the cookie is no other site.
+    # Browsers send it with every form; a program without it that has the cookie is allowed.
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")
 
 

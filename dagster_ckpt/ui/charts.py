@@ -13,7 +13,7 @@ from dagster_ckpt.values.durations import utc_time
 from dagster_ckpt.values.modes import SnapshotKind
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 8, 22
-# More dots than fit side by side only cover each other.
+# More dots would overlap.
 _MOST_POINTS = 200
 _SAVEPOINT = 2.0
 
@@ -58,7 +58,7 @@ def line_chart(title: str, values: Sequence[Point], text: Callable[[int], str]) 
         return Markup(
             '<figure class="chart"><figcaption>{}</figcaption><p class="muted">No data yet.</p></figure>'
         ).format(title)
-    # Of each part of the time the largest is drawn, and the newest as it is.
+    # Draw the largest value of each part of the time, and always the newest.
     shown = [*thinned(values[:-1]), values[-1]]
     first, last = values[0].at_ms, values[-1].at_ms
     top = max(point.value for point in shown) or 1.0
@@ -133,7 +133,7 @@ def timeline_chart(bars: Sequence[TimelineBar], taken: Sequence[SnapshotFigures]
         for row, bar in enumerate(bars)
     ]
     for each in thinned(
-        # Of a part of the time with several snapshots, a savepoint is shown.
+        # Where several snapshots fall together, show the savepoint.
         [
             Point(one.completed_at_ms, _SAVEPOINT if one.kind is SnapshotKind.SAVEPOINT else 1.0, one)
             for one in taken

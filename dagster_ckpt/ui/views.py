@@ -44,7 +44,7 @@ def number(value: int) -> str:
     return f"{value:,}"
 
 
-# What is drawn and summarized of the snapshots: its title, its name, and a value as text.
+# Figures of snapshots in charts and summary: title, field, format.
 _FIGURES: tuple[tuple[str, str, Callable[[int], str]], ...] = (
     ("Duration", "duration_ms", rounded_duration),
     ("Size", "full_bytes", size),

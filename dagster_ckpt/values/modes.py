@@ -14,11 +14,10 @@ class CheckpointingMode(Enum):
     """The guarantee of a restored query, as in Flink's `CheckpointingMode`.
 
     Attributes:
-        EXACTLY_ONCE: A snapshot is taken at a committed micro-batch. After a restore the next batch
-            has the same offsets and the same state as an uninterrupted run.
-        AT_LEAST_ONCE: A snapshot is taken without waiting for a batch boundary. After a restore,
-            Spark may plan the batch that was running again with other offsets: its rows may be
-            processed twice but are never lost.
+        EXACTLY_ONCE: A snapshot is taken at a committed micro-batch: the next batch has the same offsets
+            and state as in an uninterrupted run.
+        AT_LEAST_ONCE: A snapshot does not wait for a batch boundary. After a restore Spark may plan the running batch
+            with other offsets: its rows may be processed twice but are never lost.
     """
 
     EXACTLY_ONCE = 0
@@ -42,7 +41,7 @@ class ExternalizedCheckpointCleanup(Enum):
 
 
 class ExternalizedCheckpointRetention(Enum):
-    """Flink 1.20's name for `ExternalizedCheckpointCleanup`; the members mean the same.
+    """Flink 1.20's name for `ExternalizedCheckpointCleanup`.
 
     Attributes:
         DELETE_ON_CANCELLATION: Kept only if the stream failed.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.crowd import crowd
 from benchmarks.sections.sensors import _byte_table
-from dagster_ckpt.operations.health import HealthCheck
+from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.orchestration.sensors.catalog_sensor import SensorCursor
 
 

@@ -25,7 +25,7 @@ from dagster_ckpt.cli.command import FAILED, PROBLEM_FOUND
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.cli.output import print_table
 from dagster_ckpt.client import Client
-from dagster_ckpt.operations.overview import StreamStatus, StreamSummary
+from dagster_ckpt.client.description import StreamStatus, StreamSummary
 from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.spark.versions import RELEASES
@@ -402,19 +402,19 @@ def test_a_request_that_is_refused_without_a_running_stream_fails(golden: Golden
 NEVER = {"dagster", "pyspark", "alembic"}
 # What only commands that open a stream need. Each of them alone makes the start of a command that lists slower.
 TO_OPEN_A_STREAM = {
-    "fsspec", "pydantic", "msgspec",
+    "fsspec", "pydantic",
     *(f"dagster_ckpt.{package}" for package in ("io", "snapshot", "spark", "sinks", "recovery", "runtime")),
 }  # fmt: skip
 # What few commands use, each of which makes a start some hundredths of a second slower.
 RARELY_USED = {"psutil", "pendulum", "pydantic_core", "urllib.request", "sqlalchemy.dialects.postgresql"}
 # What only a description of a stream needs: its recorded options with their policies.
-TO_DESCRIBE_A_STREAM = {"dagster_ckpt.stream.recorded_settings", "dagster_ckpt.policies.retention"}
+TO_DESCRIBE_A_STREAM = {"dagster_ckpt.stream.handle", "dagster_ckpt.policies.retention"}
 TO_LIST = {*NEVER, *TO_OPEN_A_STREAM, *RARELY_USED, *TO_DESCRIBE_A_STREAM}
 
 
 UNUSED = {
-    "--help": {*NEVER, *TO_OPEN_A_STREAM, "sqlalchemy", "rich"},
-    "restart --help": {*NEVER, *TO_OPEN_A_STREAM, "sqlalchemy", "rich"},
+    "--help": {*NEVER, *TO_OPEN_A_STREAM, "sqlalchemy", "msgspec", "rich"},
+    "restart --help": {*NEVER, *TO_OPEN_A_STREAM, "sqlalchemy", "msgspec", "rich"},
     "streams": {*TO_LIST, "rich"},
     f"list {STREAM} --json": {*TO_LIST, "rich"},
     f"requests {STREAM} --json": {*TO_LIST, "rich"},

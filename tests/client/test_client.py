@@ -16,6 +16,7 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, SnapshotStatus
 from dagster_ckpt.client import Client
+from dagster_ckpt.client.description import StreamStatus
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import CustomCheckpointStorage, FileSystemCheckpointStorage
 from dagster_ckpt.errors import (
@@ -25,7 +26,6 @@ from dagster_ckpt.errors import (
     SnapshotNotFoundError,
     StreamNotFoundError,
 )
-from dagster_ckpt.operations.overview import StreamStatus
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.client import Client
+from dagster_ckpt.client import Client, requests
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.operations import requests
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.support.stream_program import StreamProgram
 
@@ -25,7 +24,7 @@ EXAMPLES = [
     for number, example in enumerate(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
 ]
 METHODS = {name for name in dir(Client) if not name.startswith("_")} - {
-    *("catalog", "origin", "close", "from_resources", "of_streams")
+    *("catalog", "origin", "close", "from_resources", "of_stream", "of_streams")
 }
 
 

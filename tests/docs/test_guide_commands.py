@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_ckpt.cli.main import commands
+from dagster_ckpt.client import requests
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.operations import requests
 from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.spark.versions import RELEASES
 from dagster_ckpt.values.modes import SnapshotKind
@@ -24,7 +24,7 @@ from tests.support.stream_program import StreamProgram
 # The savepoint that the pages start from, whether or not they take it.
 LABEL = "before-release-42"
 DEPLOYMENT = "3f6c9b1e-7a52-4d0e-9c41-5b8a2f6d7e10"
-# Their commands start Spark: tests/operations/test_state_with_spark.py and test_state_editing.py run them.
+# Their commands start Spark: tests/client/test_state_with_spark.py and test_state_editing.py run them.
 WITH_SPARK = ["delete-a-customers-data.md", "look-into-state.md"]
 GUIDES = [path for path in sorted((DOCS / "guides").glob("*.md")) if path.name not in WITH_SPARK]
 PAGES = ["command-line.md", *(str(path.relative_to(DOCS)) for path in GUIDES)]

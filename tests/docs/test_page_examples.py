@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ ELSEWHERE = {
     "environment.md": "tests/flink/test_environment_script.py",
     "get-started.md": "tests/e2e/test_get_started.py",
     "migrate.md": "tests/recovery/test_adopt.py",
-    "guides/delete-a-customers-data.md": "tests/operations/test_state_editing.py",
-    "guides/look-into-state.md": "tests/operations/test_state_with_spark.py",
+    "guides/delete-a-customers-data.md": "tests/client/test_state_editing.py",
+    "guides/look-into-state.md": "tests/client/test_state_with_spark.py",
     "policies.md": "tests/policies/test_policies_page.py",
     "python-api.md": "tests/client/test_python_api_page.py",
     "sinks.md": "tests/sinks/test_sink_of_your_own.py",
@@ -47,7 +48,9 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
     def us_orders(context: Any, pyspark: Any) -> Any: ...
 
     monkeypatch.chdir(tmp_path)
-    return {
+    transitions = logging.getLogger("dagster_ckpt.transitions")
+    handlers = list(transitions.handlers)
+    yield {
         "__name__": "page",
         "__file__": str(tmp_path / "definitions.py"),
         **{"dg": dg, "orders": orders, "us_orders": us_orders},
@@ -57,6 +60,10 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
         "env": ConfiguredProgram(),
         "EmbeddedRocksDBStateBackend": EmbeddedRocksDBStateBackend,
     }
+    # An example adds one, whose file lies in the folder of the test.
+    for handler in set(transitions.handlers) - set(handlers):
+        transitions.removeHandler(handler)
+        handler.close()
 
 
 def run(block: Block, page: dict[str, Any], name: str) -> None:

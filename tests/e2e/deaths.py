@@ -155,7 +155,9 @@ class Deaths:
         stage = self.stage
         for op in ("trigger_savepoint", "stop_with_savepoint"):
             config = {"ops": {op: {"config": {"stream_id": stream.stream_id, "label": op}}}}
-            self.operated[op] = stage.dev.await_end(stage.launch(f"{op}_job", config), timeout_s=LIMIT_S)
+            run_id = stage.launch(f"{op}_job", config)
+            self.operated[op] = stage.dev.await_end(run_id, timeout_s=LIMIT_S)
+            assert self.operated[op] is dg.DagsterRunStatus.SUCCESS, stage.log(run_id)
         self.endings["stopped with a savepoint"] = stage.ending(stream, settled=True)
         savepoints = {e.sequence for e in stage.catalog.events.after(0) if e.type is EventType.SAVEPOINT_COMPLETED}
         stage.wait_for(lambda: savepoints <= set(self.reported()), "the savepoints to be reported on the asset")

@@ -9,9 +9,9 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.client import launching as start_order_module
+from dagster_ckpt.client.launching import START_REQUEST_VARIABLE, StartOrder, start_order
 from dagster_ckpt.errors import CatalogError, RequestFailedError
-from dagster_ckpt.operations import launching as start_order_module
-from dagster_ckpt.operations.launching import START_REQUEST_VARIABLE, StartOrder, start_order
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import RecoveryClaimMode
 from tests.support.as_writer import as_writer

@@ -14,8 +14,8 @@ from tempfile import mkdtemp
 from typing import Any
 
 from dagster_ckpt.catalog.records import Holder, RequestKind
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.retention import subsume
 from dagster_ckpt.stream.handle import StreamHandle
@@ -75,14 +75,14 @@ def check(case: Case, scratch: Path) -> None:
         lambda: catalog.events.after(0),
         catalog.desired_states.all,
         lambda: catalog.launches.latest("golden"),
-        lambda: preview_start(stream, StartFrom("sp")),
+        lambda: planned_start(stream, StartFrom("sp")),
         lambda: subsume(stream),
     ]
     for reader in readers:
         with contextlib.suppress(CkptError):
             reader()
     with contextlib.suppress(CkptError):
-        assert preview_start(stream, StartFrom()).kind is not RecoveryKind.START_EMPTY
+        assert planned_start(stream, StartFrom()).kind is not RecoveryKind.START_EMPTY
     catalog.close()
 
 

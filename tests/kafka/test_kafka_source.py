@@ -24,9 +24,9 @@ from kafka_broker import Kafka
 from kafka_program import SHOPS, STREAM, TOPIC
 
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.client.health import Finding, HealthCheck, Verdict
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.operations.health import Finding, HealthCheck, Verdict
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

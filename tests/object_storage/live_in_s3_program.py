@@ -17,14 +17,13 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt import CheckpointConfig, RestartStrategies, run_stream
 from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.client.derived_savepoint import edit_state
+from dagster_ckpt.client.examination import examine_live_directory
+from dagster_ckpt.client.outputs import clean_sinks
+from dagster_ckpt.client.state_browsing import StreamState, StreamStateDiff
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.rocksdb import ROCKSDB
 from dagster_ckpt.flink.deployment import Deployment
-from dagster_ckpt.operations import snapshots
-from dagster_ckpt.operations.doctor import examine_live_directory
-from dagster_ckpt.operations.sink_cleaning import clean_sinks
-from dagster_ckpt.operations.state_browsing import StreamState, StreamStateDiff
-from dagster_ckpt.operations.state_editing import edit_state
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -33,7 +32,9 @@ from dagster_ckpt.state.editing import StateEdit
 from dagster_ckpt.state.rewriting import shape_in
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.small_spark import lay_file, small_spark
+from tests.support.thorough import either
 
 SCHEMA = "at timestamp, shop long"
 CHECKPOINTING = CheckpointConfig(interval=500)
@@ -143,28 +144,34 @@ def steps(sales: Sales) -> Iterator[dict[str, object]]:
     """One step after the other, and what came of each."""
     sales.feed(3)
     yield ran(sales, "first run", sales.run())
-    savepoint = snapshots.trigger_savepoint(sales.stream, origin="test")
+    savepoint = verbs.trigger_savepoint(sales.stream, origin="test")
     sales.feed(2)
     yield ran(sales, "goes on", sales.run())
     yield ran(sales, "back to the savepoint", sales.run(str(savepoint.location)))
-    # A savepoint of where it stood would name the files that are then removed.
-    yield ran(sales, "back to batch 4", sales.run("batch-4", no_safety_savepoint=True))
-    cleaned = clean_sinks(sales.stream, dry_run=False, grace_ms=0)
-    yield ran(sales, "orphans removed", "REMOVED" if cleaned.removable else "NONE")
     told = sales.stream.catalog.events.after(0)
-    copy = replace(sales, name="copy-of-sales")
-    fork(sales.stream, copy.stream, StartFrom("latest"), origin="test", outputs={sales.output: copy.output})
-    copy.feed(1)
-    yield ran(copy, "goes on as a fork", copy.run())
-    yield looked_into(sales, str(savepoint.location))
-    if installed_release().has(Feature.STATE_REWRITER):
-        yield rewritten(sales)
+    if either(quick=False, thorough=True):
+        yield from more_steps(sales, str(savepoint.location))
     yield {
         "step": "end",
         "checkpoints": sum(event.type is EventType.CHECKPOINT_COMPLETED for event in told),
         "failures": [event.payload["reason"] for event in told if event.type is EventType.CHECKPOINT_FAILED],
         "can_resume": examine_live_directory(sales.stream).diagnosis.can_resume,
     }
+
+
+def more_steps(sales: Sales, savepoint: str) -> Iterator[dict[str, object]]:
+    """What `make test` leaves out."""
+    # A savepoint of where it stood would name the files that are then removed.
+    yield ran(sales, "back to batch 4", sales.run("batch-4", no_safety_savepoint=True))
+    cleaned = clean_sinks(sales.stream, dry_run=False, grace_ms=0)
+    yield ran(sales, "orphans removed", "REMOVED" if cleaned.removable else "NONE")
+    copy = replace(sales, name="copy-of-sales")
+    fork(sales.stream, copy.stream, StartFrom("latest"), origin="test", outputs={sales.output: copy.output})
+    copy.feed(1)
+    yield ran(copy, "goes on as a fork", copy.run())
+    yield looked_into(sales, savepoint)
+    if installed_release().has(Feature.STATE_REWRITER):
+        yield rewritten(sales)
 
 
 def looked_into(sales: Sales, savepoint: str) -> dict[str, object]:
@@ -185,7 +192,7 @@ def rewritten(sales: Sales) -> dict[str, object]:
     edited = edit_state(
         sales.stream,
         [StateEdit(forget="shop = 1")],
-        snapshot=str(snapshots.trigger_savepoint(sales.stream, origin="test").location),
+        snapshot=str(verbs.trigger_savepoint(sales.stream, origin="test").location),
         reason="test",
         origin="test",
         spark=sales.spark,

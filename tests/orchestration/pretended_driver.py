@@ -8,7 +8,7 @@ import uuid
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import HANDS_OVER, ExecutionStatus, RequestKind, RequestStatus
-from dagster_ckpt.operations.launching import start_order
+from dagster_ckpt.client.launching import start_order
 from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom

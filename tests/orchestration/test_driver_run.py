@@ -19,8 +19,8 @@ from dagster import DagsterRunStatus
 from orchestration_catalog import register
 
 from dagster_ckpt.catalog.records import HANDS_OVER, ExecutionStatus, RequestKind, RequestStatus, StartCause
-from dagster_ckpt.operations.launching import DriverLaunch
-from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
+from dagster_ckpt.client.launching import DriverLaunch
+from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,
@@ -201,6 +201,7 @@ def test_terminating_the_run_cancels_the_stream(driven: Driven) -> None:
     assert driven.catalog.executions.latest(JOB).status.value == "CANCELED"
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_stopped_otherwise_leaves_the_driver_and_another_finds_it(driven: Driven) -> None:
     first, failure = driven.run(meanwhile=lambda: os.kill(os.getpid(), signal.SIGINT))
 
@@ -262,6 +263,7 @@ def test_a_restart_by_the_supervisor_goes_on_with_the_history_of_failures(driven
     assert driven.catalog.executions.latest(JOB).cause is StartCause.RESTART_NEW_RUN
 
 
+@pytest.mark.thorough
 def test_a_driver_that_is_on_its_way_is_waited_for(driven: Driven, tmp_path: Path) -> None:
     """Two runs at once: the second launches no driver of its own."""
     gate = tmp_path / "gate"

@@ -14,11 +14,11 @@ from orchestration_catalog import HOST, begin_execution, register, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations.launching import DriverLaunch
-from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.runs.run_status import RESTART_OF_TAG, START_REQUEST_TAG
@@ -87,7 +87,7 @@ class TestDeclared:
         assert ("clicks_stream" in names) is (launch is not None)
 
     def test_a_job_id_that_cannot_name_a_folder_is_refused(self) -> None:
-        with pytest.raises(OptionError, match="it names a folder"):
+        with pytest.raises(OptionError, match="cannot name a folder"):
             external_streaming_asset("clicks", stream_id="../clicks")
 
     @pytest.mark.parametrize("command", ["spark-submit clicks.py", (), ("spark-submit", "{user}"), ("x", "{")])

@@ -14,9 +14,9 @@ from orchestration_catalog import begin_execution, begin_snapshot, register, tak
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
+from dagster_ckpt.client.health import HealthCheck
+from dagster_ckpt.client.health_facts import HealthFacts, HealthSettings
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.operations.health import HealthCheck
-from dagster_ckpt.operations.health_facts import HealthFacts, HealthSettings
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.assets.streaming_asset import default_freshness, streaming_asset, streaming_multi_asset
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor

@@ -13,7 +13,6 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.operations import snapshots
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
@@ -23,6 +22,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.tables import markdown_table
+from tests.support import verbs
 from tests.support.as_writer import as_writer
 
 
@@ -56,7 +56,7 @@ def live(tmp_path: Path, catalog: Catalog) -> Path:
 @pytest.fixture
 def savepoint(live: Path, orders: StreamingAsset, resources: dict[str, Any]) -> SnapshotRecord:
     job = stream_handle(orders, SimpleNamespace(**resources))
-    taken = snapshots.trigger_savepoint(job, origin="a test", label="before")
+    taken = verbs.trigger_savepoint(job, origin="a test", label="before")
     job.catalog.close()
     return taken
 

@@ -7,9 +7,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_ckpt.operations.launching import DriverLaunch
-from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import resources as resource_module
 from dagster_ckpt.orchestration.resources.resources import (

@@ -13,7 +13,6 @@ from orchestration_catalog import begin_execution
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import RequestKind
-from dagster_ckpt.operations import lifecycle
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs, preview_metadata
 from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
@@ -24,6 +23,7 @@ from dagster_ckpt.orchestration.resources.resources import (
 )
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import _start_run
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.as_writer import as_writer
 
 # Of the files that the stream has read.
@@ -154,7 +154,7 @@ def test_cleaning_is_a_dry_run_unless_told_otherwise(streams: Streams) -> None:
 def test_an_explicit_yes_reaches_the_run_that_the_supervisor_launches(
     streams: Streams, orders: StreamingAsset, how: dict[str, bool]
 ) -> None:
-    request = lifecycle.request_start(streams.orders, StartFrom("batch-1", **how), origin="a test")
+    request = verbs.request_start(streams.orders, StartFrom("batch-1", **how), origin="a test")
 
     run = _start_run(orders, request, "a deployment")
 
@@ -165,6 +165,6 @@ def test_an_explicit_yes_reaches_the_run_that_the_supervisor_launches(
 def test_a_name_with_a_bar_does_not_break_a_table(streams: Streams) -> None:
     streams.wrote("foreach(a|b)")
 
-    shown = preview_metadata(lifecycle.preview(streams.orders, StartFrom("batch-3")))
+    shown = preview_metadata(verbs.start_preview(streams.orders, StartFrom("batch-3")))
 
     assert "| foreach(a\\|b) | UNKNOWN |" in str(shown["dagster_ckpt/sinks"].value)

@@ -30,7 +30,7 @@ from dagster_ckpt.orchestration.resources.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.runs import run_report, stream_run
+from dagster_ckpt.orchestration.runs import stream_run
 from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
@@ -212,7 +212,7 @@ class TestEnds:
         def unavailable(*_: object) -> None:
             raise CatalogError("The catalog is unavailable.")
 
-        monkeypatch.setattr(run_report, "_report", unavailable)
+        monkeypatch.setattr(stream_run, "_report_of", unavailable)
         _, failure = stage.run(ends(EndKind.LEASE_LOST))
         assert failure.metadata["dagster_ckpt/end"].value == "LEASE_LOST"
 

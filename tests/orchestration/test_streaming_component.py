@@ -19,8 +19,8 @@ from dagster_shared.libraries import DagsterLibraryRegistry
 from orchestration_catalog import begin_snapshot, register
 from pyspark.sql import DataFrame, SparkSession
 
+from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.operations.health_facts import HealthSettings
 from dagster_ckpt.orchestration._compat import plan_outside_runs
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
@@ -351,7 +351,7 @@ class TestMistakes:
             ({"freshness": {"fail_after_ms": 5}}, ["freshness", "60000"]),
             ({"health": {"max_age": 5}}, ["health", "max_age"]),
             ({"health": {"failures_to_warn": 4}}, ["health", "failures_to_fail is 3"]),
-            ({"stream_id": "../up"}, ["stream_id", "it names a folder"]),
+            ({"stream_id": "../up"}, ["stream_id", "cannot name a folder"]),
             ({"assets": [{"key": "a", "partitions_def": {"type": "static", "partition_keys": ["x"]}}]}, ["partitions"]),
             ({"sink": None}, ["sink", "required"]),
         ],

@@ -23,7 +23,7 @@ from dagster_ckpt.catalog.records import (
     RequestStatus,
     StartCause,
 )
-from dagster_ckpt.operations.unsettled_executions import LAUNCH_MS
+from dagster_ckpt.client.reconciliation import LAUNCH_MS
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.operator_jobs import build_desired_state_jobs
 from dagster_ckpt.orchestration.jobs.retention_jobs import build_retention_jobs

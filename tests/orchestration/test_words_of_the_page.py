@@ -9,10 +9,9 @@ import dagster as dg
 import pytest
 from dagster._config import ConfigTypeKind
 
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.operations.launching import DriverLaunch
-from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset, streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources.resources import (
     CheckpointCatalogResource,

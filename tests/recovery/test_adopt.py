@@ -18,6 +18,8 @@ from click.testing import CliRunner
 from dagster_ckpt.catalog.records import OriginKind
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
+from dagster_ckpt.client.export import export_snapshot
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import (
     LiveDirectoryError,
     NothingCommittedError,
@@ -26,8 +28,6 @@ from dagster_ckpt.errors import (
     RestoreError,
     SharedSinkError,
 )
-from dagster_ckpt.operations.export import export_snapshot
-from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.adopt import Adoption, adopt, take_over
 from dagster_ckpt.recovery.live_directories import delete_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
@@ -37,11 +37,10 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_d
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.output import NamedOutput
-from dagster_ckpt.stream.adopted import CLAIM
 from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
-from dagster_ckpt.stream.ownership import check_places
+from dagster_ckpt.stream.ownership import CLAIM, check_places
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import keeping
 from tests.support.page_blocks import blocks_of
@@ -92,9 +91,9 @@ class Outside:
         output = NamedOutput("parquet", str(self.sink))
         with keeping(self.stream.catalog, STREAM) as lease:
             check_places(self.stream, StartFrom(text), predecessor_ended=True)
-            plan = preview_start(self.stream, StartFrom(text))
+            plan = planned_start(self.stream, StartFrom(text))
             if self.take_over(lease, plan):
-                plan = preview_start(self.stream, StartFrom(text))
+                plan = planned_start(self.stream, StartFrom(text))
             return plan, prepare(self.stream, plan, lease, output)
 
     def take_over(self, lease: LeaseKeeper, plan: RecoveryPlan) -> bool:

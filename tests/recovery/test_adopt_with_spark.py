@@ -32,14 +32,14 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.spark.versions import Feature, installed_release
-from dagster_ckpt.stream.adopted import CLAIM
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.ownership import CLAIM
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.recovery import plain_query
 from tests.support.query_bench import make_stream
 from tests.support.small_spark import SETTINGS, lay_file, small_spark
 
-pytestmark = [pytest.mark.spark, pytest.mark.core(thorough=True)]
+pytestmark = [pytest.mark.spark, pytest.mark.core]
 
 COMPACTING = {"spark.sql.streaming.fileSink.log.compactInterval": "4"}
 DEADLINE_S = 180
@@ -207,6 +207,7 @@ def spark() -> Iterator[SparkSession]:
         yield session
 
 
+@pytest.mark.thorough(sample="tests/recovery/test_adopt.py")
 def test_a_query_is_adopted_while_it_runs_and_handed_back(spark: SparkSession, tmp_path: Path) -> None:
     copied, in_place = Place(tmp_path / "copied", spark), Place(tmp_path / "in-place", spark)
     both = (copied, in_place)

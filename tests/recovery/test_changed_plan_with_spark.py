@@ -13,9 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.records import ExecutionStatus
+from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.errors import PlanChangedError
-from dagster_ckpt.operations import lifecycle, snapshots
-from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.spark.query.description import QueryToStart
@@ -23,6 +22,7 @@ from dagster_ckpt.spark.query.plan import read_plan
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.query_bench import make_stream
 from tests.support.small_spark import lay_file, small_spark
 
@@ -93,7 +93,7 @@ def place(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     for number in range(3):
         place.feed(number)
     assert place.run(counts).end.kind is EndKind.ENDED_BY_ITSELF
-    snapshots.trigger_savepoint(place.stream, origin="a test", label="good")
+    verbs.trigger_savepoint(place.stream, origin="a test", label="good")
     yield place
     place.stream.catalog.close()
 
@@ -183,9 +183,9 @@ def test_a_change_that_is_meant_is_started_and_from_then_on_it_is_what_there_is(
         return counts(frame, key="device")  # type: ignore[no-any-return]
 
     place.feed(4)
-    lifecycle.set_desired_state(place.stream, None, origin="a test")
+    verbs.set_desired_state(place.stream, None, origin="a test")
     assert preflight(place.stream, place.describe(by_device)).refused_plan is not None
-    lifecycle.set_desired_state(place.stream, None, origin="a test", accept_plan_change=True)
+    verbs.set_desired_state(place.stream, None, origin="a test", accept_plan_change=True)
     assert preflight(place.stream, place.describe(by_device)).passed, "exactly this plan was accepted"
     with pytest.raises(PlanChangedError):
         place.run(lambda f: counts(f, key=F.col("v")))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import OptionError, SnapshotNotFoundError
-from dagster_ckpt.operations.lifecycle import preview_start, request_start
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
 from dagster_ckpt.stream.start_from import StartFrom
@@ -18,6 +18,7 @@ from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, RecoveryCla
 from tests.support.as_writer import as_writer, keeping
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.taken_snapshot import taken
+from tests.support.verbs import request_start
 
 MODES = list(RecoveryClaimMode)
 
@@ -30,7 +31,7 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
 
 
 def started_from(shelf: Shelf, name: str, mode: RecoveryClaimMode) -> str:
-    plan = preview_start(shelf.stream, StartFrom(name, claim_mode=mode))
+    plan = planned_start(shelf.stream, StartFrom(name, claim_mode=mode))
     with keeping(shelf.stream.catalog, STREAM) as lease:
         prepare(shelf.stream, plan, lease)
     return plan.reason
@@ -127,9 +128,9 @@ def test_a_snapshot_that_the_catalog_does_not_list_cannot_be_claimed(shelf: Shel
     moved = shutil.move((savepoint.location or "").removeprefix("file://"), tmp_path / "moved")
 
     with pytest.raises(SnapshotNotFoundError, match=r"cannot be claimed.*does not list it.*NO_CLAIM"):
-        preview_start(shelf.stream, StartFrom(str(moved), claim_mode="CLAIM"))
+        planned_start(shelf.stream, StartFrom(str(moved), claim_mode="CLAIM"))
 
-    assert preview_start(shelf.stream, StartFrom(str(moved))).snapshot is not None
+    assert planned_start(shelf.stream, StartFrom(str(moved))).snapshot is not None
 
 
 def test_a_request_to_start_carries_the_claim_mode(shelf: Shelf) -> None:

@@ -13,8 +13,8 @@ import yaml
 
 from dagster_ckpt import errors
 from dagster_ckpt.catalog.records import ExecutionStatus
-from dagster_ckpt.operations.doctor import examine_live_directory
-from dagster_ckpt.operations.lifecycle import preview
+from dagster_ckpt.client.examination import examine_live_directory
+from dagster_ckpt.client.preflight import start_preview
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.examination import is_suspicious, is_suspicious_end
 from dagster_ckpt.recovery.plan import RecoveryKind
@@ -110,13 +110,13 @@ def test_a_start_a_preview_and_the_doctor_find_the_same_damage(
     ladder: Ladder, name: str, damage: Callable[[bytes], bytes]
 ) -> None:
     assert examine_live_directory(ladder.stream).diagnosis.can_resume
-    assert preview(ladder.stream, StartFrom()).plan.kind is RecoveryKind.RESUME
+    assert start_preview(ladder.stream, StartFrom()).plan.kind is RecoveryKind.RESUME
     spoil(ladder, name, damage)
 
     examination = examine_live_directory(ladder.stream)
     assert not examination.diagnosis.can_resume
     assert name in "".join(finding.path + finding.explanation for finding in examination.diagnosis.findings)
-    assert preview(ladder.stream, StartFrom()).plan.kind is RecoveryKind.RESTORE
+    assert start_preview(ladder.stream, StartFrom()).plan.kind is RecoveryKind.RESTORE
     ladder.run(PlayedQuery(ends=True))
 
     assert ladder.first.url not in ladder.stage.started_in

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import SharedSinkError
-from dagster_ckpt.operations import lifecycle, snapshots
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.file_damage import cut
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
@@ -24,7 +24,7 @@ def history(tmp_path: Path) -> Iterator[History]:
     """It has a savepoint after batch 8, and has run on to batch 11."""
     made = History(tmp_path)
     made.sinks(made.file_sink)
-    snapshots.trigger_savepoint(made.shelf.stream, origin=ORIGIN, label="sp")
+    verbs.trigger_savepoint(made.shelf.stream, origin=ORIGIN, label="sp")
     for batch in range(LAST + 1, LAST + 4):
         made.commit(batch)
     yield made
@@ -42,14 +42,14 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_the_log_is_written_back_from_the_snapshot(history: History, damage: str) -> None:
     DAMAGES[damage](history.sink / "_spark_metadata")
 
-    plan = lifecycle.preview_start(history.shelf.stream, StartFrom())
+    plan = verbs.planned_start(history.shelf.stream, StartFrom())
     assert (plan.kind, plan.to_batch) == (RecoveryKind.RESTORE, LAST)
     assert "the log of" in plan.reason
     history.start()
 
     assert (history.batch, history.sink_batch) == (LAST, LAST)
     assert history.unlike_uninterrupted() == []
-    assert lifecycle.preview_start(history.shelf.stream, StartFrom()).kind is not RecoveryKind.RESTORE
+    assert verbs.planned_start(history.shelf.stream, StartFrom()).kind is not RecoveryKind.RESTORE
 
 
 def test_a_snapshot_without_the_log_is_passed_over(history: History) -> None:
@@ -57,12 +57,12 @@ def test_a_snapshot_without_the_log_is_passed_over(history: History) -> None:
     stream = history.shelf.stream
     other = History(history.shelf.root / "other")
     history.sinks(other.file_sink)
-    snapshots.trigger_savepoint(stream, origin=ORIGIN, label="elsewhere")
+    verbs.trigger_savepoint(stream, origin=ORIGIN, label="elsewhere")
     history.sinks(history.file_sink)
     other.close()
     (history.sink / "_spark_metadata/11.compact").unlink()
 
-    plan = lifecycle.preview_start(stream, StartFrom())
+    plan = verbs.planned_start(stream, StartFrom())
 
     assert plan.snapshot is not None
     assert plan.snapshot.label == "sp"
@@ -74,7 +74,7 @@ def test_a_damaged_log_that_no_snapshot_has_is_refused(tmp_path: Path) -> None:
     history.sinks(history.file_sink)
     shutil.rmtree(history.sink / "_spark_metadata")
 
-    assert lifecycle.preview_start(history.shelf.stream, StartFrom()).kind is not RecoveryKind.RESTORE
+    assert verbs.planned_start(history.shelf.stream, StartFrom()).kind is not RecoveryKind.RESTORE
     with pytest.raises(SharedSinkError, match="rebuild-output"):
         history.start()
     history.close()
@@ -84,7 +84,7 @@ def test_files_that_the_log_must_list_are_there_before_it_is_written_back(histor
     shutil.rmtree(history.sink / "_spark_metadata")
     (history.sink / "part-2").unlink()
 
-    preview = lifecycle.preview(history.shelf.stream, StartFrom())
+    preview = verbs.start_preview(history.shelf.stream, StartFrom())
 
     assert ["part-2" in each.reason for each in preview.losing] == [True]
 
@@ -93,12 +93,12 @@ def test_an_older_copy_of_the_live_directory_is_damage(history: History, tmp_pat
     stream, live = history.shelf.stream, history.shelf.live
     shutil.copytree(live, tmp_path / "backup")
     history.commit(LAST + 4)
-    savepoint = snapshots.trigger_savepoint(stream, origin=ORIGIN, label="newer")
-    assert lifecycle.preview_start(stream, StartFrom()).kind is not RecoveryKind.RESTORE
+    savepoint = verbs.trigger_savepoint(stream, origin=ORIGIN, label="newer")
+    assert verbs.planned_start(stream, StartFrom()).kind is not RecoveryKind.RESTORE
     shutil.rmtree(live)
     shutil.copytree(tmp_path / "backup", live)
 
-    plan = lifecycle.preview_start(stream, StartFrom())
+    plan = verbs.planned_start(stream, StartFrom())
 
     assert plan.snapshot is not None
     assert plan.snapshot.snapshot_id == savepoint.snapshot_id
@@ -107,4 +107,4 @@ def test_an_older_copy_of_the_live_directory_is_damage(history: History, tmp_pat
     history.start("sp")
     assert history.batch == LAST
     assert stream.catalog.streams.get(STREAM).live_directory != str(live)
-    assert lifecycle.preview_start(stream, StartFrom()).kind is not RecoveryKind.RESTORE
+    assert verbs.planned_start(stream, StartFrom()).kind is not RecoveryKind.RESTORE

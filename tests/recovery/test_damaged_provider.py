@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import LiveDirectoryError, StateBackendChangeError
-from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.examination import Examiner, is_suspicious
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.plan_check import check_state
@@ -32,7 +32,7 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 
 def planned(history: History) -> RecoveryPlan:
-    plan = preview_start(history.shelf.stream, StartFrom())
+    plan = planned_start(history.shelf.stream, StartFrom())
     # A store that is looked at by its name only.
     (history.shelf.live / "state/0").mkdir(parents=True)
     return plan

@@ -13,11 +13,10 @@ from sqlalchemy import text
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.client.preflight import planned_start, start_preview
+from dagster_ckpt.client.rebuild import rebuild
+from dagster_ckpt.client.reconciliation import roll_back
 from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError
-from dagster_ckpt.operations.lifecycle import preview, preview_start
-from dagster_ckpt.operations.rebuild import rebuild
-from dagster_ckpt.operations.rollback import roll_back
-from dagster_ckpt.operations.snapshots import promote_checkpoint
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
@@ -28,6 +27,7 @@ from tests.support.edited_savepoint import edited_savepoint
 from tests.support.failed_upgrade import WRONG, failed_upgrade
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.support.rewind_history import History
+from tests.support.verbs import promote_checkpoint
 
 LATEST = StartFrom()
 
@@ -110,14 +110,14 @@ def test_an_edited_savepoint_and_a_copy_of_it_are_not_used_before_a_start_names_
 def test_a_start_that_names_an_older_snapshot_says_which_edits_it_undoes(golden: GoldenStream) -> None:
     edited_savepoint(golden, "before", "forgotten")
     golden.start("forgotten")
-    assert preview(golden.stream, LATEST).undone_edits == ()
+    assert start_preview(golden.stream, LATEST).undone_edits == ()
     edited_savepoint(golden, "forgotten", "corrected")
     golden.start("corrected")
 
-    ahead = preview(golden.stream, StartFrom("before"))
+    ahead = start_preview(golden.stream, StartFrom("before"))
     assert "this undoes an edit of the state: savepoint forgotten at batch 4 (request 4711, by ada)" in ahead.messages()
     assert len(ahead.undone_edits) == 2
-    assert len(preview(golden.stream, StartFrom("forgotten")).undone_edits) == 1
+    assert len(start_preview(golden.stream, StartFrom("forgotten")).undone_edits) == 1
 
     golden.start("before")
     shutil.rmtree(golden.live)
@@ -132,7 +132,7 @@ def test_a_stream_whose_edited_state_is_gone_does_not_begin_empty(golden: Golden
         connection.execute(text("UPDATE snapshots SET status = 'DELETED' WHERE label = 'forgotten'"))
     assert edited.state_edits == ("forgotten",)
     with pytest.raises(LiveDirectoryError, match="no snapshot has its edited state"):
-        preview_start(golden.stream, LATEST)
+        planned_start(golden.stream, LATEST)
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])

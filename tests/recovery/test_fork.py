@@ -11,6 +11,8 @@ import pytest
 
 from dagster_ckpt.catalog.pending_restore import Forked
 from dagster_ckpt.catalog.records import StartCause
+from dagster_ckpt.client.preflight import planned_start
+from dagster_ckpt.client.rebuild import rebuild
 from dagster_ckpt.errors import (
     InputGoneError,
     LeaseHeldError,
@@ -21,8 +23,6 @@ from dagster_ckpt.errors import (
     SharedSinkError,
     StreamNotFoundError,
 )
-from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.operations.rebuild import rebuild
 from dagster_ckpt.recovery import source_inputs
 from dagster_ckpt.recovery.fork import Fork, fork
 from dagster_ckpt.recovery.plan import RecoveryKind
@@ -61,7 +61,7 @@ def make(history: History, start_from: str = "latest", **how: object) -> Fork:
 def start(history: History, folder: Path | str | None = None) -> LiveDirectory:
     """What the next start of the fork would give to Spark, for a query that writes to a folder."""
     stream = scratch(history)
-    plan = preview_start(stream, StartFrom())
+    plan = planned_start(stream, StartFrom())
     assert plan.kind is RecoveryKind.FINISH_RESTORE
     with keeping(stream.catalog, stream.stream_id) as lease:
         output = NamedOutput("parquet", str(folder)) if folder is not None else None
@@ -330,7 +330,7 @@ def test_a_rebuild_leaves_a_fork_that_was_killed_half_way_alone(
             named += len(directories)
             if directories:
                 with pytest.raises(LiveDirectoryError, match="fork or import that did not finish"):
-                    preview_start(stream, StartFrom())
+                    planned_start(stream, StartFrom())
         else:
             start(history)
         history.close()

@@ -16,7 +16,6 @@ from pyspark.sql.streaming import DataStreamWriter
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import SharedSinkError
-from dagster_ckpt.operations import snapshots
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
@@ -26,6 +25,7 @@ from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.as_writer import as_writer
 from tests.support.small_spark import lay_file, small_spark
 from tests.support.streams import stream_at
@@ -129,7 +129,7 @@ def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original:
         original.catch_up(query)
         start_from = StartFrom(of)
         if of == "savepoint":
-            start_from = StartFrom(snapshots.trigger_savepoint(original.stream, origin=ORIGIN).snapshot_id)
+            start_from = StartFrom(verbs.trigger_savepoint(original.stream, origin=ORIGIN).snapshot_id)
         # One fork takes the output along, and one does not.
         made = fork(
             original.stream,

@@ -255,7 +255,7 @@ def test_a_file_of_a_kept_batch_that_is_put_back_with_another_time_is_not_read_t
     with pytest.raises(RowsAtRiskError, match="1 files that were read before were put back") as refused:
         numbers.run(start_from="sp")
 
-    assert "Take these files out of the folder" in str(refused.value)
+    assert "Remove these files from the folder" in str(refused.value)
     assert numbers.rows == EVERYTHING
     numbers.take_away(0)
     messages = numbers.run(start_from="sp")

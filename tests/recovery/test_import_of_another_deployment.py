@@ -16,7 +16,6 @@ from test_import import tree
 
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import SharedSinkError
-from dagster_ckpt.operations import snapshots
 from dagster_ckpt.recovery.import_snapshot import import_snapshot
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
@@ -24,6 +23,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
+from tests.support import verbs
 from tests.support.small_spark import lay_file, small_spark
 from tests.support.streams import stream_at
 
@@ -87,7 +87,7 @@ def test_staging_goes_on_exactly_from_productions_savepoint_and_production_is_by
     )
     feed(tmp_path, 0, 5)
     assert production.run().end.kind is EndKind.ENDED_BY_ITSELF
-    savepoint = snapshots.trigger_savepoint(production.stream, origin="a test", label="for staging")
+    savepoint = verbs.trigger_savepoint(production.stream, origin="a test", label="for staging")
     production.stream.catalog.close()
     at_savepoint, before = production.rows(), tree(production.root)
 
@@ -109,7 +109,7 @@ def test_staging_goes_on_exactly_from_productions_savepoint_and_production_is_by
     assert own == uninterrupted.rows()
     assert LiveDirectory(made.live_directory).positions().commit == (made.batch_id or 0) + 4
     # From now on it is a stream like any other, with snapshots of its own.
-    mine = snapshots.trigger_savepoint(staging.stream, origin="a test", label="own")
+    mine = verbs.trigger_savepoint(staging.stream, origin="a test", label="own")
     header = staging.stream.store.manifest(str(mine.location)).header
     assert header.query_id == made.query_id
     assert header.properties["deployment_id"] == staging.stream.catalog.deployment_id

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import LiveDirectoryError, StateRewriteError
 from dagster_ckpt.io.local import LocalFileIO
-from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
@@ -36,7 +36,7 @@ def golden(tmp_path: Path) -> Iterator[GoldenStream]:
 def goes_on(golden: GoldenStream) -> None:
     """A plain start continues in the directory of before, under a name that is free."""
     check_places(golden.stream, StartFrom(), predecessor_ended=True)
-    assert preview_start(golden.stream, StartFrom()).kind is RecoveryKind.RESUME
+    assert planned_start(golden.stream, StartFrom()).kind is RecoveryKind.RESUME
     assert golden.live.name == "live-1-0"
     assert not golden.stream.new_live_directory(1, 3).exists()
     shutil.rmtree(golden.stream.live_directory(2, 3).url, ignore_errors=True)
@@ -44,7 +44,7 @@ def goes_on(golden: GoldenStream) -> None:
 
 def rewrite(golden: GoldenStream, patch: pytest.MonkeyPatch, write: Callable[..., None]) -> bool:
     """Rewrite the state, with something else for Spark's part; returns whether the process was killed."""
-    patch.setattr(rewriting, "require_rewriter", lambda _spark: None)
+    patch.setattr(rewriting, "rewriter_for", lambda _spark, **_: None)
     patch.setattr(rewriting, "_write_rows", write)
     target = golden.stream.live_directory(2, 3)
     spark: Any = None

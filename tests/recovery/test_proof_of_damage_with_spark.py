@@ -13,11 +13,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from dagster_ckpt.catalog.records import StartCause
+from dagster_ckpt.client.examination import examine_live_directory
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.operations.doctor import examine_live_directory
-from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
@@ -28,6 +27,7 @@ from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
 from tests.support.query_bench import make_stream
 from tests.support.small_spark import lay_file, small_spark
+from tests.support.verbs import trigger_savepoint
 
 pytestmark = pytest.mark.spark
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestStatus, SnapshotRecord, StartCause
+from dagster_ckpt.client.examination import SnapshotVerification, record_verification
+from dagster_ckpt.client.preflight import start_preview
 from dagster_ckpt.errors import RecoveryExhaustedError, SnapshotCorruptError
-from dagster_ckpt.operations.lifecycle import preview, request_start
-from dagster_ckpt.operations.verification import SnapshotVerification, record_verification
 from dagster_ckpt.orchestration.jobs.inspection_jobs import started_from
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.recovery.plan import RecoveryKind
@@ -28,6 +28,7 @@ from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery
 from tests.support.recovery_ladder import Ladder
 from tests.support.retention_shelf import STREAM
+from tests.support.verbs import request_start
 
 CANNOT_LOAD = (
     "org.apache.spark.SparkException: [CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state.\n"
@@ -102,10 +103,10 @@ def test_a_start_that_is_asked_for_passes_over_a_damaged_snapshot_as_the_start_i
     flip(Path(str(ladder.snapshots[0].location).removeprefix("file://")) / "_metadata")
     ladder.lose_live_directory()
 
-    assert preview(ladder.stream, StartFrom()).plan.to_batch == 10
+    assert start_preview(ladder.stream, StartFrom()).plan.to_batch == 10
     assert request_start(ladder.stream, StartFrom(), origin="a test").status is RequestStatus.PENDING
     with pytest.raises(SnapshotCorruptError):
-        preview(ladder.stream, StartFrom("at 12"))
+        start_preview(ladder.stream, StartFrom("at 12"))
 
 
 def test_known_defect_5_a_damaged_live_directory_gives_way_to_the_newest_snapshot(ladder: Ladder) -> None:

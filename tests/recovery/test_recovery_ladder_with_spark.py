@@ -15,11 +15,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, SnapshotRecord, StartCause
+from dagster_ckpt.client.health import HealthCheck, Verdict, judge
+from dagster_ckpt.client.health_facts import HealthSettings, health_facts
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, StateBackend
 from dagster_ckpt.errors import RecoveryExhaustedError
-from dagster_ckpt.operations.health import HealthCheck, Verdict, judge
-from dagster_ckpt.operations.health_facts import HealthSettings, health_facts
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.session import apply_state_backend

@@ -261,7 +261,7 @@ def test_the_table_has_a_row_for_every_kind_of_plan() -> None:
 def test_the_words_for_starting_points_are_read_in_any_case_and_spacing(point: StartPoint) -> None:
     start_from = StartFrom(f"  {point.value.upper()} ")
 
-    assert start_from == StartFrom(point)
+    assert start_from == StartFrom(point.value)
     assert StartFrom(str(start_from)) == start_from
 
 
@@ -294,7 +294,7 @@ def test_a_new_query_id_is_only_for_going_back(word: str) -> None:
     with pytest.raises(OptionError) as refusal:
         StartFrom(f" {word}", new_query_id=True)
 
-    assert str(refusal.value) == REFUSALS["a new query"].format(word=word)
+    assert str(refusal.value) == REFUSALS["a new query"].format(word=word.lower())
 
 
 @pytest.mark.parametrize("word", ["latest", "empty", "Batch-3"])
@@ -302,7 +302,7 @@ def test_only_a_snapshot_is_claimed(word: str) -> None:
     with pytest.raises(OptionError) as refusal:
         StartFrom(word, claim_mode="CLAIM")
 
-    assert str(refusal.value) == REFUSALS["a claim"].format(word=word)
+    assert str(refusal.value) == REFUSALS["a claim"].format(word=word.lower())
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_only_an_empty_start_is_confirmed(word: str) -> None:
     with pytest.raises(OptionError) as refusal:
         StartFrom(word, discard_state=True)
 
-    assert str(refusal.value) == REFUSALS["a confirmation"].format(word=word)
+    assert str(refusal.value) == REFUSALS["a confirmation"].format(word=word.lower())
 
 
 @pytest.mark.parametrize("word", ["latest", "empty"])
@@ -371,7 +371,7 @@ def test_a_start_that_goes_nowhere_else_continues_where_its_sources_stopped(word
     with pytest.raises(OptionError) as refusal:
         StartFrom(word, source_offsets='{"orders": {"0": 124}}')
 
-    assert str(refusal.value) == REFUSALS["offsets"].format(word=word)
+    assert str(refusal.value) == REFUSALS["offsets"].format(word=word.lower())
 
 
 def test_source_offsets_are_kept_with_times_in_utc() -> None:

@@ -9,8 +9,6 @@ import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind
 from dagster_ckpt.errors import RowsAtRiskError, SinkRollbackError
-from dagster_ckpt.operations import lifecycle
-from dagster_ckpt.operations.restart import restart
 from dagster_ckpt.recovery import source_inputs
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
@@ -18,8 +16,10 @@ from dagster_ckpt.sinks.sink import SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.sources import SourceDistance
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
+from tests.support.verbs import restart
 
 ORIGIN = "a test"
 
@@ -54,7 +54,7 @@ def test_the_preview_of_a_rewind_to_a_batch_tells_batches_input_snapshots_and_si
     monkeypatch.setattr(source_inputs, "existing_files", existing)
     snapshots = [history.shelf.checkpoint() for _ in range(5)]
 
-    preview = lifecycle.preview(history.shelf.stream, StartFrom("batch-3"))
+    preview = verbs.start_preview(history.shelf.stream, StartFrom("batch-3"))
 
     assert (preview.plan.from_batch, preview.plan.to_batch, preview.batches) == (LAST, 3, 5)
     assert preview.sources == (SourceDistance("0", "files", 5),)
@@ -71,14 +71,14 @@ def test_rows_come_from_the_snapshots_figures_where_offsets_do_not_count_them(hi
     for _ in range(LAST):
         history.shelf.checkpoint(rows=100)
 
-    at_a_snapshot = lifecycle.preview(history.shelf.stream, StartFrom("batch-3"))
-    between_snapshots = lifecycle.preview(history.shelf.stream, StartFrom("batch-0"))
+    at_a_snapshot = verbs.start_preview(history.shelf.stream, StartFrom("batch-3"))
+    between_snapshots = verbs.start_preview(history.shelf.stream, StartFrom("batch-0"))
 
     assert (str(at_a_snapshot.rows), str(between_snapshots.rows)) == ("500", "at least 700")
 
 
 def test_a_start_that_goes_on_has_nothing_to_tell(history: History) -> None:
-    preview = lifecycle.preview(history.shelf.stream, StartFrom("latest"))
+    preview = verbs.start_preview(history.shelf.stream, StartFrom("latest"))
 
     assert (preview.batches, preview.rows.rows, preview.sinks, preview.left) == (0, 0, (), ())
     assert "No committed batch is undone" in preview.downstream
@@ -87,7 +87,7 @@ def test_a_start_that_goes_on_has_nothing_to_tell(history: History) -> None:
 def test_an_empty_start_repeats_everything(history: History, tmp_path: Path) -> None:
     sink = write_to_table(history)
 
-    preview = lifecycle.preview(history.shelf.stream, StartFrom("empty", discard_state=True))
+    preview = verbs.start_preview(history.shelf.stream, StartFrom("empty", discard_state=True))
 
     assert {told.sink: told.effect for told in preview.sinks}[sink] is SinkEffect.DUPLICATE
 
@@ -98,7 +98,7 @@ def test_a_start_that_could_lose_rows_is_refused_before_anything_is_changed(hist
     before = stream.catalog.streams.get(STREAM)
 
     with pytest.raises(RowsAtRiskError, match=r"rows could be lost.*lake.db.shops.*accept_loss") as refusal:
-        lifecycle.request_start(stream, StartFrom("batch-3"), origin=ORIGIN)
+        verbs.request_start(stream, StartFrom("batch-3"), origin=ORIGIN)
     with pytest.raises(RowsAtRiskError, match="accept_loss"):
         restart(stream, StartFrom("batch-3"), origin=ORIGIN, timeout_s=0)
 
@@ -113,19 +113,11 @@ def test_with_an_explicit_yes_or_as_another_query_it_is_asked_for(
 ) -> None:
     write_to_table(history)
 
-    lifecycle.request_start(history.shelf.stream, StartFrom("batch-3", **how), origin=ORIGIN)
+    verbs.request_start(history.shelf.stream, StartFrom("batch-3", **how), origin=ORIGIN)
 
     (request,) = history.shelf.stream.catalog.requests.pending(STREAM)
     assert request.kind is RequestKind.START
-    unless_said = {
-        "new_query_id": False,
-        "accept_loss": False,
-        "claim_mode": "NO_CLAIM",
-        "accept_plan_change": False,
-        "discard_state": False,
-        "no_safety_savepoint": False,
-    }
-    assert request.arguments == {"start_from": "batch-3"} | unless_said | how
+    assert request.arguments == {"start_from": "batch-3"} | how
 
 
 class Started(Exception):  # noqa: N818 - not an error: the query is reached
@@ -160,4 +152,4 @@ def test_accepting_a_loss_does_not_help_where_a_sink_cannot_be_rolled_back(histo
     (history.sink / "_spark_metadata/5").unlink()
 
     with pytest.raises(SinkRollbackError, match=r"nothing was changed.*_spark_metadata/5 is missing"):
-        lifecycle.request_start(history.shelf.stream, StartFrom("batch-6", accept_loss=True), origin=ORIGIN)
+        verbs.request_start(history.shelf.stream, StartFrom("batch-6", accept_loss=True), origin=ORIGIN)

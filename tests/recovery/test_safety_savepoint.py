@@ -15,13 +15,13 @@ from dagster_ckpt.errors import (
     SnapshotCorruptError,
     SnapshotNotFoundError,
 )
-from dagster_ckpt.operations import lifecycle, snapshots
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.retention import discard, subsume
 from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
+from tests.support import verbs
 from tests.support.as_writer import holding
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
@@ -59,9 +59,9 @@ def kept_snapshots(history: History) -> list[SnapshotRecord]:
 @pytest.mark.parametrize("text", ["batch-5", "mine"])
 def test_a_rewind_can_be_undone_however_many_checkpoints_come_after_it(history: History, text: str) -> None:
     """Seen by a user, 9: 40 s after the rewind everything later than it was deleted."""
-    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     history.commit(LAST + 1)
-    ahead = lifecycle.preview(history.shelf.stream, StartFrom(text))
+    ahead = verbs.start_preview(history.shelf.stream, StartFrom(text))
     assert any("a savepoint before-rewind-<n> of batch 9 is taken" in line for line in ahead.messages())
 
     kept = rewound(history, text)
@@ -78,8 +78,8 @@ def test_a_rewind_can_be_undone_however_many_checkpoints_come_after_it(history: 
 
 def test_who_does_not_want_that_says_so_and_is_told_what_it_means(history: History) -> None:
     start_from = StartFrom("batch-5", no_safety_savepoint=True)
-    ahead = lifecycle.preview(history.shelf.stream, start_from)
-    assert any("can be lost for good" in line for line in ahead.messages())
+    ahead = verbs.start_preview(history.shelf.stream, start_from)
+    assert any("can be lost permanently" in line for line in ahead.messages())
 
     assert rewound(history, "batch-5", no_safety_savepoint=True) is None
     assert kept_snapshots(history) == []
@@ -87,7 +87,7 @@ def test_who_does_not_want_that_says_so_and_is_told_what_it_means(history: Histo
 
 @pytest.mark.parametrize("text", ["latest", f"batch-{LAST}", "mine"])
 def test_a_start_that_leaves_nothing_behind_takes_none(history: History, text: str) -> None:
-    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     assert rewound(history, text) is None
     assert kept_snapshots(history) == []
 
@@ -95,7 +95,7 @@ def test_a_start_that_leaves_nothing_behind_takes_none(history: History, text: s
 def test_where_no_savepoint_can_be_taken_the_newest_snapshot_is_tagged(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     history.commit(LAST + 1)
     newest = taken(history.shelf, SnapshotKind.CHECKPOINT)
     monkeypatch.setattr("dagster_ckpt.recovery.safety_savepoint.savepoint_of_stopped_stream", _no_room_for)
@@ -127,7 +127,7 @@ def test_what_was_taken_before_a_rewind_is_the_streams_own_once_it_is_released(h
     rewound(history, "batch-5")
     (snapshot,) = kept_snapshots(history)
 
-    released = snapshots.release_checkpoint(history.shelf.stream, snapshot.label or "")
+    released = verbs.release_checkpoint(history.shelf.stream, snapshot.label or "")
 
     assert released.claimed
     taken(history.shelf, SnapshotKind.CHECKPOINT)
@@ -138,23 +138,23 @@ def test_what_was_taken_before_a_rewind_is_the_streams_own_once_it_is_released(h
 def test_a_tagged_checkpoint_is_found_by_its_label_until_it_is_released(tmp_path: Path) -> None:
     shelf = Shelf.at(tmp_path, num_retained=1)
     first = shelf.checkpoint()
-    tagged = snapshots.tag_checkpoint(shelf.stream, "chk-1", label="good-one", origin="a person")
+    tagged = verbs.tag_checkpoint(shelf.stream, "chk-1", label="good-one", origin="a person")
     shelf.checkpoint(base=first)
     shelf.checkpoint(base=first)
     subsume_checkpoints(shelf)
 
     assert tagged.label == "good-one"
     assert shelf.listed() == {"snapshot-1", "snapshot-3"}
-    plan = lifecycle.preview_start(shelf.stream, StartFrom("good-one"))
+    plan = verbs.planned_start(shelf.stream, StartFrom("good-one"))
     assert plan.snapshot is not None
     assert plan.snapshot.snapshot_id == first.snapshot_id
     assert [hold.kind for hold in shelf.stream.catalog.holds.on(first.snapshot_id)] == [HoldKind.TAG]
 
-    snapshots.release_checkpoint(shelf.stream, "good-one")
+    verbs.release_checkpoint(shelf.stream, "good-one")
     subsume_checkpoints(shelf)
     assert shelf.listed() == {"snapshot-3"}
     with pytest.raises(SnapshotNotFoundError, match="chk-3"):
-        snapshots.tag_checkpoint(shelf.stream, "chk-1", label=None, origin="too late")
+        verbs.tag_checkpoint(shelf.stream, "chk-1", label=None, origin="too late")
 
 
 def test_what_is_not_kept_cannot_be_released(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_is_not_kept_cannot_be_released(tmp_path: Path) -> None:
     shelf.savepoint("mine")
     for reference in ("chk-1", "mine"):
         with pytest.raises(RequestFailedError, match="nothing to release"):
-            snapshots.release_checkpoint(shelf.stream, reference)
+            verbs.release_checkpoint(shelf.stream, reference)
 
 
 @pytest.mark.parametrize("label", ["empty", "chk-2", ""])
@@ -171,16 +171,16 @@ def test_a_tag_has_no_label_that_means_something_else(tmp_path: Path, label: str
     shelf = Shelf.at(tmp_path)
     shelf.checkpoint()
     with pytest.raises(OptionError):
-        snapshots.tag_checkpoint(shelf.stream, "chk-1", label=label, origin="a person")
+        verbs.tag_checkpoint(shelf.stream, "chk-1", label=label, origin="a person")
     with pytest.raises(OptionError):
-        snapshots.promote_checkpoint(shelf.stream, "chk-1", label=label)
+        verbs.promote_checkpoint(shelf.stream, "chk-1", label=label)
 
 
 def test_a_promoted_checkpoint_is_a_savepoint_that_needs_no_other_snapshot(history: History) -> None:
     stream = history.shelf.stream
     checkpoint = taken(history.shelf, SnapshotKind.CHECKPOINT)
 
-    promoted = snapshots.promote_checkpoint(stream, f"chk-{checkpoint.number}", label="promoted")
+    promoted = verbs.promote_checkpoint(stream, f"chk-{checkpoint.number}", label="promoted")
 
     assert (promoted.kind, promoted.label, promoted.batch_id) == ("SAVEPOINT", "promoted", LAST)
     discard(stream, [checkpoint], reason="a test", lease=None)
@@ -193,7 +193,7 @@ def test_bytes_that_can_be_linked_are_not_written_again_by_a_promotion(tmp_path:
     shelf = Shelf.at(tmp_path)
     checkpoint = shelf.checkpoint()
 
-    promoted = snapshots.promote_checkpoint(shelf.stream, "chk-1")
+    promoted = verbs.promote_checkpoint(shelf.stream, "chk-1")
 
     assert (promoted.incremental_bytes or 0) < (checkpoint.incremental_bytes or 0)
     discard(shelf.stream, [checkpoint], reason="a test", lease=None)
@@ -207,6 +207,6 @@ def test_a_damaged_checkpoint_is_not_promoted(tmp_path: Path) -> None:
     data.write_bytes(data.read_bytes()[:-1] + b"?")
 
     with pytest.raises(SnapshotCorruptError, match="cannot be promoted"):
-        snapshots.promote_checkpoint(shelf.stream, "chk-1")
+        verbs.promote_checkpoint(shelf.stream, "chk-1")
 
     assert shelf.listed() == {"snapshot-1"}

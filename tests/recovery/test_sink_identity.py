@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from dagster_ckpt.catalog.records import StartCause
+from dagster_ckpt.client import preflight as before_a_start
 from dagster_ckpt.errors import RowsAtRiskError, SharedSinkError
-from dagster_ckpt.operations import lifecycle, snapshots
-from dagster_ckpt.operations.restart import restart
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
@@ -25,9 +24,11 @@ from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import KnownSink
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.as_writer import TEST, as_writer
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
+from tests.support.verbs import restart
 
 CASES = yaml.safe_load(Path(__file__).with_name("missing_batches.yaml").read_text())
 ORIGIN = "a test"
@@ -92,22 +93,22 @@ def preview(stream: StreamHandle, output: NamedOutput | None, start_from: str = 
 
 
 def test_a_snapshot_records_the_table_and_what_it_had(history: History, tmp_path: Path) -> None:
-    savepoint = snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="kept")
+    savepoint = verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="kept")
 
     assert savepoint.properties["sink_ids"] == {f"shelf:{tmp_path}/shelf": {"id": "a", "batch": LAST}}
 
 
 def test_a_snapshot_is_not_restored_into_another_table(history: History, tmp_path: Path) -> None:
-    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="kept")
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="kept")
     (tmp_path / "shelf").write_text(f"b {LAST + 3}")
 
     with pytest.raises(RowsAtRiskError, match="another id: was a, is b"):
-        lifecycle.request_start(history.shelf.stream, StartFrom("kept"), origin=ORIGIN)
-    lifecycle.request_start(history.shelf.stream, StartFrom("kept", accept_loss=True), origin=ORIGIN)
+        verbs.request_start(history.shelf.stream, StartFrom("kept"), origin=ORIGIN)
+    verbs.request_start(history.shelf.stream, StartFrom("kept", accept_loss=True), origin=ORIGIN)
 
 
 def test_batches_that_the_roll_back_brings_back_are_not_missing(history: History, tmp_path: Path) -> None:
-    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="kept")
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="kept")
     (tmp_path / "shelf").write_text(f"a {LAST - 3}")
     output = NamedOutput("shelf", f"{tmp_path}/shelf")
 
@@ -135,9 +136,9 @@ def test_a_restart_that_would_be_refused_by_its_sink_does_not_suspend_the_query(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shelf").write_text("b -1")
-    monkeypatch.setattr(lifecycle, "is_running", lambda _stream: True)
+    monkeypatch.setattr(before_a_start, "is_running", lambda _stream: True)
 
-    with pytest.raises(RowsAtRiskError, match="dropped and made again"):
+    with pytest.raises(RowsAtRiskError, match="dropped and created again"):
         restart(history.shelf.stream, StartFrom(), origin=ORIGIN)
 
     assert history.shelf.stream.catalog.requests.pending(STREAM) == []

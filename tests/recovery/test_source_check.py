@@ -18,7 +18,7 @@ from dagster_ckpt.recovery import source_check
         (range(3, 9), None),
         (range(7, 9), None),
         (range(8, 9), "the topic begins at 8; 1 records were deleted"),
-        (None, "Topic sales has no partition 0 any more"),
+        (None, "Topic sales no longer has partition 0"),
     ],
 )
 def test_a_topic_without_the_next_records_is_told(

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError
-from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.operations.snapshots import prefer_savepoint
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import Shelf
+from tests.support.verbs import prefer_savepoint
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_savepoint_that_was_moved_is_started_from_where_it_is_now(
     moved.parent.mkdir()
     shutil.move(folder(savepoint), moved)
 
-    plan = preview_start(shelf.stream, StartFrom(spelled(moved)))
+    plan = planned_start(shelf.stream, StartFrom(spelled(moved)))
 
     assert plan.kind is RecoveryKind.RESTORE
     assert plan.snapshot is not None
@@ -69,7 +69,7 @@ def test_a_snapshot_whose_recording_was_cut_off_is_started_from_by_its_location(
     checkpoint = shelf.checkpoint()
     as_writer(shelf.stream.catalog).mark_deleting(checkpoint.snapshot_id)
 
-    plan = preview_start(shelf.stream, StartFrom(checkpoint.location or ""))
+    plan = planned_start(shelf.stream, StartFrom(checkpoint.location or ""))
 
     assert plan.snapshot is not None
     assert plan.snapshot.snapshot_id == checkpoint.snapshot_id
@@ -81,14 +81,14 @@ def test_the_snapshot_of_another_stream_is_refused_since_its_sinks_are_not_ours(
     other.register()
 
     with pytest.raises(SnapshotNotFoundError, match=r"snapshot of stream 'orders', not of 'refunds'"):
-        preview_start(other, StartFrom(savepoint.location or ""))
+        planned_start(other, StartFrom(savepoint.location or ""))
 
 
 def test_a_location_where_no_snapshot_is_is_refused_with_those_there_are(shelf: Shelf, tmp_path: Path) -> None:
     shelf.checkpoint()
 
     with pytest.raises(SnapshotNotFoundError, match=r"nowhere.*chk-1 at batch 1"):
-        preview_start(shelf.stream, StartFrom(f"{tmp_path}/nowhere"))
+        planned_start(shelf.stream, StartFrom(f"{tmp_path}/nowhere"))
 
 
 def test_a_moved_savepoint_that_was_cut_short_is_refused(shelf: Shelf, tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_a_moved_savepoint_that_was_cut_short_is_refused(shelf: Shelf, tmp_path:
     (moved / "_metadata").write_bytes((moved / "_metadata").read_bytes()[:-9])
 
     with pytest.raises(SnapshotCorruptError, match="_metadata"):
-        preview_start(shelf.stream, StartFrom(str(moved)))
+        planned_start(shelf.stream, StartFrom(str(moved)))
 
 
 def test_a_label_with_a_slash_is_a_label(shelf: Shelf) -> None:
     savepoint = shelf.savepoint("before 7/4")
 
-    assert preview_start(shelf.stream, StartFrom("before 7/4")).snapshot == savepoint
+    assert planned_start(shelf.stream, StartFrom("before 7/4")).snapshot == savepoint
     with pytest.raises(SnapshotNotFoundError, match="before 7/5"):
-        preview_start(shelf.stream, StartFrom("before 7/5"))
+        planned_start(shelf.stream, StartFrom("before 7/5"))

@@ -12,10 +12,9 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import OriginKind
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LiveDirectoryError, StateAtRiskError
-from dagster_ckpt.operations.lifecycle import preview_start, request_start
-from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.planning import plan_recovery
@@ -30,6 +29,7 @@ from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import keeping
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
+from tests.support.verbs import request_start, trigger_savepoint
 
 ME = "a test"
 
@@ -94,7 +94,7 @@ def test_f19c_a_directory_restored_from_a_listed_savepoint_is_restored_again(his
     history.start("sp")
     how(history.live)
 
-    plan = preview_start(history.shelf.stream, StartFrom())
+    plan = planned_start(history.shelf.stream, StartFrom())
     assert (plan.kind, plan.snapshot) == (RecoveryKind.RESTORE, savepoint)
     history.start()
     assert (history.batch, history.sink_batch) == (LAST, LAST)
@@ -159,8 +159,8 @@ def test_with_the_catalog_lost_a_start_over_what_is_there_is_refused_with_its_li
     assert str(snapshot.location) in str(refused.value)
     assert (history.batch, history.sink_batch) == (LAST, LAST)
     with pytest.raises(StateAtRiskError, match="live-1"):
-        preview_start(stream, StartFrom("empty"))
-    assert preview_start(stream, StartFrom("empty", discard_state=True)).kind is RecoveryKind.START_EMPTY
+        planned_start(stream, StartFrom("empty"))
+    assert planned_start(stream, StartFrom("empty", discard_state=True)).kind is RecoveryKind.START_EMPTY
     stream.catalog.close()
 
 
@@ -172,7 +172,7 @@ def test_with_the_catalog_lost_snapshots_alone_are_told_of_too(tmp_path: Path) -
     stream.register()
 
     with pytest.raises(LiveDirectoryError, match="rebuild_catalog") as refused:
-        preview_start(stream, StartFrom())
+        planned_start(stream, StartFrom())
 
     assert str(snapshot.location) in str(refused.value)
     stream.catalog.close()

@@ -14,12 +14,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange, StateBackend
 from dagster_ckpt.errors import StateBackendChangeError
 from dagster_ckpt.io.local import LocalFileIO
-from dagster_ckpt.operations import snapshots
-from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -32,6 +31,7 @@ from dagster_ckpt.state.rewriting import shape_in
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.needs import needs, needs_rewriter
 from tests.support.query_bench import make_stream
 from tests.support.small_spark import lay_file, small_spark
@@ -115,7 +115,7 @@ def orders(spark: SparkSession, tmp_path: Path) -> Iterator[Orders]:
 
 
 def test_a_start_from_a_savepoint_rescales_it(orders: Orders) -> None:
-    snapshots.trigger_savepoint(orders.stream, origin="a test", label="good")
+    verbs.trigger_savepoint(orders.stream, origin="a test", label="good")
     before = orders.live
     orders.feed()
 
@@ -137,7 +137,7 @@ def test_a_start_from_the_live_directory_rescales_it_and_later_starts_keep_the_n
     orders.run()
     assert orders.shape == StateShape(ROCKSDB, 1)
     assert orders.totals_are_right()
-    taken = snapshots.trigger_savepoint(orders.stream, origin="a test")
+    taken = verbs.trigger_savepoint(orders.stream, origin="a test")
     assert (taken.properties or {})["state_partitions"] == 1
 
 
@@ -171,6 +171,7 @@ def test_a_preflight_tries_the_rewrite_on_a_copy(orders: Orders) -> None:
     assert orders.shape == StateShape(ROCKSDB, 2)
 
 
+@pytest.mark.thorough
 @needs(Feature.STATE_READER)
 def test_a_preflight_says_what_new_code_makes_of_the_state(orders: Orders) -> None:
     describe = orders.describe

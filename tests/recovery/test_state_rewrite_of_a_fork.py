@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.pending_restore import Forked, ToBatch
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend, OnStateChange
-from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery import live_directories
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.live_directories import StateRewrite
@@ -56,7 +56,7 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 def finish(stream: StreamHandle, output: Path, *, rewrites: bool) -> PreparedStart:
     """A start that finishes what is pending."""
     check_places(stream, StartFrom(), predecessor_ended=True)
-    plan = preview_start(stream, StartFrom())
+    plan = planned_start(stream, StartFrom())
     assert plan.kind is RecoveryKind.FINISH_RESTORE
     spark: Any = None
     with keeping(stream.catalog, stream.stream_id) as lease:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import StateRewriteError
-from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery import live_directories
 from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind
@@ -35,7 +35,7 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(history: History, text: str = "latest", *, rewrites: bool = True) -> tuple[RecoveryKind, PreparedStart]:
     stream, spark = history.shelf.stream, Any
-    plan = preview_start(stream, StartFrom(text))
+    plan = planned_start(stream, StartFrom(text))
     with keeping(stream.catalog, STREAM) as lease:
         fence_predecessor(stream, AcquiredLease(lease.record))
         rewrite = StateRewrite(spark, SHAPE) if rewrites else None  # type: ignore[arg-type]

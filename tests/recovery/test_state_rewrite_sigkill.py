@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.operations.lifecycle import preview_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
 from dagster_ckpt.spark.versions import Feature
@@ -64,7 +64,7 @@ def test_a_plain_start_goes_on_whenever_the_process_was_killed(tmp_path: Path) -
             break
         kills += 1
         check_places(stream, StartFrom(), predecessor_ended=True)
-        assert preview_start(stream, StartFrom()).kind is RecoveryKind.RESUME
+        assert planned_start(stream, StartFrom()).kind is RecoveryKind.RESUME
         # Spark writes several files at once, so a later kill need not find each of them.
         at = max(at, files_of_the_rewrite(tmp_path, known)) + EVERY
 

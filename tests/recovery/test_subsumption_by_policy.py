@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import SnapshotTrigger
-from dagster_ckpt.operations.retention import apply_savepoint_history
 from dagster_ckpt.policies.retention import Every, Latest, NewestPer, RetentionPolicy, YoungerThan
 from dagster_ckpt.recovery.retention import discard, subsume
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
+from tests.support.verbs import apply_savepoint_history
 
 HOUR_MS = 3_600_000
 

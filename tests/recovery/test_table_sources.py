@@ -24,7 +24,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     ("scenario", "error", "why", "rows"),
     [
         ("created again", "SourceChangedError", "another table: its id was", [1, 2]),
-        ("expired", "InputGoneError", "does not exist any more (expire_snapshots)", [1, 2, 3, 4]),
+        ("expired", "InputGoneError", "no longer exists (expire_snapshots)", [1, 2, 3, 4]),
     ],
 )
 def test_a_table_without_what_is_read_next_is_refused(

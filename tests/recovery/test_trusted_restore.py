@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus
-from dagster_ckpt.operations import verification as snapshot_verification
-from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.operations.verification import verify_snapshot
+from dagster_ckpt.client import examination as snapshot_verification
+from dagster_ckpt.client.examination import verify_snapshot
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.recovery import facts as recovery_look
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryKind
@@ -160,7 +160,7 @@ def test_only_after_an_end_in_order_a_large_file_is_known_by_its_identity(
         monkeypatch.setattr(recovery_look, "boot_id", lambda: boot)
 
     by_itself = recovery_facts(golden.stream, StartFrom(text), predecessor_ended=True, is_automatic=True)
-    donor, of_a_person = plan_recovery(by_itself).donor, preview_start(golden.stream, StartFrom(text)).donor
+    donor, of_a_person = plan_recovery(by_itself).donor, planned_start(golden.stream, StartFrom(text)).donor
 
     assert donor is not None
     assert of_a_person is not None
@@ -174,7 +174,7 @@ def test_a_cancellation_after_a_failure_is_no_end_in_order(golden: GoldenStream)
     golden.end(ExecutionStatus.FAILED)
     golden.run_again(ExecutionStatus.CANCELED)
 
-    donor = preview_start(golden.stream, StartFrom("latest-checkpoint")).donor
+    donor = planned_start(golden.stream, StartFrom("latest-checkpoint")).donor
 
     assert donor is not None
     assert donor.check is DonorCheck.DIGEST
@@ -185,7 +185,7 @@ def test_a_broken_live_directory_gives_nothing(golden: GoldenStream) -> None:
     golden.end()
     shutil.rmtree(golden.live / "sources")
 
-    assert preview_start(golden.stream, StartFrom("latest-checkpoint")).donor is None
+    assert planned_start(golden.stream, StartFrom("latest-checkpoint")).donor is None
 
 
 def test_a_restore_is_flushed_before_the_catalog_switches_to_it(

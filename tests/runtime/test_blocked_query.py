@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from dagster_ckpt.catalog.records import ExecutionStatus
+from dagster_ckpt.client.health import Finding, Verdict, progress
+from dagster_ckpt.client.health_facts import HealthSettings, health_facts
 from dagster_ckpt.errors import QueryStalledError
-from dagster_ckpt.operations.health import Finding, Verdict, progress
-from dagster_ckpt.operations.health_facts import HealthSettings, health_facts
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.stall import LOOK_AT_TASKS_AFTER_MS, QueryInactivity
 from dagster_ckpt.runtime.supervision import STOP_STALLED_MS

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import Holder, RequestKind, RequestStatus, SnapshotStatus
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import (
     CatalogError,
     IncompleteCutError,
@@ -19,7 +20,6 @@ from dagster_ckpt.errors import (
     SnapshotTooLargeError,
     StorageAccessError,
 )
-from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import AttemptRunner
 from dagster_ckpt.runtime.batch_progress import BatchLog
@@ -198,7 +198,7 @@ def test_where_the_catalog_cannot_say_nothing_is_deleted_and_the_failure_counts(
     [location] = stage.shelf.stream.store.checkpoints()
     assert location in event.detail
     assert stage.shelf.stream.store.verify(location) == []
-    assert preview_start(stage.shelf.stream, StartFrom(location)).snapshot is not None
+    assert planned_start(stage.shelf.stream, StartFrom(location)).snapshot is not None
 
 
 def test_an_attempt_that_cannot_be_recorded_has_failed_and_its_request_is_answered(stage: Stage, away: Away) -> None:

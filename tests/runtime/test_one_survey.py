@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import pytest
 
-from dagster_ckpt.operations import snapshots
 from dagster_ckpt.recovery import sink_survey
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.sinks import registry
@@ -17,6 +16,7 @@ from dagster_ckpt.sinks.guard import Judgement, SinkFacts
 from dagster_ckpt.sinks.registry import register_sink
 from dagster_ckpt.sinks.sink import RollBack, Sink
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.rewind_history import LAST, History
 
@@ -69,11 +69,11 @@ def surveys(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_each_sink_is_surveyed_once(
     history: History, surveys: Counter[str], start_from: str, rolled_back_to: list[int]
 ) -> None:
-    snapshots.trigger_savepoint(history.shelf.stream, origin="a test", label="kept")
+    verbs.trigger_savepoint(history.shelf.stream, origin="a test", label="kept")
     surveys.clear()
     play = Stage(history.shelf.stream, [PlayedQuery(ends=True)])
 
-    outcome = play.run(start_from=StartFrom.parse(start_from, discard_state=start_from == "empty"))
+    outcome = play.run(start_from=StartFrom(start_from, discard_state=start_from == "empty"))
 
     assert outcome.end.kind is EndKind.ENDED_BY_ITSELF
     assert surveys == {"fake:table": 1, history.file_sink: 1}

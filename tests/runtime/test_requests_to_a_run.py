@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.client import requests
 from dagster_ckpt.errors import (
     CatalogError,
     NothingCommittedError,
     RequestFailedError,
 )
-from dagster_ckpt.operations import lifecycle, requests, snapshots
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime import start_watch, supervision
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.values.durations import monotonic_ms
+from tests.support import verbs
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import Shelf
 
@@ -40,14 +41,12 @@ def test_a_savepoint_of_a_stream_that_has_not_run_yet_is_refused(stage: Callable
     play.stream.register()
 
     with pytest.raises(NothingCommittedError, match="never ran"):
-        snapshots.trigger_savepoint(play.stream, origin=ORIGIN)
+        verbs.trigger_savepoint(play.stream, origin=ORIGIN)
 
     assert play.stream.catalog.snapshots.of_stream("orders") == []
 
 
-@pytest.mark.parametrize(
-    "ask", [lifecycle.stop_with_savepoint, lifecycle.cancel, lifecycle.suspend, snapshots.trigger_checkpoint]
-)
+@pytest.mark.parametrize("ask", [verbs.stop_with_savepoint, verbs.cancel, verbs.suspend, verbs.trigger_checkpoint])
 def test_what_only_a_running_stream_can_do_is_refused_of_one_that_does_not_run(
     stage: Callable[..., Stage], ask: Callable[..., object]
 ) -> None:

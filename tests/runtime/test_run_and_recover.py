@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestKind, RequestStatus, SnapshotRecord
+from dagster_ckpt.client import requests
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import HashMapStateBackend
 from dagster_ckpt.errors import (
@@ -29,7 +30,6 @@ from dagster_ckpt.errors import (
     StorageAccessError,
     StreamNotFoundError,
 )
-from dagster_ckpt.operations import lifecycle, requests, snapshots
 from dagster_ckpt.recovery import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention
 from dagster_ckpt.runtime.execution import execute_stream
@@ -37,6 +37,7 @@ from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
+from tests.support import verbs
 from tests.support.query_bench import NO_DATA_BATCHES, Bench, Person, make_stream, when
 from tests.support.small_spark import lose, small_spark
 
@@ -162,7 +163,7 @@ def test_a_rewind_to_a_savepoint_taken_while_it_ran_repeats_and_loses_nothing(be
     person = Person(
         when(
             lambda: bench.committed() >= 1,
-            lambda: snapshots.trigger_savepoint(bench.stream, origin=ORIGIN, label="before"),
+            lambda: verbs.trigger_savepoint(bench.stream, origin=ORIGIN, label="before"),
         )
     )
     bench.run(lambda: person.done)
@@ -186,7 +187,7 @@ def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint_that_it_b
     bench = Bench(spark, tmp_path, make_stream(tmp_path, num_retained=1))
     bench.feed(3)
     bench.run_to_the_end()
-    savepoint = snapshots.trigger_savepoint(bench.stream, origin=ORIGIN, label="mine")
+    savepoint = verbs.trigger_savepoint(bench.stream, origin=ORIGIN, label="mine")
     place = Path((savepoint.location or "").removeprefix("file://"))
     bench.feed(2)
 
@@ -197,7 +198,7 @@ def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint_that_it_b
     # Also a claimed one stays while no query has loaded a newer one.
     assert place.exists()
     if mode is RecoveryClaimMode.CLAIM:
-        snapshots.trigger_savepoint(bench.stream, origin=ORIGIN, label="newer")
+        verbs.trigger_savepoint(bench.stream, origin=ORIGIN, label="newer")
         bench.feed(2)
         bench.run(lambda: not place.exists())
     else:
@@ -238,7 +239,7 @@ def test_a_stop_with_savepoint_ends_the_stream_exactly_there(bench: Bench) -> No
     person = Person(
         when(
             lambda: bench.committed() >= 1,
-            lambda: lifecycle.stop_with_savepoint(bench.stream, origin=ORIGIN, label="end"),
+            lambda: verbs.stop_with_savepoint(bench.stream, origin=ORIGIN, label="end"),
         )
     )
     outcome = bench.run(lambda: False)
@@ -262,7 +263,7 @@ def test_a_stop_whose_savepoint_fails_lets_the_query_go_on(bench: Bench) -> None
     person = Person(
         when(
             lambda: bench.committed() >= 1,
-            lambda: lifecycle.stop_with_savepoint(
+            lambda: verbs.stop_with_savepoint(
                 bench.stream, origin=ORIGIN, target_directory=f"file://{bench.root}/file/savepoints"
             ),
         )
@@ -283,10 +284,10 @@ def test_a_stop_whose_savepoint_fails_lets_the_query_go_on(bench: Bench) -> None
 def test_a_savepoint_of_a_stopped_stream_is_taken_from_its_quiet_directory(bench: Bench) -> None:
     bench.feed(3)
     bench.run_to_the_end()
-    snapshot = snapshots.trigger_savepoint(bench.stream, origin=ORIGIN, label="quiet")
+    snapshot = verbs.trigger_savepoint(bench.stream, origin=ORIGIN, label="quiet")
     assert snapshot.batch_id == bench.committed()
     with pytest.raises(RequestFailedError, match="is not running"):
-        snapshots.trigger_checkpoint(bench.stream, origin=ORIGIN)
+        verbs.trigger_checkpoint(bench.stream, origin=ORIGIN)
 
 
 def test_a_cancel_under_delete_on_cancellation_leaves_nothing_but_savepoints(
@@ -296,7 +297,7 @@ def test_a_cancel_under_delete_on_cancellation_leaves_nothing_but_savepoints(
     bench = Bench(spark, tmp_path, stream)
     bench.feed(2)
     outcome = bench.run(lambda: bool(bench.snapshots()))
-    snapshots.trigger_savepoint(stream, origin=ORIGIN, label="mine")
+    verbs.trigger_savepoint(stream, origin=ORIGIN, label="mine")
     apply_terminal_retention(stream, outcome.execution_id, TerminalState.CANCELED)
     assert [snapshot.label for snapshot in bench.snapshots()] == ["mine"]
     assert stream.store.checkpoints() == []
@@ -378,7 +379,7 @@ def test_a_storage_without_rights_is_refused_before_the_query_starts(spark: Spar
 
 def test_a_stream_that_was_never_started_has_nothing_to_save(bench: Bench) -> None:
     with pytest.raises(StreamNotFoundError, match="never started"):
-        snapshots.trigger_savepoint(bench.stream, origin=ORIGIN)
+        verbs.trigger_savepoint(bench.stream, origin=ORIGIN)
     bench.stream.register()
     request = bench.stream.catalog.requests.submit("orders", RequestKind.SAVEPOINT, origin="a test")
     with pytest.raises(RequestFailedError, match="was withdrawn"):
@@ -413,7 +414,7 @@ def test_a_start_from_a_good_savepoint_reads_no_bit_that_flipped_in_the_live_dir
     """Spark does not look whether its offsets are those that it wrote: it would count rows twice without a word."""
     bench.feed(6)
     bench.run(lambda: bench.committed() >= 5 and bench.idle())
-    savepoint = snapshots.trigger_savepoint(bench.stream, origin=ORIGIN, label="good")
+    savepoint = verbs.trigger_savepoint(bench.stream, origin=ORIGIN, label="good")
     offsets = Path(bench.stream.catalog.streams.get("orders").live_directory or "") / f"offsets/{savepoint.batch_id}"
     found, data = offsets.stat(), offsets.read_bytes()
     planned = data.rindex(b'"logOffset":') + len(b'"logOffset":')

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.client.lifecycle import StopResult
 from dagster_ckpt.errors import RequestFailedError, RestartWithdrawnError
-from dagster_ckpt.operations.lifecycle import StopResult, cancel, suspend
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import STREAM, Shelf
+from tests.support.verbs import cancel, suspend
 
 ME = "a person"
 

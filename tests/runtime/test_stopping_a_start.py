@@ -15,7 +15,7 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
-from dagster_ckpt.operations.lifecycle import StopResult, cancel, suspend
+from dagster_ckpt.client.lifecycle import StopResult
 from dagster_ckpt.runtime import start_watch
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
@@ -23,6 +23,7 @@ from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.played_query import PlayedQuery
 from tests.support.recovery_ladder import Ladder
 from tests.support.retention_shelf import HOLDER, STREAM
+from tests.support.verbs import cancel, suspend
 
 ME = "a person"
 MANY = 400
@@ -57,6 +58,7 @@ class AskedAt:
         return self._pending(stream_id)
 
 
+@pytest.mark.thorough(but=("CANCEL-*-latest", "SUSPEND-*-at 10"))
 @pytest.mark.parametrize("start_from", ["latest", "at 10"])
 @pytest.mark.parametrize(
     ("kind", "end", "status"),

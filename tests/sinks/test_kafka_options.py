@@ -165,7 +165,7 @@ def test_where_the_markers_stand_when_the_query_continues_with_batch_7(
         (3, [marker(7), marker(6), None], r"Writers \[0\] .* start it once with the same number"),
         (1, [marker(6), marker(7)], r"Writers \[1\] .* start it once with the same number"),
         (2, [marker(7), None], "offsets.retention.minutes"),
-        (2, [marker(7, entry="another"), marker(6)], "planned another time .* may have other rows"),
+        (2, [marker(7, entry="another"), marker(6)], "planned differently .* may have other rows"),
     ],
 )
 def test_what_cannot_be_continued_is_refused(writers: int, found: list[Marker | None], message: str) -> None:

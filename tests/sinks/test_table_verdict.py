@@ -92,8 +92,10 @@ def test_a_roll_back_plans_again_as_long_as_others_commit_first() -> None:
         Table(TablePlan(moves=True), others_commit=10).roll_back(RollBack(3), nullcontext)
 
 
-def test_a_former_holder_commits_nothing() -> None:
-    table = Table(TablePlan(moves=True))
+@pytest.mark.parametrize("others", ["", "versions 7"])
+def test_a_former_holder_commits_nothing_and_learns_that_it_is_one(others: str) -> None:
+    """What its successor has written looks like that of others."""
+    table = Table(TablePlan(moves=True, others=others))
 
     @contextmanager
     def not_mine() -> Iterator[None]:

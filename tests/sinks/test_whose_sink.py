@@ -11,7 +11,6 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import CatalogError, SharedSinkError, SnapshotNotFoundError
-from dagster_ckpt.operations import lifecycle, snapshots
 from dagster_ckpt.recovery import source_inputs
 from dagster_ckpt.recovery.plan import Resume
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
@@ -19,6 +18,7 @@ from dagster_ckpt.recovery.sink_survey import survey_sinks
 from dagster_ckpt.sinks.sink import SinkEffect
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support import verbs
 from tests.support.as_writer import as_writer, keeping
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
@@ -43,7 +43,7 @@ def log_of(folder: Path) -> dict[str, bytes]:
 def start(history: History, text: str, folder: Path) -> PreparedStart:
     """Prepare a start of a query that names a folder."""
     start_from = StartFrom(text, discard_state=text == "empty")
-    plan = lifecycle.preview_start(history.shelf.stream, start_from)
+    plan = verbs.planned_start(history.shelf.stream, start_from)
     with keeping(history.shelf.stream.catalog, STREAM) as lease:
         return prepare(history.shelf.stream, plan, lease, NamedOutput("parquet", str(folder)))
 
@@ -52,7 +52,7 @@ def start(history: History, text: str, folder: Path) -> PreparedStart:
 def test_a_savepoint_copied_to_another_deployment_leaves_the_originals_sink_alone(
     history: History, tmp_path: Path, goes_on: bool
 ) -> None:
-    savepoint = snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="for staging")
+    savepoint = verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="for staging")
     for batch in range(LAST + 1, LAST + (6 if goes_on else 1)):
         history.commit(batch)
     before = log_of(history.sink)
@@ -64,11 +64,11 @@ def test_a_savepoint_copied_to_another_deployment_leaves_the_originals_sink_alon
         "first", {"sinks": [f"FileSink[file:{tmp_path}/own]"]}
     )
 
-    for verb in (lifecycle.preview_start, lifecycle.preview):
+    for verb in (verbs.planned_start, verbs.start_preview):
         with pytest.raises(SnapshotNotFoundError, match=r"Nothing was changed.*other deployment"):
             verb(staging.stream, StartFrom(str(copied)))
     with pytest.raises(SnapshotNotFoundError, match="take_over_deployment"):
-        lifecycle.request_start(staging.stream, StartFrom(str(copied), accept_loss=True), origin=ORIGIN)
+        verbs.request_start(staging.stream, StartFrom(str(copied), accept_loss=True), origin=ORIGIN)
 
     assert log_of(history.sink) == before
     staging.stream.catalog.close()
@@ -77,12 +77,12 @@ def test_a_savepoint_copied_to_another_deployment_leaves_the_originals_sink_alon
 def test_a_catalog_that_takes_the_place_of_a_lost_one_starts_from_its_snapshots(
     history: History, tmp_path: Path
 ) -> None:
-    savepoint = snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="kept")
+    savepoint = verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="kept")
     (tmp_path / "after").mkdir()
     found = Shelf.at(tmp_path / "after")
     found.stream.catalog.take_over_deployment(history.shelf.stream.catalog.deployment_id)
 
-    plan = lifecycle.preview_start(found.stream, StartFrom(str(savepoint.location)))
+    plan = verbs.planned_start(found.stream, StartFrom(str(savepoint.location)))
 
     assert plan.snapshot is not None
     assert plan.snapshot.snapshot_id == savepoint.snapshot_id
@@ -90,7 +90,7 @@ def test_a_catalog_that_takes_the_place_of_a_lost_one_starts_from_its_snapshots(
 
 
 def test_a_catalog_that_lists_snapshots_is_no_other_deployments(history: History) -> None:
-    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="own")
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="own")
 
     with pytest.raises(CatalogError, match="lists its snapshots"):
         history.shelf.stream.catalog.take_over_deployment("another")
@@ -106,7 +106,7 @@ def test_a_deployment_has_one_id_for_all_who_open_its_catalog(tmp_path: Path) ->
 def test_a_snapshot_whose_folder_the_query_does_not_name_leaves_it_and_begins_a_log_in_the_new_one(
     history: History, tmp_path: Path
 ) -> None:
-    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="before the move")
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="before the move")
     for batch in range(LAST + 1, LAST + 4):
         history.commit(batch)
     before, new = log_of(history.sink), tmp_path / "new"
@@ -119,14 +119,14 @@ def test_a_snapshot_whose_folder_the_query_does_not_name_leaves_it_and_begins_a_
 
 
 def test_a_sink_that_was_moved_is_not_gone_back_in_to_before_it_was_there(history: History, tmp_path: Path) -> None:
-    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="before the move")
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="before the move")
     old, history.sink = history.sink, tmp_path / "moved to"
     for batch in range(LAST + 1, LAST + 6):
         history.commit(batch)
     history.sinks(f"FileSink[file:{history.sink}]")
     logs = log_of(old), log_of(history.sink)
 
-    told = lifecycle.preview(history.shelf.stream, StartFrom("before the move")).sinks
+    told = verbs.start_preview(history.shelf.stream, StartFrom("before the move")).sinks
     with pytest.raises(SharedSinkError, match="does not contain"):
         start(history, "before the move", history.sink)
 
@@ -138,7 +138,7 @@ def test_a_sink_that_was_moved_is_not_gone_back_in_to_before_it_was_there(histor
 def test_the_log_of_another_query_is_neither_rolled_back_nor_emptied(
     history: History, tmp_path: Path, text: str
 ) -> None:
-    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="before")
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="before")
     (tmp_path / "theirs").mkdir()
     theirs = History(tmp_path / "theirs")
     logs = log_of(history.sink), log_of(theirs.sink)
@@ -151,7 +151,7 @@ def test_the_log_of_another_query_is_neither_rolled_back_nor_emptied(
 
 
 def test_a_log_that_another_query_began_in_the_same_folder_is_not_rolled_back(history: History) -> None:
-    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="before")
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="before")
     shutil.rmtree(history.sink / "_spark_metadata")
     (history.sink / "_spark_metadata").mkdir()
     (history.sink / "_spark_metadata/0").write_text(
@@ -181,11 +181,11 @@ def test_a_folder_is_one_sink_however_snapshot_and_catalog_spell_it(history: His
     """A start notes the folder as the query names it, Spark reports it otherwise: no recovery from it began."""
     then, now = (f"FileSink[{each.format(history.sink)}]" for each in spelled)
     history.sinks(then)
-    snapshots.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="then")
+    verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="then")
     history.sinks(now)
     history.commit(LAST + 1)
 
-    preview = lifecycle.preview(history.shelf.stream, StartFrom("then"))
+    preview = verbs.start_preview(history.shelf.stream, StartFrom("then"))
 
     assert [(sink.sink, sink.effect) for sink in preview.sinks] == [(then, SinkEffect.EXACT)]
     history.start("then")
@@ -217,7 +217,7 @@ def test_a_table_that_the_query_no_longer_names_is_not_rolled_back_for_its_batch
     table = f"DeltaSink[file:{tmp_path}/table]"
     history.sinks(table)
     stream = history.shelf.stream
-    plan = lifecycle.preview_start(stream, StartFrom())
+    plan = verbs.planned_start(stream, StartFrom())
 
     def settled(output: NamedOutput | None) -> tuple[str, ...]:
         return survey_sinks(stream, plan, output).to_settle

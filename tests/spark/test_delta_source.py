@@ -62,7 +62,7 @@ CASES: dict[str, tuple[DeltaOffset, Files, str]] = {
         Files(without([0, 1, 2], whole(4)), (3,)),
         "continues at version 2, and the log begins at 3: versions 2 to 2 are gone",
     ),
-    "no log": (DeltaOffset(ID, 2, -1, False), Files({}), "does not exist any more"),
+    "no log": (DeltaOffset(ID, 2, -1, False), Files({}), "no longer exists"),
     "an older copy": (
         DeltaOffset(ID, 9, -1, False),
         Files(whole(4)),

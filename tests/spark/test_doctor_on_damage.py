@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from dagster_ckpt.operations.doctor import examine_live_directory
+from dagster_ckpt.client.examination import examine_live_directory
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.contents import KnownSnapshot

@@ -13,8 +13,7 @@ import pytest
 from dagster_ckpt.errors import StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.state import other_spark
-from dagster_ckpt.state.other_spark import VARIABLE, Rewriter, rewrite_elsewhere
-from dagster_ckpt.state.rewriting import require_any_rewriter
+from dagster_ckpt.state.other_spark import VARIABLE, Rewriter, rewrite_elsewhere, rewriter_for
 from dagster_ckpt.state.shape import StateShape
 
 SHAPE = StateShape("provider", 12, 1)
@@ -139,6 +138,6 @@ def test_without_a_rewriter_a_refusal_says_how_to_get_one(tmp_path: Path, monkey
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(UnsupportedSparkError, match=r"has Spark 3\.5\.9\. .* `dagster-ckpt rewriter install`"):
-        require_any_rewriter(Session())  # type: ignore[arg-type]
+        rewriter_for(Session())  # type: ignore[arg-type]
     (tmp_path / "dagster_ckpt/rewriter").mkdir(parents=True)
-    require_any_rewriter(Session())  # type: ignore[arg-type]
+    assert rewriter_for(Session()) == Rewriter(tmp_path / "dagster_ckpt/rewriter")  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import begin_log
 from dagster_ckpt.sinks.in_flight import (
     InFlight,
-    InFlightFacts,
+    Unfinished,
     decide_in_flight,
     forecast_in_flight,
     settle_in_flight,
@@ -51,16 +51,16 @@ BACKENDS = {"heap": HEAP, "rocksdb": ROCKSDB, "changelog": ROCKSDB_CHANGELOG, "f
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["says"])
 def test_the_batch_in_flight_is_decided_together_with_the_sink(case: dict[str, Any]) -> None:
-    facts = InFlightFacts(
-        in_sink=case.get("in_sink", True),
+    at = Unfinished(
         planned=case.get("planned", True),
         stateful=case.get("stateful", True),
         unique_ids=case.get("v2", False),
         state_is_there=case.get("state", False),
-        can_go_back=case.get("back", True),
     )
 
-    assert decide_in_flight(facts) is InFlight(case["then"])
+    found = decide_in_flight(at, in_sink=case.get("in_sink", True), can_go_back=case.get("back", True))
+
+    assert found is InFlight(case["then"])
 
 
 @pytest.fixture(scope="module")

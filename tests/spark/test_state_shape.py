@@ -162,7 +162,7 @@ def test_the_id_of_a_rewrite_is_beside_that_of_the_query() -> None:
 
 
 def test_a_rewrite_deletes_no_directory_that_was_there_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewriting, "require_rewriter", lambda _spark: None)
+    monkeypatch.setattr(rewriting, "rewriter_for", lambda _spark, **_: None)
     golden = GoldenStream(tmp_path / "stream").make()
     theirs = tmp_path / "theirs"
     theirs.mkdir()

@@ -42,9 +42,8 @@ def launchpad() -> dict[str, Any]:
     """The fields of each op's config, with their descriptions."""
     import dagster as dg
 
-    from dagster_ckpt.operations.launching import DriverLaunch
-    from dagster_ckpt.orchestration.assets.external_asset import external_streaming_asset
-    from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
+    from dagster_ckpt.client.launching import DriverLaunch
+    from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset, streaming_asset
     from dagster_ckpt.orchestration.definitions import stream_definitions
     from dagster_ckpt.orchestration.resources.resources import (
         CheckpointCatalogResource,

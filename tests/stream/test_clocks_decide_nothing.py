@@ -15,9 +15,8 @@ import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.catalog.tables import snapshots
+from dagster_ckpt.client.outputs import clean_sinks
 from dagster_ckpt.errors import LeaseHeldError
-from dagster_ckpt.operations.retention import apply_savepoint_history
-from dagster_ckpt.operations.sink_cleaning import clean_sinks
 from dagster_ckpt.policies.retention import SavepointHistory
 from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER, remove_leftovers
 from dagster_ckpt.recovery.retention import discard, housekeeping, subsume
@@ -28,6 +27,7 @@ from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, keeping
 from tests.support.retention_shelf import STREAM, Shelf, storage_clock_ahead
 from tests.support.rewind_history import History
+from tests.support.verbs import apply_savepoint_history
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -140,8 +140,8 @@ def started_before(shelf: Shelf, attempt: SnapshotRecord, ms: int) -> None:
 
 
 def test_what_a_savepoint_of_a_stopped_stream_has_written_stays_as_long_as_its_process_holds_it(shelf: Shelf) -> None:
-    attempt = shelf.stream.catalog.snapshots.start_of_stopped(
-        STREAM, snapshot_id="by hand", number=7, trigger=SnapshotTrigger.MANUAL, timeline=0
+    attempt = shelf.stream.catalog.snapshots.start(
+        None, stream_id=STREAM, snapshot_id="by hand", number=7, trigger=SnapshotTrigger.MANUAL, timeline=0
     )
     folder = shelf.root / "savepoints" / "savepoint-orders-by-hand"
     folder.mkdir(parents=True)

@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import RequestStatus, SnapshotRecord
+from dagster_ckpt.client.examination import verify_snapshot
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RequestFailedError, SnapshotNotFoundError
-from dagster_ckpt.operations import lifecycle
-from dagster_ckpt.operations.restart import restart
-from dagster_ckpt.operations.verification import verify_snapshot
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, housekeeping, subsume
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind, TerminalState
+from tests.support import verbs
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
 from tests.support.running_process import RunningProcess, subsume_checkpoints
 from tests.support.taken_snapshot import taken
+from tests.support.verbs import restart
 
 ORIGIN = "a test"
 
@@ -82,7 +82,7 @@ def test_what_is_being_read_is_deleted_only_afterwards(
     elif reader == "fork":
         assert fork(stream, replace(stream, stream_id="copy"), start_from, origin="a test").batch_id == LAST
     elif reader == "preview":
-        assert lifecycle.preview(stream, start_from).batches == 1
+        assert verbs.start_preview(stream, start_from).batches == 1
     else:
         with holding(stream.catalog, [old], "prepare"):
             history.start(old.snapshot_id)
@@ -111,7 +111,7 @@ def test_a_stale_name_is_told_as_what_it_is_and_never_as_damage(history: History
 
     for read in (
         lambda: verify_snapshot(stream, old.location or ""),
-        lambda: lifecycle.preview(stream, StartFrom(old.snapshot_id)),
+        lambda: verbs.start_preview(stream, StartFrom(old.snapshot_id)),
         lambda: fork(stream, replace(stream, stream_id="copy"), StartFrom(f"chk-{old.number}"), origin="a test"),
     ):
         with pytest.raises(SnapshotNotFoundError, match=f"chk-{new.number}"):
@@ -220,7 +220,7 @@ def test_a_tagged_checkpoint_stays_at_the_end_and_takes_nobodys_place(tmp_path: 
 
 @pytest.fixture
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_ckpt.operations.requests.POLL_S", 0.02)
+    monkeypatch.setattr("dagster_ckpt.client.requests.POLL_S", 0.02)
 
 
 @pytest.mark.usefixtures("quick_polls")

@@ -13,11 +13,10 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, StreamRecord
 from dagster_ckpt.catalog.streams import StreamRecords
+from dagster_ckpt.client.rebuild import rebuild
+from dagster_ckpt.client.reconciliation import roll_back
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.operations.rebuild import rebuild
-from dagster_ckpt.operations.rollback import roll_back
-from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.fork import fork
@@ -39,6 +38,7 @@ from tests.support.executioner import Killed
 from tests.support.retention_shelf import HOLDER, STREAM
 from tests.support.rewind_history import LAST, History
 from tests.support.taken_snapshot import taken
+from tests.support.verbs import trigger_savepoint
 
 ORIGIN = "a test"
 DELETE = ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.query.plan import PlanDescription, PlanOperator
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.snapshotting import provenance
 from tests.support.retention_shelf import Shelf
+from tests.support.verbs import trigger_savepoint
 
 PLAN = PlanDescription((PlanOperator("Deduplicate", (("id", "string"),)),), "Append")
 FILE_SINK = "FileSink[file:/out]"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.operations.derived_savepoint import derive_savepoint
-from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.operations.state_editing import _write
+from dagster_ckpt.client.derived_savepoint import _write, derive_savepoint
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.recovery.live_directories import restore_into
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_edits, query_metadata
@@ -16,7 +15,7 @@ from tests.support.golden_stream import GoldenStream
 def edited_savepoint(golden: GoldenStream, reference: str, label: str) -> SnapshotRecord:
     """An edited savepoint; the id of the edit is its label. Its rows stay as they are."""
     stream = golden.stream
-    plan = preview_start(stream, StartFrom(reference))
+    plan = planned_start(stream, StartFrom(reference))
     original = plan.snapshot
     assert original is not None
     copy = LiveDirectory(str(golden.root / "scratch" / label))

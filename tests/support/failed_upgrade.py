@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.operations import snapshots
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.stream.handle import StreamHandle
+from tests.support import verbs
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
 
@@ -21,7 +21,7 @@ def upgrade_in(stream: StreamHandle, phase: UpgradePhase, snapshot_id: str | Non
 
 def failed_upgrade(history: History) -> SnapshotRecord:
     """A savepoint at the last batch, and two batches of the new code after it."""
-    savepoint = snapshots.trigger_savepoint(history.shelf.stream, origin="a test", label="before")
+    savepoint = verbs.trigger_savepoint(history.shelf.stream, origin="a test", label="before")
     for batch in range(LAST + 1, WRONG + 1):
         history.commit(batch)
     upgrade_in(history.shelf.stream, UpgradePhase.RESTORING, savepoint.snapshot_id)

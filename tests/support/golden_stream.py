@@ -18,8 +18,8 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     StartCause,
 )
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
-from dagster_ckpt.operations.lifecycle import preview_start
 from dagster_ckpt.recovery.plan import RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.retention import discard, subsume
@@ -152,7 +152,7 @@ class GoldenStream:
 
     def start(self, text: str = "latest", **how: Any) -> tuple[RecoveryPlan, PreparedStart]:
         """Prepare a start as an execution does."""
-        plan = preview_start(self.stream, StartFrom(text, **how))
+        plan = planned_start(self.stream, StartFrom(text, **how))
         with keeping(self.stream.catalog, STREAM) as lease:
             return plan, prepare(self.stream, plan, lease)
 

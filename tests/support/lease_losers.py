@@ -17,10 +17,9 @@ from unittest import mock
 import pytest
 
 from dagster_ckpt.catalog.records import RequestKind, StartCause
+from dagster_ckpt.client.preflight import planned_start
+from dagster_ckpt.client.reconciliation import roll_back
 from dagster_ckpt.errors import LeaseLostError, RowsAtRiskError, SinkRollbackError
-from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.operations.rollback import roll_back
-from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery import live_directories, prepare
 from dagster_ckpt.recovery.adopt import adopt
 from dagster_ckpt.recovery.live_directories import StateRewrite
@@ -55,6 +54,7 @@ from tests.support.failed_upgrade import failed_upgrade
 from tests.support.lost_lease import LONG_MS, OLD, Old, Scene, Steps, make_fork, take_checkpoint
 from tests.support.played_query import PlayedQuery
 from tests.support.retention_shelf import STREAM
+from tests.support.verbs import trigger_savepoint
 
 
 def with_savepoint(scene: Scene) -> None:
@@ -142,7 +142,7 @@ def rewritten(start_from: str) -> Old:
     def ready(stream: StreamHandle) -> Callable[[], None]:
         lease = stream.catalog.leases.acquire(STREAM, OLD, LONG_MS)
         keeper = LeaseKeeper(stream.catalog, lease, ttl_ms=LONG_MS)
-        plan = preview_start(stream, StartFrom(start_from, accept_loss=True))
+        plan = planned_start(stream, StartFrom(start_from, accept_loss=True))
         rewrite = StateRewrite(Any, StateShape(ROCKSDB, 12))  # type: ignore[arg-type]
 
         def run() -> None:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.operations.lifecycle import preview_start
-from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.live_directories import StateRewrite, delete_older_live_directories
@@ -37,6 +36,7 @@ from tests.support.as_writer import keeping
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.support.places import has_files, is_local, place
 from tests.support.rewind_history import LAST, History
+from tests.support.verbs import trigger_savepoint
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def problems_of(stream: StreamHandle) -> list[str]:
         with keeping(stream.catalog, stream.stream_id) as lease:
             # As a start does before it plans.
             settle_dead_attempts(stream, lease.record)
-        plan = preview_start(stream, StartFrom())
+        plan = planned_start(stream, StartFrom())
         with keeping(stream.catalog, stream.stream_id) as lease:
             live = prepare(stream, plan, lease).live
     except CkptError as error:
@@ -90,7 +90,7 @@ def without_lease(stream: StreamHandle) -> None:
 
 def _not_over(stream: StreamHandle, live: LiveDirectory, batch_id: int | None) -> list[str]:
     """A recovery that has to be done again each time."""
-    plan = preview_start(stream, StartFrom())
+    plan = planned_start(stream, StartFrom())
     with keeping(stream.catalog, stream.stream_id) as lease:
         again = prepare(stream, plan, lease).live
     if plan.kind is RecoveryKind.RESUME and again == live:
@@ -153,10 +153,10 @@ def played_rewrite(text: str) -> Callable[[GoldenStream], object]:
     """A start that rewrites the state. Spark's part is to copy: every other file and step is that of a rewrite."""
 
     def work(golden: GoldenStream) -> None:
-        plan = preview_start(golden.stream, StartFrom(text))
+        plan = planned_start(golden.stream, StartFrom(text))
         everything = property(lambda rewrite: rewrite.source.operators)
         with (
-            mock.patch.object(rewriting, "require_rewriter", return_value=None),
+            mock.patch.object(rewriting, "rewriter_for", return_value=None),
             mock.patch.object(rewriting._Rewrite, "copied", everything),
             keeping(golden.stream.catalog, golden.stream.stream_id) as lease,
         ):

@@ -11,6 +11,7 @@ import pytest
 
 from dagster_ckpt.spark.versions import Feature, SparkRelease, installed_release, release_of
 from dagster_ckpt.state.other_spark import Rewriter
+from tests.support import thorough
 
 # As in the Makefile, which runs every test on it.
 MAIN_SPARK = "4.1"

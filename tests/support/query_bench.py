@@ -20,6 +20,7 @@ from dagster_ckpt.runtime.run import Outcome, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.log_lines import collecting
 from tests.support.small_spark import lay_file
 from tests.support.streams import stream_at
@@ -117,7 +118,9 @@ class Bench:
         )
 
     def snapshots(self, kind: str | None = None) -> list[SnapshotRecord]:
-        return self.stream.catalog.snapshots.of_stream("orders", kind=kind, status=SnapshotStatus.COMPLETED)
+        return self.stream.catalog.snapshots.of_stream(
+            "orders", kind=SnapshotKind(kind) if kind is not None else None, status=SnapshotStatus.COMPLETED
+        )
 
     def rows(self, output: str = "output") -> Counter[tuple[Any, ...]]:
         return Counter(tuple(row) for row in self.spark.read.parquet(str(self.root / output)).collect())

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, SnapshotRecord, StartCause
-from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.policies.restart import RestartStrategies
 from tests.support.played_query import PlayedQuery, Stage
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
+from tests.support.verbs import trigger_savepoint
 
 
 class Ladder:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from dagster_ckpt.operations.lifecycle import preview_start
+from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
@@ -61,7 +61,7 @@ class History:
         )
 
     def start(self, text: str = "latest", **how: bool) -> tuple[RecoveryKind, PreparedStart]:
-        plan = preview_start(self.shelf.stream, StartFrom(text, **how))
+        plan = planned_start(self.shelf.stream, StartFrom(text, **how))
         with keeping(self.shelf.stream.catalog, STREAM) as lease:
             fence_predecessor(self.shelf.stream, AcquiredLease(lease.record))
             return plan.kind, prepare(self.shelf.stream, plan, lease)

@@ -6,6 +6,7 @@ and databases, at more steps, with more input. Three marks say which is which, w
     @pytest.mark.thorough                            # all of a test
     @pytest.mark.thorough(but="heap")                # all but these of its parameters: their id, or a pattern of it
     @pytest.mark.thorough(but=("append-*", "heap"))
+    @pytest.mark.thorough(sample="tests/recovery/test_adopt.py")   # the only test of its file; another has the sample
 
 and `either(quick=15, thorough=3)` is a number that differs, such as the stride of a loop. A test that is named
 (`pytest file.py::test`) runs, and in full. `python -m tests.support.thorough` prints what `make test` leaves out.
@@ -19,6 +20,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -80,8 +82,13 @@ def _is_sample(item: pytest.Item, pattern: str) -> bool:
 
 def _files_without_a_sample(items: list[pytest.Item], thorough: set[pytest.Item]) -> Iterator[str]:
     quick = {item.path for item in items if item not in thorough}
-    for path in sorted({item.path for item in thorough} - quick):
+    for path in sorted({item.path for item in thorough if not _sample_elsewhere(item, quick)} - quick):
         yield f"{path}: every test is thorough; keep one sample in `make test`"
+
+
+def _sample_elsewhere(item: pytest.Item, quick: set[Path]) -> bool:
+    samples = [mark.kwargs["sample"] for mark in item.iter_markers("thorough") if "sample" in mark.kwargs]
+    return any(item.config.rootpath / sample in quick for sample in samples)
 
 
 def _idle_patterns(items: list[pytest.Item]) -> Iterator[str]:

@@ -63,7 +63,7 @@ cores try everything. The order is drawn from the day (`--seed` repeats a run, f
 _ELSEWHERE = {
     "tests/stream/test_lease_lost_at_every_step.py": "the lease is lost by a process that is frozen (SIGSTOP), by a stalled connection, and in PostgreSQL",
     "tests/storage/test_store_crashes.py": "kills and errors at each call of a store of snapshots",
-    "tests/operations/test_upgrade_crashes.py": "an upgrade that dies at each of its steps",
+    "tests/client/test_upgrade_crashes.py": "an upgrade that dies at each of its steps",
     "tests/fuzz": "crafted and damaged bytes for every reader (`make fuzz`)",
     "tests/soak": "random kills of real Spark queries, compared row for row (`make soak`)",
     "tests/chaos": "damage of every file, wrong code and moved inputs, at random, compared row for row (`make chaos`)",

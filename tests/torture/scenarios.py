@@ -9,9 +9,8 @@ from pathlib import Path
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import Holder, RequestKind, SnapshotStatus
+from dagster_ckpt.client.reconciliation import roll_back
 from dagster_ckpt.errors import RequestFailedError
-from dagster_ckpt.operations.rollback import roll_back
-from dagster_ckpt.operations.snapshots import trigger_savepoint
 from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.runtime.execution import StreamRun
 from dagster_ckpt.runtime.run import RunRequest
@@ -26,6 +25,7 @@ from tests.support.lost_power import SCENARIOS as OF_POWER_LOSS
 from tests.support.lost_power import Scenario, problems_of, problems_of_history, without_lease
 from tests.support.played_query import PlayedQuery
 from tests.support.rewind_history import LAST, History
+from tests.support.verbs import trigger_savepoint
 
 _TTL_MS = 10**9
 _HOLDER = Holder("next", "run-next", "host", 1, 1, "boot")

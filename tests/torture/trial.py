@@ -19,11 +19,10 @@ from sqlalchemy import Connection, Engine, NullPool, Select, create_engine, sele
 from dagster_ckpt.catalog.tables import snapshots, streams
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.values.modes import SnapshotKind
-from tests.spark.test_input_files import bucket
 from tests.support.lost_power import Scenario
 from tests.support.places import SCHEME, catalog_at, place
 from tests.support.power_loss import Disk, Ran, Trouble
-from tests.torture import leases
+from tests.torture import bucket, leases
 from tests.torture.bucket import ObjectFault
 from tests.torture.faults import CatalogFault, Fault, FileFault, LeaseFault, ServerFault, run_into
 from tests.torture.scenarios import DELETES_ALL, DELETES_SAVEPOINTS, SCENARIOS

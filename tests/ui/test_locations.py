@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from dagster_ckpt.client import Client
-from dagster_ckpt.ui.locations import is_inside
+from dagster_ckpt.ui.app import is_inside
 from tests.support.golden_stream import STREAM, GoldenStream
 
 FORM = f"/streams/{STREAM}/-/restart"

@@ -20,8 +20,7 @@ READ_SNAPSHOT_KEY = "dagster_ckpt/read_snapshot"
 READ_BATCH_KEY = "dagster_ckpt/read_batch"
 READ_TIMELINE_KEY = "dagster_ckpt/read_timeline"
 READ_EXACTLY_KEY = "dagster_ckpt/read_exactly"
-# With each materialization Dagster records the data version of every upstream asset when the step
-# began.
+# Dagster records with each materialization the data version of every upstream asset at the start of the step.
 _INPUT_DATA_VERSION = "dagster/input_data_version/"
 # Maximum number of materializations examined per asset, newest first.
 _MAX_EVENTS = 1000
@@ -33,12 +32,7 @@ _NO_BATCH = -1
 class ReadCheckpoint:
     """The newest reported checkpoint of a stream at the time an asset began to read its output.
 
-    Attributes:
-        stream_id: The stream.
-        snapshot_id: The checkpoint or savepoint.
-        batch_id: The batch of the snapshot.
-        timeline: The timeline of the stream.
-        exactly: Whether the asset reads no later batch.
+    `exactly` is whether the asset reads no later batch.
     """
 
     stream_id: str
@@ -70,8 +64,7 @@ def reading_checkpoint(
         context: The context of the asset that reads.
         upstream: The stream, or its asset key.
         exactly: The asset reads nothing after the checkpoint's batch, for example a Delta table as of
-            that version, or only rows up to that batch id. Otherwise it may read slightly more than is
-            recorded.
+            that version. Otherwise it may read slightly more than is recorded.
 
     Returns:
         The checkpoint, or None if none has been reported yet.
@@ -100,7 +93,7 @@ def reading_checkpoint(
 
 
 class Basis(Enum):
-    """The source of the information: the asset recorded it, Dagster recorded the input's version, or only the time."""
+    """How it was determined: the asset recorded it, Dagster recorded its input, or only the time says so."""
 
     RECORDED = "recorded"
     DATA_VERSION = "data version"
@@ -111,13 +104,7 @@ class Basis(Enum):
 class Dependent:
     """A downstream materialization that contains, or may contain, data that a rewind undoes.
 
-    Attributes:
-        asset_key: The asset.
-        partition: Its partition, or None.
-        run_id: The run that created it.
-        at_ms: When it was stored, in ms since the epoch.
-        read_batch: The last batch that it read, if known.
-        basis: How this was determined.
+    `at_ms` is when it was stored, in ms since the epoch; `read_batch` the last batch that it read, if known.
     """
 
     asset_key: dg.AssetKey
@@ -139,9 +126,6 @@ def built_on_undone_data(
     """Every downstream materialization that read, or may have read, what a rewind undoes; newest first.
 
     Args:
-        instance: Dagster's instance.
-        graph: The assets of the code location.
-        stream: The stream that is rewound.
         to_batch: The last batch that stays; None if none does.
         undone_since_ms: The earliest time at which the first undone batch may have been written. None
             if unknown: every materialization without a recorded batch is then listed.

@@ -26,8 +26,7 @@ from dagster_ckpt.values.modes import DesiredState
 from dagster_ckpt.values.validation import checked_stream_id, policy_name
 
 STREAM_TAGS = {
-    # A stream has no natural end: no limit on its run time, and no retries except our restart
-    # strategy.
+    # A stream has no natural end: no limit on its run time, and no retries except by the restart strategy.
     "dagster/max_runtime": "0",
     "dagster/max_retries": "0",
 }
@@ -36,11 +35,7 @@ SHORTEST_STALL_MS = 30_000
 
 
 def refuse_unknown(function: str, given: Mapping[str, object], *known: type) -> None:
-    """Refuse keywords that no dictionary type names, as Python does for a signature.
-
-    Raises:
-        TypeError: There is one.
-    """
+    """Refuse keywords that no dictionary type names, with a TypeError as Python does for a signature."""
     names = [name for kind in known for name in kind.__annotations__]
     for name in given:
         if name not in names:
@@ -99,15 +94,7 @@ class StreamSpec:
 
     @staticmethod
     def of(stream_id: str, **options: Unpack[StreamOptions]) -> StreamSpec:
-        """Create a stream from options as a user writes them: objects, or settings read from YAML.
-
-        Args:
-            stream_id: Id in catalog and storage; it names a folder.
-            options: See `StreamOptions`.
-
-        Raises:
-            OptionError: An option or the stream id is not valid.
-        """
+        """Create a stream from options as a user writes them: objects, or settings read from YAML."""
         refuse_unknown("StreamSpec.of", options, StreamOptions)
         checked_stream_id(stream_id)
         stall_timeout_ms = options.get("stall_timeout_ms")
@@ -158,15 +145,11 @@ class Stream:
     """A stream of a code location, with everything that sensors and operator jobs need.
 
     Attributes:
-        spec: The stream.
         name: Name of the op that runs it, and of the query in Spark.
         untranslated_name: The same without a translator.
-        keys: The assets it writes; each completed snapshot is reported on all of them. Empty for an op
-            outside assets.
-        code_version: Version of the code that defines the query, if given.
+        keys: The assets it writes, on all of which snapshots are reported; empty for an op outside assets.
         start_job: The Dagster job that runs it; None if something outside Dagster starts it.
         runs_externally: Whether its query runs in a process that outlives the runs of its start job.
-        translator: Names its jobs, sensors and schedules, and says which resources it uses.
     """
 
     spec: StreamSpec
@@ -215,11 +198,7 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingAsset(Stream):
-    """A stream that writes one or more assets.
-
-    Attributes:
-        asset: Their Dagster definition.
-    """
+    """A stream that writes one or more assets; `asset` is their Dagster definition."""
 
     asset: dg.AssetsDefinition
 
@@ -239,15 +218,7 @@ class StreamingAsset(Stream):
     ) -> StreamingAsset:
         """Create a streaming asset from a definition whose op runs the stream, or that has no op.
 
-        Args:
-            asset: The definition; the metadata of `spec` is added to it.
-            spec: The stream that its op runs.
-            runs_externally: Whether the query runs in a process that outlives the runs of its start job.
-            translator: Names its jobs, sensors and schedules, and says which resources it uses.
-            name: Name of its op without a translator; default: the op's.
-
-        Raises:
-            OptionError: Its outputs have different code versions, although one query has one code.
+        `name` is the name of its op without a translator; default: the op's. The assets must have one code version.
         """
         translator = translator or StreamTranslator()
         described = asset.map_asset_specs(lambda each: each.merge_attributes(metadata=spec.metadata()))
@@ -286,11 +257,7 @@ def _start_job(spec: StreamSpec, name: str, keys: tuple[dg.AssetKey, ...]) -> Un
 
 
 def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
-    """Find a stream by its stream id or the key of one of its assets.
-
-    Raises:
-        StreamNotFoundError: This code location has no such streaming asset.
-    """
+    """Find a stream by its stream id or the key of one of its assets."""
     for stream in streams:
         if stream.is_called(stream_id):
             return stream
@@ -302,11 +269,7 @@ def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
 
 
 def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
-    """The translator of streams that share jobs and sensors.
-
-    Raises:
-        OptionError: They have different ones.
-    """
+    """The translator of streams that share jobs and sensors."""
     first = streams[0].translator if streams else StreamTranslator()
     for stream in streams:
         if stream.translator != first:

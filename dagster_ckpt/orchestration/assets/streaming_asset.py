@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import dagster as dg
 
+from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.assets.stream import (
@@ -26,8 +27,9 @@ from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import (
     StreamRunConfig,
 )
+from dagster_ckpt.orchestration.runs.driver_run import DriverRunConfig, run_driver
 from dagster_ckpt.orchestration.runs.run_status import refuse_retry_policy
-from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator
+from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES, StreamTranslator
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -68,17 +70,7 @@ class StreamingAssetOptions(StreamOptions, AssetOptions):
 def parts_of(
     function: str, options: Mapping[str, Any], spec: Mapping[str, Any]
 ) -> tuple[Callable[[str], StreamSpec], Callable[[str], dg.AssetSpec]]:
-    """Makers of the stream and of the asset from the keywords that describe both.
-
-    Args:
-        function: Name of the function that took the keywords, for messages.
-        options: The keywords.
-        spec: Further arguments of the asset's spec.
-
-    Raises:
-        OptionError: An option of the stream is not valid.
-        TypeError: There is no such keyword.
-    """
+    """Makers of the stream and of the asset's spec from a function's keywords; `spec` has more of the latter."""
     refuse_unknown(function, options, StreamingAssetOptions)
     of_stream = {name: value for name, value in options.items() if name in StreamOptions.__annotations__}
     of_asset = {name: value for name, value in options.items() if name not in of_stream}
@@ -124,9 +116,6 @@ def streaming_asset(
             (default: the function's docstring), `metadata`, `tags`, `code_version` (each snapshot records it) and
             `owners` as in `dagster.asset`.
 
-    Raises:
-        OptionError: An option or the stream id is not valid, or the function has no parameters.
-
     Example:
         >>> @streaming_asset(checkpointing=CheckpointConfig(interval=60_000))
         ... def orders(context, pyspark: SparkSessionResource) -> DataStreamWriter:
@@ -145,8 +134,7 @@ def streaming_asset(
             **arguments_of(translated),
             freshness_policy=translated.freshness_policy or default_freshness(spec.options),
             pool=pool,
-            # The catalog sensor reports each checkpoint; the end of a run is not another
-            # materialization.
+            # The catalog sensor reports each checkpoint; the end of a run is no materialization.
             output_required=False,
             **_of_the_op(function, names),
         )(_op_function(function, spec, names))
@@ -183,10 +171,6 @@ def streaming_multi_asset(
         translator: As in `streaming_asset`; it chooses each of the specs.
         options: How the stream runs, see `StreamOptions`.
 
-    Raises:
-        OptionError: An option or the stream id is not valid, there are no specs, one has partitions or
-            an automation condition, their code versions differ, or the function has no parameters.
-
     Example:
         >>> @streaming_multi_asset(specs=[dg.AssetSpec("good_orders"), dg.AssetSpec("bad_orders")])
         ... def orders(context, pyspark: SparkSessionResource) -> DataStreamWriter:
@@ -216,6 +200,58 @@ def streaming_multi_asset(
     return decorate
 
 
+def external_streaming_asset(
+    name: str,
+    *,
+    launch: DriverLaunch | None = None,
+    stream_id: str | None = None,
+    translator: StreamTranslator | None = None,
+    **options: Unpack[StreamingAssetOptions],
+) -> StreamingAsset:
+    """Declare a streaming asset whose query runs in a process that outlives every Dagster run.
+
+    Args:
+        name: Asset name.
+        launch: How a run of its start job launches the driver. None: something outside Dagster starts
+            it, such as a service manager or Kubernetes; the asset then has no start job.
+        stream_id: Id in catalog and storage, as used by the program; default: the asset key joined by
+            dots.
+        translator: As in `streaming_asset`.
+        options: As in `streaming_asset`. `checkpointing` is that of the program, whose storage locates the
+            snapshots; `restart_strategy` decides how the supervisor sensor relaunches a driver that died.
+
+    Example:
+        >>> orders = external_streaming_asset(
+        ...     "orders",
+        ...     launch=DriverLaunch(("spark-submit", "--master", "yarn", "orders.py"), log_directory="/var/log/spark"),
+        ...     checkpointing=CheckpointConfig(interval=60_000),
+        ... )
+    """
+    names = translator or StreamTranslator()
+    stream_of, asset_of = parts_of("external_streaming_asset", options, {"kinds": {"spark", "streaming"}})
+    asset = names.get_asset_spec(asset_of(name))
+    spec = stream_of(stream_id or ".".join(asset.key.path))
+    if launch is None:
+        outside = dg.AssetsDefinition(specs=[asset])
+        return StreamingAsset.of(outside, spec, runs_externally=True, translator=names)
+    holder: list[StreamingAsset] = []
+
+    decorate: Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition] = dg.asset(
+        **arguments_of(asset),
+        required_resource_keys=names.keys_of(OPERATOR_RESOURCES),
+        config_schema=DriverRunConfig.to_config_schema().as_field(),
+        op_tags=STREAM_TAGS,
+        # The catalog sensor reports each checkpoint; the end of a run is no materialization.
+        output_required=False,
+    )
+
+    def launched(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        yield from run_driver(context, holder[0], launch)
+
+    holder.append(StreamingAsset.of(decorate(launched), spec, runs_externally=True, translator=names))
+    return holder[0]
+
+
 def arguments_of(spec: dg.AssetSpec) -> dict[str, Any]:
     """An asset spec as arguments of `dagster.asset`."""
     return {
@@ -239,8 +275,6 @@ def _output_of_a_stream(asset: dg.AssetSpec, stream: StreamSpec, code_version: s
                 "cannot have: the supervisor sensor launches its only run, which does not end. Remove it."
             )
     return asset.replace_attributes(
-        # The catalog sensor reports each checkpoint; the end of a run is not another
-        # materialization.
         skippable=True,
         kinds=asset.kinds or set(KINDS),
         freshness_policy=asset.freshness_policy or default_freshness(stream.options),
@@ -295,9 +329,8 @@ _INTERVALS_TO_FAIL = 6
 def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
     """Freshness by checkpoints: warn after three intervals without one, fail after six.
 
-    An interval counts as at least one minute: Dagster judges by materializations, and the catalog
-    sensor reports at most one a minute. Without periodic checkpoints there is no policy, because
-    the next one has no due time.
+    An interval counts as at least a minute, because the catalog sensor reports at most one checkpoint a minute. Without
+    periodic checkpoints there is no policy.
 
     Example:
         >>> default_freshness(CheckpointConfig(interval=600_000).options).fail_window

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import dagster as dg
 from pydantic import BaseModel, Field
 
+from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations.health import HealthCheck
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.component.stream import StreamDeclaration
 from dagster_ckpt.orchestration.component.yaml_fields import (
@@ -179,21 +179,13 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         return {"env_var": dg.EnvVar}
 
     def translator(self) -> StreamTranslator:
-        """The names of everything that the component defines.
-
-        Raises:
-            OptionError: The prefix or a resource is not valid.
-        """
+        """The names of everything that the component defines."""
         given = self.resources.given() if self.resources is not None and self.name_prefix is not None else {}
         prefixed = {name: f"{self.name_prefix}_{name}" for name in given}
         return StreamTranslator(self.name_prefix, {**prefixed, **self.resource_keys})
 
     def all_streams(self) -> list[Stream]:
-        """Every stream declared here.
-
-        Raises:
-            OptionError: The YAML does not define a valid stream.
-        """
+        """Every stream declared here."""
         further = [imported("declared_in_python", path) for path in self.declared_in_python]
         for path, stream in zip(self.declared_in_python, further, strict=True):
             if not isinstance(stream, Stream):

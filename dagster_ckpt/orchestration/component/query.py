@@ -157,18 +157,7 @@ def described(
 ) -> Describe:
     """Create a function that defines the query on a session without starting it.
 
-    Import paths in the YAML are resolved now, so that a wrong path is reported when the definitions
-    are loaded.
-
-    Args:
-        job: Name of the stream, for messages.
-        sources: At least one; exactly one without a transformation.
-        transform: The transformation.
-        sink: Where the rows go.
-        trigger: When a batch starts.
-
-    Raises:
-        OptionError: An import path cannot be resolved.
+    Import paths are resolved now, so that a wrong one is reported when the definitions are loaded.
     """
     function = None
     if transform is not None and transform.function is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 import dagster as dg
 from pydantic import Field, model_validator
 
-from dagster_ckpt.operations.health_facts import DAY_MS, HOUR_MS, HealthSettings
+from dagster_ckpt.client.health_facts import DAY_MS, HOUR_MS, HealthSettings
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamOptions, description_of
 from dagster_ckpt.orchestration.assets.streaming_asset import SHORTEST_MS, streaming_multi_asset
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
@@ -157,11 +157,7 @@ class Health(dg.Model):
         return self
 
     def settings(self) -> HealthSettings:
-        """The thresholds for `stream_definitions`.
-
-        Raises:
-            OptionError: A threshold is not valid.
-        """
+        """The thresholds for `stream_definitions`."""
         return HealthSettings(**self.model_dump())
 
 
@@ -227,14 +223,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
         return self
 
     def stream(self, translator: StreamTranslator | None = None) -> StreamingAsset:
-        """Create the streaming assets.
-
-        Args:
-            translator: Names the jobs, sensors and schedules around them, and their op.
-
-        Raises:
-            OptionError: An import path cannot be resolved, or one query cannot write the assets.
-        """
+        """Create the streaming assets."""
         options = cast("StreamOptions", {name: getattr(self, name) for name in StreamOptions.__annotations__})
         describe = described(self.name, self.sources, self.transform, self.sink, self.trigger)
         translator = translator or StreamTranslator()

@@ -1,8 +1,7 @@
 """Fields of a component in YAML: settings and resources under their own names, and errors that name a wrong field.
 
-Dagster allows a template in every part of a component, so pydantic also tries each part as text,
-and JSON schema tools try alternatives. Without `with_field_errors`, both would report the parts
-around a misspelled field instead.
+Dagster allows a template in every part, so pydantic also tries each part as text, and JSON schema tools try
+alternatives. Without `with_field_errors`, both would report the parts around a misspelled field instead.
 """
 
 from __future__ import annotations
@@ -25,19 +24,10 @@ Scalar = bool | int | float | str
 
 
 def in_yaml(value: type[Value], check: Callable[[Value], object], description: str = "") -> dg.Resolver:
-    """The YAML form of a settings or resource class.
+    """The YAML form of a settings or resource class, which refuses unknown fields, unlike Dagster's own config.
 
-    Unlike Dagster's own config it accepts no unknown fields, so that misspelled ones are reported.
-
-    Args:
-        value: The class.
-        check: Validates a value as it will be used; its errors are reported with their YAML line.
-        description: Description of the field; default: the first line of the class's docstring.
-
-    Example:
-        >>> checkpointing: Annotated[
-        ...     CheckpointSettings, in_yaml(CheckpointSettings, CheckpointSettings.checkpoint_config)
-        ... ]
+    `check` validates a value as it will be used, so that its errors are reported with their YAML line. The description
+    defaults to the first line of the class's docstring.
     """
 
     def tried(model: BaseModel) -> BaseModel:
@@ -69,14 +59,7 @@ def in_yaml(value: type[Value], check: Callable[[Value], object], description: s
 
 
 def templated(value: type[Value]) -> dg.Resolver:
-    """The YAML form of a part that is the same in YAML and in Python; templates work anywhere in it.
-
-    Args:
-        value: The class.
-
-    Example:
-        >>> sink: Annotated[Sink, templated(Sink)]
-    """
+    """The YAML form of a part that is the same in YAML and in Python; templates work anywhere in it."""
 
     def resolve(context: dg.ResolutionContext, given: Value) -> Value:
         resolved = _resolved(context, given.model_dump(by_alias=True, exclude_unset=True))
@@ -92,11 +75,7 @@ def templated(value: type[Value]) -> dg.Resolver:
 
 
 def settings_in_yaml(description: str) -> dg.Resolver:
-    """The YAML form of a resource's free-form settings; `{{ env_var('NAME') }}` is left to the resource.
-
-    Args:
-        description: Description of the settings.
-    """
+    """The YAML form of a resource's free-form settings; `{{ env_var('NAME') }}` is left to the resource."""
     return dg.Resolver(_resolved, model_field_type=dict[str, Scalar] | None, description=description)
 
 
@@ -112,11 +91,7 @@ def as_text(options: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def with_values(options: Mapping[str, Scalar]) -> dict[str, str]:
-    """Convert options to Spark's text form, with environment variables resolved.
-
-    Raises:
-        OptionError: A variable is not set.
-    """
+    """Convert options to Spark's text form, with environment variables resolved."""
     return {
         name: _value_of(name, value) if isinstance(value, dg.EnvVar) else _text(value)
         for name, value in options.items()
@@ -196,11 +171,7 @@ _OF_ALTERNATIVES = ("string_type", "none_required")
 
 @cache
 def with_field_errors(model: type[BaseModel]) -> type[BaseModel]:
-    """A model of a component's YAML whose validation errors and JSON schema name unknown fields.
-
-    Args:
-        model: The model that Dagster derived from the component.
-    """
+    """A component's YAML model whose validation errors and JSON schema name unknown fields."""
 
     def with_names(cls: type[BaseModel], given: Any, handler: ModelWrapValidatorHandler[BaseModel]) -> BaseModel:
         try:

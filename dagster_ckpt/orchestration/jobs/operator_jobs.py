@@ -9,8 +9,8 @@ from pydantic import Field
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.client import Client
+from dagster_ckpt.client.lifecycle import StopResult
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.operations.lifecycle import StopResult
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import (
     StreamConfig,

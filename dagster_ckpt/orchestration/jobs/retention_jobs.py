@@ -7,7 +7,7 @@ from pydantic import Field
 
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.maintenance import HISTORY_DAYS
-from dagster_ckpt.operations.rebuild import RebuildReport
+from dagster_ckpt.client.rebuild import RebuildReport
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import (
     StreamConfig,

@@ -6,8 +6,8 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.client import Client
-from dagster_ckpt.operations.export import Export
-from dagster_ckpt.operations.sink_cleaning import Orphan, SinkCleaning
+from dagster_ckpt.client.export import Export
+from dagster_ckpt.client.outputs import Orphan, SinkCleaning
 from dagster_ckpt.orchestration.assets.downstream import Dependent, dependents_of
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import StreamConfig, StreamOps, errors_as_failure, with_parameters_of

@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.client import Client
-from dagster_ckpt.operations.state_report import (
+from dagster_ckpt.client.state_browsing import (
     DEFAULT_LIMIT,
     ShownDifference,
     ShownState,

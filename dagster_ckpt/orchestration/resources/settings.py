@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import dagster as dg
 from pydantic import Field, create_model
@@ -19,20 +20,27 @@ from dagster_ckpt.policies.restart import (
     checked_restart,
 )
 from dagster_ckpt.policies.serialization import own_policy
-from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
+from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.stream.start_from import StartFrom, start_options
 from dagster_ckpt.values.validation import Choice, Option, WholeNumber, options_of
 
 
-class UpgradeModeKind(Enum):
-    """The upgrade modes. Dagster's config uses member names, other YAML uses values: they are the same."""
+def described_fields(kind: type) -> dict[str, Any]:
+    """The fields of a dataclass as fields of a pydantic model; each type is annotated with its description."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        each.name: (
+            hints[each.name].__origin__,
+            Field(default=each.default, description=hints[each.name].__metadata__[0]),
+        )
+        for each in fields(kind)
+    }
 
-    STATELESS = "STATELESS"
-    LAST_STATE = "LAST_STATE"
-    SAVEPOINT = "SAVEPOINT"
+
+_UpgradeFields: Any = create_model("UpgradeFields", __base__=dg.Config, **described_fields(UpgradePolicy))
 
 
-class UpgradeSettings(dg.Config):
+class UpgradeSettings(_UpgradeFields):
     """Every option of `UpgradePolicy`; durations are milliseconds.
 
     Example:
@@ -40,45 +48,9 @@ class UpgradeSettings(dg.Config):
         True
     """
 
-    mode: UpgradeModeKind = Field(
-        default=UpgradeModeKind.SAVEPOINT,
-        description="STATELESS: discard all state. LAST_STATE: continue where the old code stopped. SAVEPOINT: the "
-        "same, after stopping with a savepoint.",
-    )
-    max_checkpoint_age_ms: int | None = Field(
-        default=None,
-        description="LAST_STATE: if the newest snapshot of a running stream is older than this, stop with a "
-        "savepoint instead. Default: no limit.",
-    )
-    rollback_after_ms: int | None = Field(
-        default=None,
-        description="Time within which the new code must commit a batch or complete a checkpoint. If it does not, "
-        "the stream is stopped and rolled back to where the old code stopped. Default: off.",
-    )
-    preflight: bool = Field(
-        default=True,
-        description="Run the new code for one batch on a copy of the state before the stream is stopped.",
-    )
-    stop_timeout_ms: int | None = Field(
-        default=30 * 60_000,
-        description="Time for a stream to answer a stop, suspend or cancel request and to end. After that the "
-        "upgrade is aborted and an alert is raised. Set it longer than the checkpoint timeout; null: no "
-        "limit. Default: half an hour.",
-    )
-
     def upgrade_policy(self) -> UpgradePolicy:
-        """The policy.
-
-        Raises:
-            OptionError: A duration is not positive.
-        """
-        return UpgradePolicy(
-            UpgradeMode(self.mode.value),
-            self.max_checkpoint_age_ms,
-            self.rollback_after_ms,
-            self.preflight,
-            self.stop_timeout_ms,
-        )
+        """The policy."""
+        return UpgradePolicy(**dict(self))
 
 
 def _description(option: Option[Any, Any]) -> str:
@@ -95,12 +67,12 @@ def _description(option: Option[Any, Any]) -> str:
 
 def fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
     """Each declared option as a field of Dagster's config: enums by name, durations in milliseconds."""
-    fields: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, option in options_of(options).items():
         default = option.default.name if isinstance(option.default, Enum) else option.default
         plain = option.rule.plain if default is not None else option.rule.plain | None
-        fields[name] = (plain, Field(default=default, description=_description(option)))
-    return fields
+        found[name] = (plain, Field(default=default, description=_description(option)))
+    return found
 
 
 _Fields: Any = create_model("CheckpointFields", __base__=dg.Config, **fields_of(CheckpointOptions))
@@ -116,11 +88,7 @@ class CheckpointSettings(_Fields):
     """
 
     def checkpoint_config(self) -> CheckpointConfig:
-        """The options as a `CheckpointConfig`.
-
-        Raises:
-            OptionError: A value is out of range.
-        """
+        """The options as a `CheckpointConfig`."""
         options: dict[str, Any] = dict(self)
         if options["trigger"] is not None and "interval" not in self.model_fields_set:
             # A subclass may have an interval by default.
@@ -130,8 +98,8 @@ class CheckpointSettings(_Fields):
 
 def unset_fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
     """The same fields, each of them unset: what one run is given in place of its asset's."""
-    fields = fields_of(options).items()
-    return {name: (plain | None, Field(default=None, description=each.description)) for name, (plain, each) in fields}
+    set_here = fields_of(options).items()
+    return {name: (plain | None, Field(default=None, description=each.description)) for name, (plain, each) in set_here}
 
 
 CheckpointOverrides = create_model(
@@ -189,12 +157,7 @@ class RestartSettings(dg.Config):
     )
 
     def restart_strategy(self) -> RestartStrategyConfiguration | RestartPolicy:
-        """The strategy.
-
-        Raises:
-            OptionError: A value is out of range, or `own` cannot be imported or is given for another kind.
-            OptionTypeError: What `own` names is no restart policy.
-        """
+        """The strategy."""
         if (self.kind is RestartStrategyKind.OWN) is not (self.own is not None):
             raise OptionError(
                 f"kind is {self.kind.name} and own is {self.own!r}, but own must be the import path of a policy with "

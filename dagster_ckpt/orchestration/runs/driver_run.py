@@ -15,10 +15,10 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
+from dagster_ckpt.client import requests
+from dagster_ckpt.client.client import Client
+from dagster_ckpt.client.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, hands_over, launch_driver
 from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
-from dagster_ckpt.operations import lifecycle, requests
-from dagster_ckpt.operations.hand_over import hands_over
-from dagster_ckpt.operations.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, launch_driver
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
@@ -109,8 +109,7 @@ def _find_or_launch(
 
 
 def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
-    # A driver whose start request was withdrawn will not start its query, even if it comes up
-    # later.
+    # Once its start request is withdrawn, a driver does not start its query, even if it comes up later.
     return f"this run was asked to stop: {watch.reason}" if watch.should_stop() else driver.failure()
 
 
@@ -172,7 +171,7 @@ def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWa
     operator = f"{context.job_name} run {context.run.run_id}, which was terminated"
     # The stream may have ended in the meantime.
     with suppress(RequestFailedError):
-        lifecycle.cancel(handle, origin=operator)
+        Client.of_stream(handle, origin=operator).cancel(handle.stream_id)
     raise _failure("The stream was canceled: its run was terminated.", "CANCELED")
 
 

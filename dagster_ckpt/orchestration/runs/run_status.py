@@ -16,7 +16,6 @@ from typing import cast
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
 from dagster_ckpt.driver import forwarded_log
@@ -28,11 +27,10 @@ from dagster_ckpt.orchestration.resources.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
-from dagster_ckpt.values.durations import monotonic_ms
+from dagster_ckpt.values.durations import Clock, monotonic_ms
 
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
-# The deployment that the stream belongs to, by the id in its catalog: another one may have a stream
-# of the same id.
+# Id of the deployment, as another one may have a stream of the same id.
 DEPLOYMENT_TAG = "dagster_ckpt/deployment"
 # The op of an operator job that this run executes.
 OPERATION_TAG = "dagster_ckpt/operation"
@@ -46,8 +44,7 @@ START_REQUEST_TAG = "dagster_ckpt/start_request"
 STEP_TAG = "dagster_ckpt/step"
 # Set on the last run of a stream that will not be restarted: the reason.
 TERMINAL_FAILURE_TAG = "dagster_ckpt/terminal_failure"
-# Dagster's own tags, on a run launched as a retry of a failed one, and on one re-executed by a
-# user.
+# Dagster's own tags, on retries of failed runs, and on runs that a user re-executed.
 RETRY_NUMBER_TAG = "dagster/retry_number"
 PARENT_RUN_ID_TAG = "dagster/parent_run_id"
 ROOT_RUN_ID_TAG = "dagster/root_run_id"

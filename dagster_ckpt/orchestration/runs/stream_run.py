@@ -6,6 +6,7 @@ the signal: a user's cancel, a timeout and a server shutdown look the same from 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,10 +16,10 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
-from dagster_ckpt.catalog.records import ExecutionStatus, LeaseRecord, StartCause
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, LeaseRecord, SnapshotStatus, StartCause
+from dagster_ckpt.client.launching import hand_over, hands_over
+from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
-from dagster_ckpt.operations.hand_over import hand_over, hands_over
-from dagster_ckpt.operations.preflight import preflight
 from dagster_ckpt.orchestration._compat import (
     DagsterExecutionInterruptedError,
     capture_interrupts,
@@ -29,7 +30,6 @@ from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
 from dagster_ckpt.orchestration.resources.defined_streams import open_stream
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
-from dagster_ckpt.orchestration.runs.run_report import run_report
 from dagster_ckpt.orchestration.runs.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
@@ -46,6 +46,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     transitions_in_run_log,
 )
 from dagster_ckpt.orchestration.sensors.desired_states import report_terminal_failure
+from dagster_ckpt.orchestration.tables import markdown_table
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.runtime.settlement import settle_run
@@ -57,8 +58,16 @@ from dagster_ckpt.spark.query.session import active_in_thread, application_of, a
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import refuse_while_written
 from dagster_ckpt.stream.liveness import UNSEEN_JVM
+from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.durations import rounded_duration, size, utc_time
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
+
+RUN_KEY = "dagster_ckpt/run"
+SNAPSHOTS_KEY = "dagster_ckpt/last_snapshots"
+SHOWN_SNAPSHOTS = 5
+
+_LOG = logging.getLogger(__name__)
 
 
 def run_stream(
@@ -320,3 +329,46 @@ def check_preflight(context: StepContext, handle: StreamHandle, result: Prefligh
             allow_retries=False,
         )
     context.log.info(f"code version {result.code_version} passed: {result.reason}")
+
+
+def run_report(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:
+    """The end of a run as Dagster metadata; empty if the catalog cannot be read, which must not change the end."""
+    try:
+        return _report_of(stream, outcome)
+    except CkptError as error:
+        _LOG.warning("The run ends without a report: %s", error)
+        return {}
+
+
+def _report_of(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:
+    execution = stream.catalog.executions.get(outcome.execution_id)
+    taken = stream.catalog.history.of_execution(stream.stream_id, execution.execution_id, limit=SHOWN_SNAPSHOTS)
+    ended_at_ms = execution.ended_at_ms or stream.catalog.now_ms()
+    facts = {
+        "end": f"{outcome.end.kind.name}: {without_secrets(outcome.end.reason)}",
+        "started": utc_time(execution.started_at_ms),
+        "ran for": rounded_duration(ended_at_ms - execution.started_at_ms),
+        "started from": _origin(execution),
+        "newest batch": (execution.progress or {}).get("batch_id", "none"),
+        "snapshots": f"{taken.completed:,} completed, {size(taken.new_bytes)} written",
+        "failed attempts": taken.failed,
+    }
+    rows = [
+        (
+            describe_snapshot(each),
+            each.status.value if each.status is not SnapshotStatus.COMPLETED else "",
+            *(size(each.full_bytes), size(each.incremental_bytes)),
+            "-" if each.duration_ms is None else rounded_duration(each.duration_ms),
+        )
+        for each in taken.newest
+    ]
+    return {
+        RUN_KEY: dg.MetadataValue.md(markdown_table(("", ""), facts.items())),
+        SNAPSHOTS_KEY: dg.MetadataValue.md(markdown_table(("newest first", "", "size", "new", "took"), rows)),
+    }
+
+
+def _origin(execution: ExecutionRecord) -> str:
+    recovery = execution.recovery or {}
+    kind, batch_id = str(recovery.get("kind", "unknown")), recovery.get("to_batch")
+    return kind if batch_id is None else f"{kind} after batch {batch_id}"

@@ -37,9 +37,8 @@ class Reported:
 
     Attributes:
         looked_up_to: No event with a later sequence is on an asset: none was there when the first of
-            these ticks began, and these ticks have reported nothing beyond the cursor.
-        latest: Sequence of the newest materialization that the sensor put on each asset examined so
-            far.
+            these ticks began, and they reported nothing beyond the cursor.
+        latest: Sequence of the newest materialization by the sensor, for each asset examined so far.
     """
 
     looked_up_to: int
@@ -53,11 +52,7 @@ class ReportMemory:
         self._kept: tuple[str, Reported] | None = None
 
     def after(self, tick: str) -> Reported | None:
-        """What was known after a tick, if that was the last tick of this process.
-
-        Args:
-            tick: Id of the tick that returned the cursor.
-        """
+        """What was known after the tick of this id, if that was the last tick of this process."""
         # Read once: a user may test the sensor on the page while the daemon evaluates it.
         kept = self._kept
         return kept[1] if kept is not None and kept[0] == tick else None
@@ -74,8 +69,7 @@ EVENTS_PER_TICK = 200
 EVENTS_IN_FIRST_TICK = 50
 # Materializations read at a time when looking for what an interrupted tick stored.
 PAGE = 100
-# Nothing is reported before it happened. The clocks of catalog and Dagster may differ by less than
-# this.
+# Nothing is reported before it happened; the clocks of catalog and Dagster differ by less than this.
 CLOCK_SKEW_S = 24 * 3600.0
 REPORT_INTERVAL_S = 60
 
@@ -86,11 +80,8 @@ Report = dg.AssetMaterialization | dg.AssetObservation
 class SensorCursor:
     """The state that the sensor keeps in its cursor.
 
-    Attributes:
-        sequence: The last catalog event that was processed.
-        downstream_due: Whether downstream assets must still be started for reported snapshots.
-        downstream_at_ms: When they were last started.
-        tick: Id of the tick that reached this sequence; see `ReportMemory`.
+    `downstream_due` is whether downstream assets must still be started; `tick` the id of the tick that reached the
+    sequence, see `ReportMemory`.
     """
 
     sequence: int = 0
@@ -120,23 +111,16 @@ def build_catalog_sensor(
 ) -> dg.SensorDefinition:
     """Define a sensor that reports completed checkpoints and savepoints on their streaming assets, each at most once.
 
-    Dagster keeps events forever, so the sensor reports one periodic checkpoint per interval
-    (`report_throttle`), with the number of checkpoints since the last report. It always reports
-    savepoints, user-triggered checkpoints, the first checkpoint after a start, the last one before
-    an end, and failures.
-
-    Its cursor is the sequence of the catalog's events. Dagster stores a tick's events before the
-    cursor, so a daemon that dies in between would report some twice. The sensor therefore skips
-    snapshots that are already on the asset.
+    Dagster keeps events forever, so one periodic checkpoint per interval is reported (see `reports`). Dagster stores a
+    tick's events before the cursor: after a death in between, snapshots that are already on the asset are skipped.
 
     Args:
-        streams: The streams to report on. If a stream writes several assets, each snapshot is reported
-            on all of them.
+        streams: The streams to report on, each on all of its assets.
         downstream: A job to start after new snapshots, one run at a time.
         downstream_interval_seconds: Minimum time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported per interval; 0 reports each.
         checkpoint_page: Address of the checkpoint page, which each report links to.
-        name: Name of the sensor; default: `checkpoint_catalog_sensor`, as the streams' translator names it.
+        name: Default: `checkpoint_catalog_sensor`, as the streams' translator names it.
         minimum_interval_seconds: Minimum time between two evaluations.
         default_status: Whether the sensor is on by default.
     """
@@ -160,12 +144,10 @@ def build_catalog_sensor(
     ) -> dg.SensorResult:
         cursor = SensorCursor.parse(context.cursor)
         catalog = catalog_of(context, catalog_key)
-        # Read this before the events: another process may already have reported everything up to
-        # here.
+        # Read before the events: another process may already have reported everything up to here.
         latest = catalog.events.latest_sequence()
         if latest < cursor.sequence:
-            # A re-created catalog counts from one again. Without a reset nothing would be reported
-            # until it caught up.
+            # A re-created catalog counts from one again.
             cursor = SensorCursor(downstream_due=cursor.downstream_due, downstream_at_ms=cursor.downstream_at_ms)
         known = memory.after(cursor.tick)
         reported = known or Reported(latest)
@@ -295,14 +277,10 @@ def _there(
 def already_reported(
     fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord]
 ) -> frozenset[str]:
-    """Which of these snapshots are already on their asset, after an interrupted tick or a reset cursor.
+    """Which of these snapshots, in order, are already on their asset after an interrupted tick or a reset cursor.
 
-    Our reports are stored in catalog order; other events may be anywhere between them.
-
-    Args:
-        fetch: `fetch_materializations` or `fetch_observations` of the instance.
-        key: The asset.
-        news: Events of the asset, in order.
+    Our reports are stored in catalog order; other events may be anywhere between them. `fetch` is the instance's
+    `fetch_materializations` or `fetch_observations`.
     """
     candidates = {identity(event) for event in news}
     since = dg.AssetRecordsFilter(key, after_timestamp=min(event.at_ms for event in news) / 1000 - CLOCK_SKEW_S)
@@ -333,7 +311,6 @@ def _tallies(
         if each.is_failure:
             continue
         event = each.event
-        # An older sequence after a newer one: the catalog was re-created and counts from one again.
         if key in before and before[key] < event.sequence:
             reports.append((key, event.sequence))
             spans.append((event.stream_id, before[key], event.sequence))

@@ -10,9 +10,10 @@ import dagster as dg
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, StreamRecord
+from dagster_ckpt.client.desired_state import is_steady
+from dagster_ckpt.client.managed_stream import StepRun
+from dagster_ckpt.client.reconciliation import Definition, Orchestrator, Step, StepRuns, reconcile_desired
 from dagster_ckpt.errors import CkptError, StreamNotFoundError
-from dagster_ckpt.operations.desired_state import Definition, Orchestrator, Step, StepRuns, is_steady, reconcile_desired
-from dagster_ckpt.operations.managed_stream import StepRun
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_status import (
     DEPLOYMENT_TAG,
@@ -30,19 +31,10 @@ from dagster_ckpt.stream.recorded_settings import RecordedSettings
 def report_terminal_failure(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str
 ) -> str:
-    """Report that a stream has failed permanently: on its last run, in its tags, and in the catalog.
+    """Report a permanent failure on the stream's last run, in its tags and in the catalog; returns it as a sentence.
 
-    The run gets the tag `dagster_ckpt/terminal_failure`, so that a run failure sensor or a filter on the
-    page can distinguish the end of a crash loop from a failure that is followed by a restart.
-
-    Args:
-        instance: The Dagster instance.
-        catalog: The catalog; it gets an event `TERMINALLY_FAILED`.
-        execution: The last execution.
-        reason: Why there is no further restart, according to the restart strategy.
-
-    Returns:
-        The same in one sentence, for a log.
+    The tag `dagster_ckpt/terminal_failure` lets a run failure sensor or a filter on the page distinguish the end of a
+    crash loop from a failure that is followed by a restart.
     """
     failures = len(catalog.executions.failures_since_manual_start(execution.stream_id))
     message = (
@@ -67,11 +59,8 @@ NextAttempt = Callable[[str, str], int | None]
 class ReconcileResult:
     """The result of reconciling all managed streams.
 
-    Attributes:
-        runs: Runs to launch. Starts are not included: they are requested in the catalog.
-        held: Streams that the restart strategy must not start now.
-        messages: What was done, for the sensor's log.
-        alerts: What users must know, also for its log.
+    `runs` has no starts, which are requested in the catalog; `held` are streams that the restart strategy
+    must not start now; `messages` and `alerts` are for the sensor's log.
     """
 
     runs: tuple[dg.RunRequest, ...]
@@ -82,12 +71,7 @@ class ReconcileResult:
 
 @dataclass(frozen=True)
 class StepJobs:
-    """The jobs for steps that a sensor must not perform itself.
-
-    Attributes:
-        retention: Applies the clean-up of a canceled stream.
-        roll_back: Rolls an upgrade back.
-    """
+    """Names of the jobs for steps that a sensor must not perform itself."""
 
     retention: str
     roll_back: str
@@ -103,13 +87,6 @@ def reconcile_desired_states(
     """Take one step with each managed stream that is not in its desired state.
 
     A stream in its desired state costs one read of its newest execution.
-
-    Args:
-        instance: The Dagster instance.
-        catalog: The catalog.
-        streams: The streams by stream id.
-        jobs: Names of the jobs that perform the steps.
-        next_attempt: See `NextAttempt`.
     """
     rows = catalog.desired_states.all()
     managed = {
@@ -152,8 +129,7 @@ def reconcile_desired_states(
 
 
 def _definition(stream: Stream) -> Definition:
-    # An external driver's code comes from elsewhere: its version is not that of the asset's
-    # definition.
+    # An external driver's code comes from elsewhere.
     code_version = None if stream.runs_externally else stream.code_version
     return Definition(stream.stream_id, stream.desired_state, stream.upgrade, code_version)
 

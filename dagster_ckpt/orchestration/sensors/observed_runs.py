@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.database import Clock
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
-from dagster_ckpt.operations.unsettled_executions import RecordedEnd
+from dagster_ckpt.client.reconciliation import RecordedEnd
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_status import (
     DEPLOYMENT_TAG,
@@ -25,7 +24,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
 )
 from dagster_ckpt.runtime.settlement import record_death
 from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness, run_liveness
-from dagster_ckpt.values.durations import monotonic_ms
+from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.modes import DesiredState
 
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
@@ -34,13 +33,7 @@ _NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINI
 
 @dataclass(frozen=True)
 class ObservedEnd:
-    """An execution that is not settled although its run is over.
-
-    Attributes:
-        stream: Its stream.
-        execution: The execution; a process that died without recording its end is now recorded.
-        recorded: How its run ended.
-    """
+    """An execution that is not settled although its run is over; a death that nobody recorded is recorded by now."""
 
     stream: Stream
     execution: ExecutionRecord
@@ -53,12 +46,7 @@ def undefined_streams(
     """Messages about streams that a code location has started, and does not define any more, also as alerts.
 
     Nothing restarts such a stream, and a definition under another name would start empty beside it.
-
-    Args:
-        instance: The Dagster instance.
-        catalog: The catalog.
-        streams: The streams that the code location defines, by stream id.
-        location: Name of the code location; None if unknown. Streams of others are theirs to supervise.
+    `location` is the name of the code location, None if unknown: streams of others are theirs to supervise.
     """
     runs = {stream_id: run_id for run_id, stream_id in catalog.executions.unsettled_runs().items()}
     rows = catalog.desired_states.all()
@@ -105,11 +93,6 @@ def observed_ends(
     """The ends of these streams' executions that have not been handled yet.
 
     Records the death of a process that could not record it itself.
-
-    Args:
-        instance: The Dagster instance.
-        catalog: The catalog.
-        streams: The streams by stream id.
     """
     unsettled = {run_id for run_id, stream_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
     # Two queries that read only ids: nearly all runs are still in progress and need nothing.
@@ -128,7 +111,7 @@ def observed_ends(
 
 
 def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> RecordedEnd:
-    """The end of a run as recorded by Dagster; None, for a deleted run, counts as failed.
+    """The end of a run as recorded by Dagster; a deleted run counts as failed.
 
     If a run's process was killed while the run was being terminated, Dagster records a FAILURE. A
     user wanted it to end, so it counts as canceled, unless a time limit terminated it.
@@ -165,8 +148,7 @@ def recorded_external_end(
 ) -> RecordedEnd:
     """The end of an execution whose process outlives its run.
 
-    The end of that run does not matter unless it was canceled. While the run is in progress, it
-    handles the end of its driver.
+    The end of that run does not matter unless it was canceled.
     """
     if execution_liveness(catalog, execution) is Liveness.ALIVE:
         return RecordedEnd.STILL_RUNNING
@@ -175,11 +157,7 @@ def recorded_external_end(
 
 
 class Silences:
-    """How long runs have shown no sign of life, timed by this process because machines' clocks may differ.
-
-    Args:
-        clock: Monotonic time in milliseconds.
-    """
+    """How long runs have shown no sign of life, timed by this process because machines' clocks may differ."""
 
     def __init__(self, clock: Clock = monotonic_ms) -> None:
         self._clock = clock
@@ -201,20 +179,11 @@ class Silences:
 def report_lost_runs(
     instance: dg.DagsterInstance, catalog: Catalog, stream_ids: Collection[str], silences: Silences
 ) -> list[str]:
-    """Record the end of runs of these streams that can no longer record it themselves.
+    """Record the end of runs of these streams that can no longer record it themselves; a message for each.
 
     A run is lost if its process does not exist, none of its leases is being renewed, and it is
     either proven to have ended or has shown no sign of life for three minutes. It is recorded as
     CANCELED if it was being terminated, else as FAILURE.
-
-    Args:
-        instance: The Dagster instance.
-        catalog: The catalog.
-        stream_ids: The streams to check.
-        silences: State kept between calls.
-
-    Returns:
-        A message for each lost run.
     """
     if instance.run_launcher.supports_check_run_worker_health:
         # Dagster's own monitoring covers such runs.

@@ -1,10 +1,8 @@
 """What the catalog sensor reports on an asset: which events, and each as a materialization or an observation.
 
-An orchestrator keeps reported events forever, and the catalog keeps every snapshot anyway.
-Therefore only the first periodic checkpoint per interval is reported. Intervals follow the clock
-and are not counted from the last report: whether an event is reported depends only on it and on the
-preceding events of its stream, so reading the events again, from any position, gives the same
-answer.
+Dagster keeps reported events forever, so only the first periodic checkpoint per interval is reported. Intervals
+follow the clock and are not counted from the last report: reading the events again, from any position, gives
+the same answer.
 """
 
 from __future__ import annotations
@@ -32,11 +30,7 @@ PAGE_KEY = "dagster_ckpt/checkpoint_page"
 
 @dataclass(frozen=True)
 class CheckpointPage:
-    """Links into the checkpoint page that `dagster-ckpt ui` serves.
-
-    Attributes:
-        url: Its address, as browsers of Dagster's users reach it.
-    """
+    """Links into the checkpoint page that `dagster-ckpt ui` serves, by its address as users' browsers reach it."""
 
     url: str
 
@@ -67,13 +61,8 @@ def materialization(
 ) -> dg.AssetMaterialization:
     """A snapshot as a materialization of its asset.
 
-    Args:
-        key: The asset.
-        event: The event that reports the snapshot.
-        snapshot: Its record in the catalog. None if the row cannot be read; the event's payload is used
-            instead.
-        tally: The checkpoints since the previous report, including this one; None if unknown.
-        page: The checkpoint page to link to, or None.
+    Without a record, whose row cannot be read, the event's payload is used. `tally` counts the checkpoints since the
+    previous report, including this one.
     """
     metadata = snapshot_metadata(snapshot) if snapshot is not None else dict(event.payload)
     batch_id = metadata.get(BATCH_ID_KEY, "unknown")
@@ -151,20 +140,14 @@ DECISIVE = (
     EventType.RESTORED,
     EventType.SAVEPOINT_COMPLETED,
 )
-# Number of them that are considered. One more is remembered, because the last checkpoint is judged
-# again when its execution ends.
+# How many are considered; one more is remembered, because the end of an execution judges its last checkpoint again.
 _CONSIDERED = 3
 REMEMBERED = _CONSIDERED + 1
 
 
 @dataclass(frozen=True)
 class ReportedEvent:
-    """An event that is reported.
-
-    Attributes:
-        event: The event, of a snapshot or of a failed attempt.
-        is_failure: Whether it is a failed attempt.
-    """
+    """An event that is reported, of a snapshot or of a failed attempt."""
 
     event: EventRecord
     is_failure: bool = False

@@ -7,7 +7,7 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord
-from dagster_ckpt.operations.unsettled_executions import Restart, Retain, Wait, reconcile
+from dagster_ckpt.client.reconciliation import Restart, Retain, Wait, reconcile
 from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
 from dagster_ckpt.orchestration.runs.run_status import (
@@ -54,16 +54,14 @@ def build_supervisor_sensor(
     - It brings managed streams to their desired state and upgrades them to new code versions.
     - It launches starts that an operator requested (`restart_stream_job`).
     - It records the end of runs whose process died without recording it.
-    - It reports streams that may not be restarted any more: see `report_terminal_failure`.
-    - It reports streams that run, and that the code location does not define any more.
-    - It launches a job that applies externalized retention for an execution that ended without
-      cleaning up. The sensor itself deletes nothing.
+    - It reports streams that failed permanently, and streams that the code location no longer defines.
+    - It launches retention for an execution that ended without cleaning up; it deletes nothing itself.
 
     Args:
         streams: The streaming assets to supervise.
-        retention_job: The job that applies retention, from `build_retention_jobs`.
-        roll_back_job: The job that rolls upgrades back, from `build_desired_state_jobs`.
-        name: Name of the sensor; default: `checkpoint_supervisor_sensor`, as the streams' translator names it.
+        retention_job: From `build_retention_jobs`.
+        roll_back_job: From `build_desired_state_jobs`.
+        name: Default: `checkpoint_supervisor_sensor`, as the streams' translator names it.
         minimum_interval_seconds: Minimum time between two evaluations.
         default_status: Whether the sensor is on by default.
     """
@@ -87,8 +85,7 @@ def build_supervisor_sensor(
         catalog = catalog_of(context, catalog_key)
         deployment_id = catalog.deployment_id
         messages = report_lost_runs(context.instance, catalog, by_stream_id, silences)
-        # First, because this step requests starts, which are launched below like those requested by
-        # users.
+        # First, because it requests starts, which are launched below like those of users.
         reconciled = reconcile_desired_states(
             context.instance,
             catalog,
@@ -229,8 +226,7 @@ def _next_attempt(instance: dg.DagsterInstance, deployment_id: str, tag: str, va
 def _restart(stream: Stream, execution: ExecutionRecord, attempts_before: int, deployment_id: str) -> dg.RunRequest:
     assert stream.start_job is not None
     return dg.RunRequest(
-        # A run that ended before it could begin an execution leaves the failure unhandled: try
-        # again.
+        # A run that ended before it could begin an execution leaves the failure unhandled.
         run_key=f"restart-{execution.execution_id}-{attempts_before}",
         job_name=stream.start_job.name,
         tags={

@@ -168,8 +168,8 @@ def _refuse_a_left_query(target: Transactions, markers: Sequence[Marker]) -> Non
         if last is not None:
             raise RowsAtRiskError(
                 f"Topic {target.topic} has batches up to {last} of query {target.query_id}, and then some of query "
-                f"{marker.query}, with which the stream was started in its place. The query is about to continue, and "
-                f"would write rows again. Nothing was written. {_WRITE_AGAIN}"
+                f"{marker.query}, which has replaced it. The former is about to continue, and would write rows again. "
+                f"Nothing was written. {_WRITE_AGAIN}"
             )
 
 
@@ -204,7 +204,7 @@ def _position(
     if any(known[writer].entry != target.entry for writer in done):
         raise RowsAtRiskError(
             f"The markers of topic {target.topic} are at batch {first} of query {target.query_id}, but that batch was "
-            "planned another time than the one that the query is about to write, and may have other rows. Nothing was "
+            "planned differently from the one that the query is about to write, and may have other rows. Nothing was "
             f"written. Compare the topic with the rows of the batch. {_WRITE_AGAIN}"
         )
     # After an interrupted claim with another number, all writers of either number have the batch.

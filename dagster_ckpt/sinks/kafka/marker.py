@@ -33,7 +33,7 @@ class Transactions:
         prefix: Beginning of the ids of transactions and groups; deployments that share a cluster need different ones.
         epoch: The live directory of the run.
         owner: Identifies this start of the query.
-        entry: Digest of the plan of the batch to write: another batch of the same number has another.
+        entry: Digest of the plan of the batch to write.
     """
 
     client: Mapping[str, str] = field(repr=False)

@@ -20,24 +20,18 @@ CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"
 _LOOK_S = 20.0
 _POLL_S = 0.1
 # Spark's name for its own sink has no topic; `kafka_sink_name` adds it.
-_NAME = re.compile(r"KafkaTable\[(?P<place>.+)\]|.*Kafka(Table|Sink|SourceProvider).*")
 _WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
 
 class KafkaSink(Sink):
     """Kafka topics, written by Spark's own sink."""
 
+    names = re.compile(r"KafkaTable\[(?P<place>.+)\]|.*Kafka(Table|Sink|SourceProvider).*")
     noun = "topic"
     on_repeat = OnRepeat.REPEATS
     effect = SinkEffect.DUPLICATE
     reason = "Kafka keeps no memory of batches: the records of the rewound ones are sent again."
     advice = "Let consumers drop repeated keys, or write with kafka_delivery(Semantic.EXACTLY_ONCE)."
-
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
-        match = _NAME.fullmatch(name)
-        return cls(name, match["place"]) if match else None
 
 
 class TransactionalKafkaSink(Sink):
@@ -74,15 +68,12 @@ class TransactionalKafkaSink(Sink):
         try:
             markers = self._markers()
         except CkptError as error:
-            return SinkForecast(
-                self.name, SinkEffect.UNREACHABLE, f"It is not known which batches the topic has: {error}"
-            )
+            return self.told(SinkEffect.UNREACHABLE, f"It is not known which batches the topic has: {error}")
         query_id = replay.query_id or ""
         known = [each for each in markers if each.newest(query_id) is not None]
         last = max((each.batch for each in known), default=None)
         if last is None:
-            return SinkForecast(
-                self.name,
+            return self.told(
                 SinkEffect.UNKNOWN,
                 "The topic has no marker of this query: it was never written, or Kafka has deleted the consumer "
                 "groups of its writers. A start that could repeat rows is refused.",
@@ -90,20 +81,16 @@ class TransactionalKafkaSink(Sink):
             )
         left = next((each for each in known if query_id in each.earlier), None)
         if left is not None and replay.keeps_query_id:
-            return SinkForecast(
-                self.name,
+            return self.told(
                 SinkEffect.IRREVERSIBLE,
                 f"The topic has batches up to {left.newest(query_id)} of this query, and then up to {left.batch} of "
-                f"query {left.query}, with which the stream was started in its place.",
+                f"query {left.query}, which has replaced it.",
                 _WRITE_AGAIN,
             )
         if left is None and last <= replay.to_batch:
-            return SinkForecast(
-                self.name, SinkEffect.EXACT, f"The topic has no batch of this query after {replay.to_batch}."
-            )
+            return self.told(SinkEffect.EXACT, f"The topic has no batch of this query after {replay.to_batch}.")
         if not replay.keeps_query_id:
-            return SinkForecast(
-                self.name,
+            return self.told(
                 SinkEffect.DUPLICATE,
                 f"The topic keeps batches {replay.to_batch + 1} to {last}, and receives their rows again."
                 if left is None
@@ -112,11 +99,8 @@ class TransactionalKafkaSink(Sink):
                 "Let consumers drop repeated keys, or give the stream a new topic.",
             )
         if last == replay.in_flight:
-            return SinkForecast(
-                self.name, SinkEffect.SKIP, f"The topic has batch {last}; it is replayed, and not written again."
-            )
-        return SinkForecast(
-            self.name,
+            return self.told(SinkEffect.SKIP, f"The topic has batch {last}; it is replayed, and not written again.")
+        return self.told(
             SinkEffect.IRREVERSIBLE,
             f"The topic has batches {replay.to_batch + 1} to {last}, which cannot be removed, and the same rows would "
             "be divided into other batches.",

@@ -160,9 +160,9 @@ def _interrupted_in_brief() -> Iterator[None]:
 class BatchJob:
     """Writes the batches of one started query, whose columns stay as they are.
 
-    Planning costs 25 ms of processor time, as much as the transaction of 10,000 rows. So the physical plan is kept,
-    and each batch gets a copy of it with its own rows at the bottom. Its number and the digest of its plan go to the
-    tasks as a property of the job.
+    Planning costs as much as the transaction of 10,000 rows (25 ms). So the physical plan is kept, and each batch
+    gets a copy with its own rows at the bottom. Its number and the digest of its plan go to the tasks as a property
+    of the job.
     """
 
     def __init__(self, batch: DataFrame, target: Transactions) -> None:
@@ -240,9 +240,9 @@ def _planned_once(session: SparkSession) -> Iterator[None]:
 def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterator[None]:
     """Run the functions that are mapped meanwhile in Python workers that no other stream uses.
 
-    A producer is kept in its Python worker, and Spark gives a task the worker that has been idle for longest. With one
-    more worker than writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps
-    workers apart by their environment. Its value is the same after a restart, so that restarts use no more workers.
+    A producer is kept in its Python worker, and Spark gives a task the worker that has been idle for longest: with more
+    workers than writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps workers
+    apart by their environment. Its value is the same after a restart, so that restarts use no more workers.
     """
     context = session.sparkContext
     # Other streams of this process have threads of their own.
@@ -283,8 +283,8 @@ class Division:
     """Divides the batches of a query among the writers.
 
     A record is in the same partition whenever its batch is run: records of a key share a writer, those without a key
-    are divided by their content. The rows of a partition keep their order. A last row marks its end, because when
-    Spark ends a task early, its Python worker only sees that no more rows come.
+    are divided by their content. The rows keep their order. A last row marks the end, because when Spark ends a task
+    early, its Python worker only sees that no more rows come.
 
     Attributes:
         columns: The columns of a record, its place, and, with several writers, its hash.

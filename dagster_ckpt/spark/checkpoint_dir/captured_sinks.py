@@ -60,8 +60,6 @@ class SinkLogFile(NeededFile):
 
 
 class _EntryCheck(HadoopCheck):
-    """Parses an entry besides."""
-
     def trouble(self) -> str | None:
         """See `ContentCheck`."""
         where = f"{self.folder.url}/{self.path}"

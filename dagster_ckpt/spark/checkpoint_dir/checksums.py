@@ -1,9 +1,8 @@
 """Verify files with the checksums that they carry, or that Hadoop wrote beside them.
 
-These are blocks of state files (LZ4), zips, and blocks of RocksDB's tables. Format of tables, with a binary
-index: https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format, versions 2 to 5 (Spark writes
-5). A block is followed by a byte for its compression and by its checksum. Of another version or index only
-the end is verified.
+These are blocks of state files (LZ4), zips, and RocksDB's tables with a binary index, versions 2 to 5 (Spark
+writes 5; https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format). Of other tables only the
+end is verified.
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ class Lz4Check:
         return "It is truncated in the middle of a block"
 
     def _next_block(self) -> bool:
-        """Verify one block; returns whether there was one."""
         if len(self._buffer) < HEADER_BYTES:
             return False
         header = BlockHeader.parse(self._buffer)
@@ -130,8 +128,6 @@ def _is_nearly_magic(data: bytes | bytearray) -> bool:
 
 
 class _ZipCheck:
-    """Verifies a zip, which is small, as a whole."""
-
     def __init__(self) -> None:
         self._data = io.BytesIO()
 
@@ -300,7 +296,6 @@ def _data_blocks(index: bytes, *, has_lengths: bool) -> Iterator[_Handle]:
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block whose keys are encoded as differences."""
     if not block:
         return
     end = len(block) - 4
@@ -334,7 +329,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _plain(raw: memoryview) -> bytes | None:
-    """The content of a verified block; None if it is compressed with another codec than Spark's."""
     kind, content = raw[-_TRAILER], bytes(raw[:-_TRAILER])
     if kind == _NO_COMPRESSION:
         return content

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingCommittedError
 from dagster_ckpt.io.file_io import FileIO
@@ -73,44 +73,38 @@ class Cut:
         return self.needed
 
 
-def cut(
-    live: LiveDirectory,
-    *,
-    carry_in_flight: bool,
-    sinks: Sequence[SinkToCapture] = (),
-    base: BaseSnapshot | None = None,
-    attempts: int = ATTEMPTS,
-    at_batch: int | None = None,
-    carry_state: bool = False,
-    known: KnownQuery = NOTHING_KNOWN,
-) -> Cut:
+class CutOptions(TypedDict, total=False):
+    """What a cut includes.
+
+    Attributes:
+        carry_in_flight: The planned offsets of the batch in flight.
+        base: A snapshot that the new one may extend; then only newer files are inspected.
+        at_batch: A retained batch after which to resume; by default the newest committed one.
+        carry_state: The state after the batch in flight, if complete: a sink that has the batch skips it, so
+            nothing would write its state again.
+        known: Facts from elsewhere; without them, missing state may go unnoticed.
+    """
+
+    carry_in_flight: Required[bool]
+    sinks: Sequence[SinkToCapture]
+    base: BaseSnapshot | None
+    at_batch: int | None
+    carry_state: bool
+    known: KnownQuery
+
+
+def cut(live: LiveDirectory, *, attempts: int = ATTEMPTS, **options: Unpack[CutOptions]) -> Cut:
     """Cut a live directory at a commit, without disturbing a running query.
 
-    Args:
-        carry_in_flight: Include the planned offsets of the batch in flight.
-        base: A snapshot that the new one may extend; then only newer files are inspected.
-        attempts: How often to try if Spark commits and purges concurrently.
-        at_batch: A retained batch after which to resume; by default the newest committed one.
-        carry_state: Include the state after the batch in flight, if complete: a sink that has the batch skips
-            it, so nothing would write its state again.
-        known: Facts from elsewhere; without them, state that is missing altogether goes unnoticed.
+    Tries again, up to `attempts` times in all, if Spark commits and purges concurrently.
     """
+    at_batch = options.get("at_batch")
     while True:
         attempts -= 1
         positions = live.positions()
         at = positions if at_batch is None else _positions_at(live, at_batch)
         try:
-            return _cut_at(
-                live,
-                at,
-                carry_in_flight=carry_in_flight,
-                sinks=sinks,
-                base=base,
-                carry_state=carry_state,
-                known=known,
-                # A caller that names a batch also rolls the sinks back.
-                checks_sinks=at_batch is None,
-            )
+            return _cut_at(live, at, options)
         except FileNotFoundError as error:
             if attempts <= 0:
                 raise _vanished(live, error) from error
@@ -121,22 +115,11 @@ def cut(
 
 
 def _positions_at(live: LiveDirectory, batch_id: int) -> Positions:
-    """Positions of the query when it had committed a batch and planned the next one."""
     planned = batch_id + 1 in batch_ids(live.folder, OFFSETS)
     return Positions(batch_id, batch_id + 1 if planned else batch_id)
 
 
-def _cut_at(
-    live: LiveDirectory,
-    positions: Positions,
-    *,
-    carry_in_flight: bool,
-    sinks: Sequence[SinkToCapture],
-    base: BaseSnapshot | None,
-    carry_state: bool,
-    known: KnownQuery,
-    checks_sinks: bool,
-) -> Cut:
+def _cut_at(live: LiveDirectory, positions: Positions, options: CutOptions) -> Cut:
     folder = live.folder
     batch_id = positions.commit
     if batch_id is None:
@@ -148,10 +131,12 @@ def _cut_at(
     commit = parse_commit_entry(commit_file.data or b"", f"{live.url}/{commit_file.source}")
     committed = _offsets(live, offset_file)
     operators = read_operators(folder, batch_id)
-    known.check_operators(folder, [each.number for each in operators], commit.state_ids or ())
+    options.get("known", NOTHING_KNOWN).check_operators(
+        folder, [each.number for each in operators], commit.state_ids or ()
+    )
     before_file = _offsets_before(live, batch_id, stateful=bool(operators))
     before = _offsets(live, before_file) if before_file else None
-    in_flight_file = _in_flight_file(live, positions, committed) if carry_in_flight else None
+    in_flight_file = _in_flight_file(live, positions, committed) if options["carry_in_flight"] else None
     in_flight = _offsets(live, in_flight_file) if in_flight_file else None
     metadata = _log_file(live, METADATA, "the id of the query")
     query_id = parse_query_id(metadata.data or b"", f"{live.url}/{METADATA}")
@@ -165,15 +150,20 @@ def _cut_at(
     rewrite_id = parse_rewrite_id(metadata.data or b"", f"{live.url}/{METADATA}")
     state = CommittedState(folder, query_id, operators, committed, commit, rewrite_id)
     edits = parse_edits(metadata.data or b"", f"{live.url}/{METADATA}")
-    state_needed, chain, extends = _state(state, base)
+    state_needed, chain, extends = _state(state, options.get("base"))
     needed += state_needed
-    after = state_after(folder, query_id, operators, in_flight, commit) if carry_state and in_flight else None
+    after = (
+        state_after(folder, query_id, operators, in_flight, commit)
+        if in_flight and options.get("carry_state")
+        else None
+    )
     held = {file.path for file in needed}
     needed += [file for file in after or () if file.path not in held]
-    captured = capture(sinks, batch_id)
+    captured = capture(options.get("sinks", ()), batch_id)
     for sink in captured:
         needed += sink.files
-    if checks_sinks:
+    # A caller that names a batch goes back to it, and rolls the sinks back too.
+    if options.get("at_batch") is None:
         _check_sinks_are_its_own(live, batch_id, captured)
     _check_still_there(live, batch_id, metadata)
     facts = CutFacts(committed, before, in_flight, commit, operators, captured)
@@ -259,7 +249,6 @@ def _in_flight_file(live: LiveDirectory, positions: Positions, committed: Offset
 
 
 def _file_sources(*entries: OffsetEntry | None) -> set[str]:
-    """Sources whose offset refers to a separate log, which must exist."""
     return {
         name
         for entry in entries
@@ -370,7 +359,6 @@ def _operator(operator: Operator, committed: OffsetEntry, commit: CommitEntry) -
 
 
 def _offset(text: str | None) -> Any:
-    """An offset as Spark wrote it: JSON, or arbitrary text for a custom source."""
     try:
         return None if text is None else from_json(text)
     except ValueError:

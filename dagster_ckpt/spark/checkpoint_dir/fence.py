@@ -2,11 +2,10 @@
 
 Spark plans a batch by writing `offsets/<batch>`, and fails if that entry exists ("Multiple streaming queries
 are concurrently using ..."). A fence is such an entry for the first unplanned batch. Spark cannot read it, so
-no query can start in a fenced directory; a successor continues from a clone.
+no query can start there; a successor continues from a clone.
 
-The marker `offsets/fenced-at-<batch>` shows the fence in listings. It is written first and has no effect
-without the entry: if the query was faster, the entry is the query's own, and the next batch is fenced.
-Fencing that was interrupted can be repeated.
+The marker `offsets/fenced-at-<batch>` shows it in listings. It is written first and means nothing without the
+entry: if the query was faster, the next batch is fenced. An interrupted fencing can be repeated.
 """
 
 from __future__ import annotations
@@ -66,10 +65,9 @@ def fence(
     """Prevent a query from planning another batch, and wait for the batch in flight. Safe to repeat concurrently.
 
     Args:
-        by: Who fences, for people.
-        wait_s: How long to wait for the commit of the batch in flight, which may still write to its sink.
+        wait_s: How long to wait for the batch in flight, which may still write to its sink.
         still_mine: Called before each step; raises if the caller may not continue.
-        step: Entered around the writes, if a successor of the caller could run a query there.
+        step: Entered around the writes, if a successor could run a query there.
     """
     content = _HEADER + json.dumps({"by": by}).encode()
     while True:

@@ -113,9 +113,8 @@ def source_files(
 ) -> list[NeededFile]:
     """Files of one source that a resume after `committed` needs.
 
-    Later entries are left out unless the batch in flight is included: without its offsets, Spark would merge
-    such an entry into the next batch. Spark reads `before`, the previous batch's offsets, again when it
-    starts.
+    Without the offsets of the batch in flight, Spark would merge later entries into the next batch. It reads
+    `before`, the previous batch's offsets, again.
     """
     directory = f"{SOURCES}/{source}"
     offset = committed.sources.get(source)
@@ -185,10 +184,7 @@ def existing_files(
 ) -> dict[str, int | None] | None:
     """Which of some files exist, with modification times in ms since the epoch; None if that cannot be determined.
 
-    Args:
-        uris: URIs as in the log of a file source.
-        session: Its file systems are used; None uses those of this process.
-        reachable_scheme: Without a session, a scheme whose files this process can read.
+    Without a session, this process looks; `reachable_scheme` is a scheme that it can read.
     """
     by_folder: dict[str, list[str]] = defaultdict(list)
     for uri in uris:
@@ -242,7 +238,7 @@ def _in_hadoop(jvm: Any, session: SparkSession, folder: str, files: Sequence[str
                 existing[each] = int(system.getFileStatus(path).getModificationTime())
     except Exception as error:  # py4j raises what the file system raises
         raise StorageAccessError(
-            f"{unquote(folder)} does not say which files it has: {without_secrets(str(error))[:300]}"
+            f"The files in {unquote(folder)} cannot be listed: {without_secrets(str(error))[:300]}"
         ) from error
     return existing
 

@@ -21,9 +21,8 @@ from dagster_ckpt.spark.query.plan import PlanDescription, read_plan
 class ExecutionMode(StrEnum):
     """How Spark executes a query; triggers that only time micro-batches are all MICRO_BATCH.
 
-    ASYNC_PROGRESS: micro-batches whose offsets and commits are written periodically in the background.
-    CONTINUOUS: long-running tasks with epochs, stateless. REAL_TIME: long batches whose offsets are known
-    only at their end.
+    ASYNC_PROGRESS writes offsets and commits periodically in the background. CONTINUOUS has long-running
+    tasks with epochs. The offsets of a REAL_TIME batch are known only at its end.
     """
 
     MICRO_BATCH = "MICRO_BATCH"

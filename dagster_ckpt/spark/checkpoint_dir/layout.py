@@ -140,9 +140,8 @@ class NeededFile:
     """One file of a cut, and a `Source` of a snapshot.
 
     Attributes:
-        source: Its path in `folder`.
-        path: Its path in the snapshot.
-        token: See `FileVersion.token`; if it changed, Spark replaced the file.
+        source: Its path in `folder`; `path` is that in the snapshot.
+        token: Changes if Spark replaces the file; see `FileVersion.token`.
         identity: A name unique to this content (with a uuid).
         data: Its content, if already read.
         stable: The next snapshots will probably contain it too.

@@ -6,9 +6,10 @@ only schemas, by which its operators are found.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +48,8 @@ class Operator:
 
     Attributes:
         number: Its number in the plan, and the name of its directory.
-        name: Spark's name, such as `stateStoreSave`; `unnamed` if no metadata names it.
+        name: Spark's name, such as `stateStoreSave`; `unnamed` without metadata.
         single_partition: It keeps all its state in partition 0.
-        files: Its metadata and schema files.
         metadata_version: 0 if Spark 3.5 wrote the directory.
     """
 
@@ -81,15 +81,15 @@ def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
     numbers = batch_ids(folder, STATE)
     for expected, number in enumerate(numbers):
         if expected != number:
-            raise _incomplete(folder, f"{STATE}/{expected}", f"operator {number} has state, but this one has not")
+            raise _incomplete(folder, f"{STATE}/{expected}", f"operator {number} has state, but this one has none")
     return [_read_operator(folder, number, batch_id) for number in numbers]
 
 
 def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partitions: int | None = None) -> bytes:
-    """Rewrite the absolute schema paths in operator metadata v2 for a new location, and optionally the partitions.
+    """Rewrite the absolute schema paths in operator metadata v2, and optionally the partitions.
 
-    With the original paths (transformWithState, join state v3 and later), a restored query would read, and
-    even re-create, directories at the original location. Metadata v1 has none.
+    With the original paths (transformWithState, join state v3 and later), a restored query would use the
+    original directory.
     """
     version, _, text = data.decode("utf-8", "replace").partition("\n")
     with reading(lambda why: LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {why}.")):
@@ -148,7 +148,6 @@ def _pins_settings_of_spark_4(folder: FileIO, batch_id: int) -> bool:
 
 
 def _without_metadata(folder: FileIO, number: int) -> Operator:
-    """An operator of Spark 3.5, with the stores of its first partition."""
     names = folder.listing(f"{STATE}/{number}/0").names
     is_join = any(store in names for store in _JOIN_STORES)
     stores = _JOIN_STORES if is_join else (DEFAULT_STORE,)
@@ -211,29 +210,31 @@ def _schema_version(schema: NeededFile) -> int:
 
 
 def _key_types(schema: NeededFile) -> list[object]:
-    """Types of the columns of a state's key; without any, `StatefulOperatorPartitioning` uses one partition."""
+    """Types of a state's key columns; without any, `StatefulOperatorPartitioning` uses one partition."""
     return [column.get("type") for column in key_columns(schema)]
 
 
 def key_columns(schema: NeededFile) -> list[dict[str, Any]]:
-    """The columns of a state's key, as Spark describes them in JSON.
-
-    Raises:
-        LiveDirectoryError: The schema cannot be parsed.
-    """
-    data = schema.data or b""
+    """The columns of a state's key, as Spark describes them in JSON."""
     with reading(lambda why: _no_schema(schema, why)):
-        version, at = _utf(data, 0)
-        chunks = 1
+        _version, key = itertools.islice(_schema_texts(schema.data or b""), 2)
+        fields: list[dict[str, Any]] = from_json(key)["fields"]
+        return fields
+
+
+def _schema_texts(data: bytes) -> Iterator[str]:
+    """The version of a schema, then the schemas of key and value as JSON."""
+    version, at = _utf(data, 0)
+    yield version
+    for _ in ("key", "value"):
+        chunks, text = 1, ""
         if version != "v1":
             (chunks,) = struct.unpack_from(">i", data, at)
             at += 4
-        key = ""
         for _ in range(chunks):
             chunk, at = _utf(data, at)
-            key += chunk
-        fields: list[dict[str, Any]] = from_json(key)["fields"]
-        return fields
+            text += chunk
+        yield text
 
 
 def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
@@ -246,10 +247,10 @@ def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
 def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[str]:
     """Let the state schemas that Spark 3.5 wrote allow nulls, so that any Spark continues; returns those changed.
 
-    Spark refuses state if a column may be null in the query but not in the stored schema. From a join's
-    condition, 3.5 infers that columns are never null, except in a batch in which one side has no rows: if
-    that is the first batch of a start, every start fails. Rows are stored alike in either case, and Spark 4.3
-    stores only nullable schemas.
+    Spark refuses state if a column may be null in the query but not in the stored schema. Spark 3.5 infers
+    from a join's condition that columns are never null, except in a batch in which one side has no rows: if a
+    start begins with such a batch, it fails. Rows are stored alike, and Spark 4.3 stores only nullable
+    schemas.
     """
     changed = []
     for operator in read_operators(folder, batch_id):
@@ -274,24 +275,14 @@ def check_schemas(folder: FileIO, batch_id: int) -> None:
 
 
 def _widened(schema: NeededFile) -> bytes:
-    data = schema.data or b""
     with reading(lambda why: _no_schema(schema, why)):
-        version, at = _utf(data, 0)
+        version, *texts = _schema_texts(schema.data or b"")
         parts = [_as_utf(version)]
-        for _ in ("key", "value"):
-            chunks = 1
-            if version != "v1":
-                (chunks,) = struct.unpack_from(">i", data, at)
-                at += 4
-            text = ""
-            for _ in range(chunks):
-                chunk, at = _utf(data, at)
-                text += chunk
+        for text in texts:
             found = from_json(text)
             _check_type(found)
-            wide = json.dumps(_nullable(found), separators=(",", ":"))
-            if _nullable(found) == found:
-                wide = text
+            nullable = _nullable(found)
+            wide = text if nullable == found else json.dumps(nullable, separators=(",", ":"))
             pieces = [wide[start : start + _MOST_IN_A_CHUNK] for start in range(0, len(wide), _MOST_IN_A_CHUNK)]
             if version == "v1":
                 pieces = [wide]
@@ -333,7 +324,6 @@ def _check_parts(found: Any, parts: Mapping[str, type]) -> None:
 
 
 def _nullable(part: Any) -> Any:
-    """A part of a schema with nulls allowed everywhere."""
     if isinstance(part, list):
         return [_nullable(each) for each in part]
     if not isinstance(part, dict):
@@ -356,7 +346,6 @@ def _utf(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _below_state(path: str, where: str) -> str:
-    """Relative path of a schema file in its live directory, from Spark's absolute path."""
     head, marker, tail = path.rpartition(f"/{_SCHEMAS}/")
     parts = head.rsplit(f"/{STATE}/", 1)
     if not marker or len(parts) != 2 or ".." in path.split("/"):

@@ -99,7 +99,6 @@ def _read(live: LiveDirectory, batch_id: int, metadata: bytes) -> PlannedBatch:
 
 
 def _listed(folder: FileIO, directory: str, position: int) -> tuple[str, bytes]:
-    """The files that a file source found for one position of its log."""
     path = f"{directory}/{position}"
     try:
         return path, folder.read(path)

@@ -15,14 +15,7 @@ from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, sink_entry
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.checkpoint_dir.layout import (
-    COMMITS,
-    METADATA,
-    NOT_IN_USE,
-    OFFSETS,
-    LiveDirectory,
-    NeededFile,
-)
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, NOT_IN_USE, OFFSETS, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, with_query_id
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2, rewrite_schema_paths
 from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, until_not_overtaken
@@ -45,8 +38,8 @@ def unwatched() -> None:
 class DonorCheck(Enum):
     """What to compare between a linked file and the file in the snapshot.
 
-    Spark writes a file once and renames it into place: same device, inode, time and length means the same
-    file. They do not reveal changes by a disk error, a power failure or a user.
+    Spark renames finished files into place: same device, inode, time and length means the same file, but does
+    not reveal damage by disk, power or a user.
 
     Attributes:
         DIGEST: The content.
@@ -97,8 +90,7 @@ def materialize(
 ) -> Materialized:
     """Build a live directory in a temporary location, check it, then move it into place; durable on return.
 
-    An object store cannot rename a tree, so there it is built in place with the logs last: until then no
-    query resumes from it, and a killed start is repeated.
+    An object store cannot rename a tree: there the logs come last, so that no query resumes earlier.
 
     Args:
         target: Must not exist.
@@ -149,14 +141,12 @@ def clone(
     marked: bool = False,
     watch: Watch = unwatched,
 ) -> Materialized:
-    """Clone a live directory, so that a query continues in the clone even if an old writer is still alive.
+    """Clone a live directory, so that a query continues in the clone even if an old writer is alive.
 
-    The batch in flight is included and replayed. Files are hard-linked on one local disk: writers replace
-    files and never modify them.
+    The batch in flight is included and replayed. Local files are hard-linked: writers never modify them.
 
     Args:
-        at_batch: A retained batch to go back to; the batch after it is replayed, later ones are planned
-            again.
+        at_batch: A retained batch to go back to; the batch after it is replayed.
         carry_state: See `cut`; for the others see `materialize`.
     """
 

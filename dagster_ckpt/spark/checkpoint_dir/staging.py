@@ -18,17 +18,15 @@ from functools import cached_property, partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar, Unpack, cast
 
 from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.io.file_io import FileVersion
 from dagster_ckpt.io.hard_links import Linker
 from dagster_ckpt.io.local import LocalFileIO, version_of
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
-from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
-from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkToCapture
-from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, cut
-from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
+from dagster_ckpt.snapshot.reuse import Source
+from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, CutOptions, cut
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     HELD_IN_MEMORY_BYTES,
     HELD_IN_MEMORY_FILES,
@@ -48,11 +46,11 @@ T = TypeVar("T")
 
 
 class StagedCut:
-    """A cut, with protection for the files that will be read.
+    """A cut (`cut`, without files), with protection for the files that will be read.
 
-    Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked, or
-    copied if links are impossible. Remote files whose name contains a uuid never change and are read in
-    place; others are copied to this machine. `cut` is the cut without its files.
+    Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked or
+    copied. Remote files with a uuid in their name never change and are read in place; others are copied to
+    this machine.
     """
 
     def __init__(self, taken: Cut, live: LiveDirectory, release: contextlib.ExitStack) -> None:
@@ -99,7 +97,6 @@ class StagedCut:
         return list(wanted)
 
     def _keep_open(self, file: NeededFile) -> bool:
-        """Keep a local file open; False if that is not possible."""
         if not isinstance(file.folder, LocalFileIO) or not _OPEN_FILES.root.is_dir():
             return False
         try:
@@ -116,32 +113,11 @@ class StagedCut:
 
 
 @contextlib.contextmanager
-def staged_cut(
-    live: LiveDirectory,
-    *,
-    carry_in_flight: bool,
-    sinks: Sequence[SinkToCapture] = (),
-    base: BaseSnapshot | None = None,
-    at_batch: int | None = None,
-    carry_state: bool = False,
-    known: KnownQuery = NOTHING_KNOWN,
-) -> Iterator[StagedCut]:
+def staged_cut(live: LiveDirectory, **options: Unpack[CutOptions]) -> Iterator[StagedCut]:
     """Cut a live directory for a snapshot, with protection for the files that it reads; see `cut`."""
     with contextlib.ExitStack() as release:
         # Not bound to a variable: handed-over files can be freed.
-        yield StagedCut(
-            cut(
-                live,
-                carry_in_flight=carry_in_flight,
-                sinks=sinks,
-                base=base,
-                at_batch=at_batch,
-                carry_state=carry_state,
-                known=known,
-            ),
-            live,
-            release,
-        )
+        yield StagedCut(cut(live, **options), live, release)
 
 
 def until_not_overtaken(work: Callable[[], T]) -> T:
@@ -246,7 +222,6 @@ def _read_now(folder: LocalFileIO, files: Sequence[NeededFile]) -> None:
 
 
 def _remove_abandoned(root: Path) -> None:
-    """Delete the folders of killed processes, whose locks are free."""
     for path in root.parent.iterdir():
         if not path.name.startswith(f".{root.name}{_MARK}"):
             continue

@@ -53,7 +53,6 @@ def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
 
 
 def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
-    """Problems found by a file's own framing and checksums."""
     if path.startswith("state/") and path.endswith(_FRAMED):
         trouble = lz4_trouble(data, checksums=checksums)
         return error(Code.STATE_FILE_DAMAGED, path, f"{trouble}: Spark fails to load the state.") if trouble else None
@@ -64,7 +63,6 @@ def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
 
 
 def _proves_itself(path: str, data: bytes) -> bool:
-    """Whether an intact file has its own checksums over all of its content."""
     return path.endswith(".zip") or (path.endswith(_FRAMED) and is_lz4(data))
 
 
@@ -224,8 +222,8 @@ def examine_against_snapshot(
             found = error(
                 Code.CONTENT_DIFFERS,
                 entry.path,
-                f"It does not have the content that it has in {snapshot.location}, and Spark never changes such a "
-                "file: it was altered since.",
+                f"Its content differs from that in {snapshot.location}, and Spark never changes such a "
+                "file: it was altered.",
             )
             yield found if is_read else replace(found, severity=Severity.WARNING)
 
@@ -243,7 +241,7 @@ def _note_against_snapshot(subject: Subject, snapshot: KnownSnapshot, entry: Fil
         yield warning(
             Code.CONTENT_DIFFERS,
             entry.path,
-            f"It has not the content that it has in {snapshot.location}. Unless a column got another name since, it "
+            f"Its content differs from that in {snapshot.location}. Unless a column was renamed since, it "
             "was altered: Spark compares the query with it, and refuses to start if the types differ.",
         )
 

@@ -75,9 +75,8 @@ def good_back_to(
 ) -> int | None:
     """The newest committed batch after which a resume finds everything that it needs; None without one.
 
-    The newest batch suffices for a snapshot. Going back to an earlier one (`start_from=batch-<n>`) replays
-    exactly the batch after it, whose plan has to be intact too. `deep` also reads the files; `damaged` ones
-    count as missing.
+    Going back to another than the newest (`start_from=batch-<n>`) replays the batch after it, whose plan has
+    to be intact too. `deep` also reads the files.
     """
     bad = dict.fromkeys(damaged, True)
     newest = Subject.of(live)
@@ -96,7 +95,6 @@ def good_back_to(
 
 
 def _sinks_are_damaged(taken: Cut) -> bool:
-    """Whether a sink's log lacks the batch, or an entry up to it cannot be parsed."""
     reached = [sink.get("last_batch") for sink in taken.properties["sinks"]]
     if any(last is not None and last < taken.batch_id for last in reached):
         return True
@@ -173,11 +171,10 @@ def diagnose(
     A finding above NOTE must appear in a second examination too: a running query replaces and purges files.
 
     Args:
-        sinks: Compared with the checkpoint.
-        deep: Read every state file that a resume needs, and examine older state snapshots; otherwise only
-            names and sizes. Logs are always read.
+        deep: Read every state file that a resume needs, and examine older state snapshots; else only names
+            and sizes.
         snapshot: A snapshot of this directory to compare with.
-        looks_back: Also read log entries that no start reads, and find out how far back it is intact.
+        looks_back: Read log entries that no start reads, and find how far back it is intact.
     """
     if not live.exists():
         missing = error(Code.DIRECTORY_MISSING, "", f"{live.url} does not exist.")
@@ -209,7 +206,6 @@ def diagnose(
 
 
 def _damaged(findings: Sequence[Finding]) -> frozenset[str]:
-    """Paths of files whose content differs from a snapshot."""
     return frozenset(finding.path for finding in findings if finding.code is Code.CONTENT_DIFFERS)
 
 
@@ -234,7 +230,6 @@ def _examine(subject: Subject, snapshot: KnownSnapshot | None) -> Iterator[Findi
 
 
 def _without_repetition(findings: list[Finding]) -> Iterator[Finding]:
-    """One finding per file and code."""
     seen = set()
     for finding in findings:
         if (finding.code, finding.path) not in seen:

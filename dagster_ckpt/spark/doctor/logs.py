@@ -194,7 +194,6 @@ def _gaps(subject: Subject, log: str, batches: Sequence[int], code: Code) -> Ite
 
 
 def _tracked_asynchronously(subject: Subject, batch: int) -> bool:
-    """Whether asynchronous progress tracking explains a gap: in both logs, and without state."""
     return not subject.stateful and batch not in subject.commits and batch not in subject.offsets
 
 
@@ -218,8 +217,6 @@ def examine_source_logs(subject: Subject) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Batches:
-    """The batches that a start requests from the sources."""
-
     committed: OffsetEntry
     before: OffsetEntry | None
     planned: OffsetEntry | None
@@ -233,7 +230,7 @@ def _source(subject: Subject, source: str, batches: _Batches, *, logged: bool) -
         yield error(
             Code.SOURCE_LOG_MISSING,
             path,
-            f"The log of source {source} misses this entry: Spark asks the source for the batch again when it "
+            f"The log of source {source} lacks this entry: Spark asks the source for the batch again when it "
             'starts, and fails with "batch doesn\'t exist".',
         )
         return

@@ -188,7 +188,6 @@ def _finding(subject: Subject, trouble: Exception) -> Finding:
 
 
 def _stores(subject: Subject, operators: list[Operator]) -> Iterator[str]:
-    """Directories of all existing stores, including those of unused partitions."""
     for operator in operators:
         root = f"{STATE}/{operator.number}"
         for partition in (number for name in subject.folder.list(root) if (number := number_in(name)) is not None):

@@ -95,7 +95,7 @@ def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
     entries = {(int(match[1]), match[2]) for match in map(_ENTRY.match, files.log()) if match}
     versions = {version for version, kind in entries if kind == "json"}
     if not versions:
-        yield f"The Delta table {folder} does not exist any more."
+        yield f"The Delta table {folder} no longer exists."
         return
     newest, next_read = max(versions), offset.version
     if next_read > newest + 1:
@@ -117,7 +117,6 @@ def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
 
 
 def _base(entries: set[tuple[int, str]], version: int) -> int:
-    """The version from which the log must be complete to read the table at a version."""
     checkpoints = [at for at, kind in entries if kind != "json" and at <= version]
     return max(checkpoints, default=0)
 
@@ -159,13 +158,11 @@ def gone_from(writer: DataStreamWriter, folder: str, offset: DeltaOffset) -> lis
         return list(gone(folder, offset, _HadoopFiles(session_of(writer), folder)))
     except Exception as error:  # py4j raises what the file system raises
         raise StorageAccessError(
-            f"The Delta table {folder} does not say which versions it has: {without_secrets(str(error))[:300]}"
+            f"The versions of the Delta table {folder} cannot be read: {without_secrets(str(error))[:300]}"
         ) from error
 
 
 class _HadoopFiles:
-    """The files of a table in the file systems of a session."""
-
     def __init__(self, session: SparkSession, folder: str) -> None:
         jvm: Any = session._jvm
         self._jvm = jvm

@@ -102,7 +102,6 @@ def execution_plan(writers: Mapping[str, DataStreamWriter], parallelism: int) ->
 
 
 def _add_plan(nodes: list[_Node], plan: Any, parallelism: int) -> _Node:
-    """Add the nodes of a logical plan; returns a reference to its root."""
     children = plan.children()
     below = [_add_plan(nodes, children.apply(index), parallelism) for index in range(children.size())]
     number, name = len(nodes) + 1, str(plan.nodeName())

@@ -1,9 +1,8 @@
 """Where a query writes: its format, folder, topic or table, and the recorded name of its sink.
 
-Spark reports an Iceberg table by its name in the catalog, like many kinds of table; this package records
-`IcebergTable[<name> at <location>]`. The option `kafka.transactional.id` selects Kafka in transactions; the
-producer of Spark's own sink refuses every record under this option, so such a query never writes without
-transactions.
+Spark reports many kinds of table by their catalog name; of Iceberg this package records `IcebergTable[<name>
+at <location>]`. The option `kafka.transactional.id` selects Kafka in transactions; Spark's own producer
+refuses every record under it, so such a query never writes without them.
 """
 
 from __future__ import annotations

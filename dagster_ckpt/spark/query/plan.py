@@ -1,12 +1,9 @@
 """Describe the stateful part of a query from its logical plan: readable, and comparable between starts.
 
-It contains operators with their keys, what they compute, the columns computed for them, and watermarks; not
-filters, columns that are passed through, sources, sinks, triggers, or the body of a Python function (use a
-code version). Spark compares only the types of keys and values, so state of one column would continue as that
-of another.
-
-Every snapshot contains a description, so its size is bounded: longer text is truncated and ends with a
-digest.
+That is operators with their keys, what they compute, the columns computed for them, and watermarks; not
+filters, other columns, sources, sinks, triggers, or the body of a Python function (use a code version). Spark
+compares only types, so state of one column would continue as that of another. Every snapshot has a
+description, so its size is bounded.
 """
 
 from __future__ import annotations
@@ -35,8 +32,6 @@ Pair = tuple[str, str]
 
 
 class _Limits(NamedTuple):
-    """Limits on the length of texts and on their number."""
-
     text: int
     items: int
 
@@ -49,10 +44,10 @@ class PlanOperator:
     """An operator that keeps state, or a watermark below one.
 
     Attributes:
-        kind: Spark's name of the logical operator, such as `Aggregate`.
-        keys: Key columns with types, in order; likewise `values`.
-        settings: Other parameters, such as the delay of a watermark.
-        definitions: Computed columns that it uses, up to the previous operator, with their expressions.
+        kind: Spark's name, such as `Aggregate`.
+        keys: Key columns with types; likewise `values`.
+        settings: Such as the delay of a watermark.
+        definitions: Computed columns up to the previous operator, with their expressions.
     """
 
     kind: str
@@ -286,7 +281,6 @@ def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | N
 
 
 def _used(node: Any, name: str, below: set[int] | None) -> set[int]:
-    """Ids of the columns that an operator keeps or computes from."""
     if name == "Join":
         return {_id(column) for column in _items(node.output()) if below is None or _id(column) in below}
     return _references(node)
@@ -342,7 +336,6 @@ def _join(node: Any, needed: set[int] | None) -> PlanOperator:
 
 
 def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
-    """User-defined state by key; the details are methods of the plan node."""
 
     def describe(node: Any, _needed: set[int] | None) -> PlanOperator:
         keys = (
@@ -420,7 +413,6 @@ def _without_between(expression: Any) -> str:
 
 
 def _windows(texts: list[str]) -> list[str]:
-    """Windows in the user's notation; other texts unchanged."""
     return list(dict.fromkeys(_window(text) for text in texts))
 
 

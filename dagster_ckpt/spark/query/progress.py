@@ -24,9 +24,8 @@ class SourceProgress:
     """Progress of one source in a batch.
 
     Attributes:
-        source: Spark's name, such as `KafkaV2[Subscribe[orders]]`.
-        behind: Records between the read offset and the newest; None if the source does not report both.
-        read_up_to: Kafka's end offsets of the batch as JSON; None for other sources.
+        behind: Records between the read offset and the newest; None if not reported.
+        read_up_to: Kafka's end offsets of the batch as JSON.
         lags: Records waiting by partition, such as `orders-3`.
     """
 
@@ -52,10 +51,9 @@ class QueryProgress:
     """One report of a streaming query (`StreamingQueryProgress`), sent after the batch's commit.
 
     Attributes:
-        run_id: Differs after a restart.
         timestamp: Start of the trigger, ISO-8601 in UTC; so is the watermark.
         state_rows: Rows in all state stores after the batch.
-        ran: False if Spark only reports that there was nothing to do.
+        ran: False if there was nothing to do.
     """
 
     batch_id: int

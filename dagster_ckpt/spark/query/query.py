@@ -68,12 +68,6 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
     return SupervisedQuery(query, output_of_started(query, output))
 
 
-def trace_of(error: Exception) -> str:
-    """An error of a JVM call, with causes and frames if PySpark has them."""
-    trace = getattr(error, "_stackTrace", None)
-    return without_secrets(str(trace or error))
-
-
 def jvm_pid(spark: SparkSession) -> int | None:
     """Pid of the JVM of a classic session; None for Spark Connect."""
     from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
@@ -83,7 +77,6 @@ def jvm_pid(spark: SparkSession) -> int | None:
 
 
 def _asks_jvm(method: _Method) -> _Method:
-    """Let another thread see that a call waits for the JVM: `SupervisedQuery.call`."""
 
     @functools.wraps(method)
     def asking(self: SupervisedQuery, *args: Any, **kwargs: Any) -> Any:
@@ -241,7 +234,6 @@ class SupervisedQuery:
         return without_secrets(str(jvm.org.apache.spark.util.Utils.exceptionString(error.getCause() or error)))
 
     def _reports(self) -> Iterator[QueryProgress]:
-        """Reports of batches that ran, newest first."""
         for text in self._json_reports():
             report = QueryProgress.of(json.loads(text), self._output)
             if report.ran:

@@ -48,9 +48,8 @@ def default_file_system() -> str | None:
 def active_in_thread(session: SparkSession) -> Iterator[None]:
     """Make a session the active one of this thread for a while; no effect for Spark Connect.
 
-    Other threads than the creating one have none. There, Spark 3.5 parses expressions with default settings
-    (such as `spark.sql.ansi.enabled`), and finds neither a Delta table by name nor an Iceberg table by
-    folder.
+    In other threads than the creating one, Spark 3.5 parses expressions with default settings, and finds
+    neither a Delta table by name nor an Iceberg table by folder.
     """
     if not is_classic_session(session):
         yield

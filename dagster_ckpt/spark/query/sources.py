@@ -17,7 +17,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.delta_source import delta_folder, delta_offset
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
-from dagster_ckpt.spark.query.iceberg import iceberg_offset, iceberg_table
+from dagster_ckpt.spark.query.iceberg_source import iceberg_offset, iceberg_table
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json, reading
@@ -54,10 +54,10 @@ class SourceIdentity:
     """What one source of a query reads.
 
     Attributes:
-        kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name for another kind.
+        kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name.
         name: The query's name for it (Spark 4.2 and later).
         identity: Such as the path of a folder or the id of a table, as far as known.
-        options: Deciding options that differ from their default, names in lower case.
+        options: Deciding options that differ from their default.
     """
 
     kind: str
@@ -211,7 +211,6 @@ def _qualified(session: SparkSession, path: str) -> str:
 
 
 def _known(name: str, find: Callable[[], str]) -> dict[str, str]:
-    """What the JVM says; nothing if it cannot."""
     try:
         return {name: find()}
     except Exception:  # noqa: BLE001 - py4j raises whatever the JVM raises; unknown then
@@ -312,7 +311,6 @@ def _files(folder: FileIO, source: str, first: int, last: int) -> int:
 
 
 def _kafka_records(before: Any, after: Any) -> int | None:
-    """Number of records between two `KafkaSourceOffset`s (topic to partition to offset)."""
     total = 0
     try:
         for topic, partitions in after.items():

@@ -1,8 +1,7 @@
 """Trial: run one batch of a described query on a copy of a live directory, without output.
 
-Spark checks whether it can continue from a state only while it runs a batch. The copy is therefore cut one
-batch before the newest commit, and that batch is replayed. Trigger.Once leaves the sources' data alone: a
-source learns of a commit only when the next batch is planned.
+Spark checks only in a batch whether it can continue from a state. The copy is cut one batch before the newest
+commit, and that batch is replayed. Trigger.Once plans no further batch, so the sources' data is left alone.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ def run_trial(
 ) -> Trial:
     """Run one batch of a query in a copy of a live directory, and discard its rows.
 
-    A failing description and a timeout are results too. `replays`: the copy has a batch to replay; otherwise
-    a batch is planned for the available data. `interrupted` is polled while it runs.
+    A failing description and a timeout are results too. With `replays` the copy has a batch to replay,
+    otherwise one is planned for the available data. `interrupted` is polled.
     """
     before = scratch.positions().commit
     try:
@@ -125,7 +124,6 @@ def _rows(query: SupervisedQuery, batch_id: int | None) -> int | None:
 
 
 def _without_output(writer: DataStreamWriter) -> DataStreamWriter:
-    """Another writer of the same rows, which discards them."""
     # The stream's query may start with this writer.
     frame: DataFrame = writer._df
     mode = str(described_field(writer._jwrite, "outputMode"))
@@ -158,7 +156,6 @@ def describe_trial_error(error: str) -> str:
 
 
 def _message(error: str) -> str:
-    """Spark's complete message with the schemas it compares, without locations in its code."""
     lines = [line.strip() for line in error.splitlines()]
     said = [line for line in lines if line and not line.startswith(("at ", "... "))]
     return without_secrets("\n".join(said))[:_MAX_MESSAGE]

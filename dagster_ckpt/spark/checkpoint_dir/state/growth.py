@@ -1,8 +1,7 @@
 """Find the state files that were added since an earlier snapshot, without inspecting older files.
 
-Heap deltas and RocksDB changelogs add one file per store and batch: the state after batch N is that of an
-earlier snapshot plus these files. Shorter chains through newer state snapshots are left to an occasional full
-snapshot.
+Heap deltas and RocksDB changelogs add one file per store and batch to those of an earlier snapshot. An
+occasional full snapshot finds newer state snapshots, which shorten the chain.
 """
 
 from __future__ import annotations
@@ -143,11 +142,7 @@ def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newes
 
 
 def _check_anchor(base: BaseSnapshot, path: str, lineage: Mapping[int, str]) -> None:
-    """Reject a lineage that begins with a state snapshot that the base does not contain.
-
-    A lineage goes back to the state snapshot uploaded last. An older base contains an older state snapshot
-    and the changes since.
-    """
+    """Reject a lineage that begins with a state snapshot that the base does not contain, as an older base does."""
     if 1 in lineage:
         return
     snapshots = [f"{path}/{version}_{lineage[version]}.zip" for version in sorted(lineage, reverse=True)]

@@ -3,10 +3,10 @@
 - Heap (`HDFSBackedStateStoreProvider`): the newest `<S>.snapshot` up to the version, and every later
   `.delta`.
 - RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` up to it, the SST and log files
-  that the zip lists, and every later `.changelog`. Without changelog checkpointing every version has a zip.
-- RocksDB in checkpoint format v2: each file name contains the unique id of the attempt that wrote it. The
-  commit log has the newest id, the head of the changelog earlier ones. Leftovers of failed attempts are never
-  mistaken for committed state.
+  that it lists, and every later `.changelog`.
+- RocksDB in checkpoint format v2: file names contain the unique id of the attempt that wrote them, so
+  leftovers of failed attempts do not count. The commit log has the newest id, the head of the changelog
+  earlier ones.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
 
 
 def _named_files(file: NeededFile) -> tuple[_Named, ...]:
-    """Files that a zip lists; an unchanged zip is not read again."""
     seen = file.folder.seen.get(file.source)
     if seen is not None and seen[0] == file.token:
         return cast("tuple[_Named, ...]", seen[1])
@@ -144,7 +143,6 @@ def _snapshot(store: StoreDirectory, name: str) -> list[NeededFile]:
 
 
 def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[NeededFile]:
-    """Spark's checksum file for a file (`ChecksumCheckpointFileManager`), if there is one."""
     if f"{name}{_CHECKSUM}" not in store.names:
         return []
     file = store.need_read(f"{name}{_CHECKSUM}", "it is Spark's checksum")
@@ -269,7 +267,6 @@ def read_member(archive: bytes, name: str) -> bytes:
 
 
 def _read_plain(archive: bytes, name: bytes) -> bytes | None:
-    """Read an archive as Java writes it; None if `zipfile` has to read it."""
     begin = len(archive) - _END.size
     # Without a comment, the end record is at the very end.
     signature, count, length, begin_of_entries = _END.unpack_from(archive, begin)

@@ -1,0 +1,409 @@
+"""Savepoints that are made from another snapshot: a promoted copy, or one with edited state.
+
+For an edit the snapshot is restored into a temporary directory, its state is rewritten there with other rows, and the
+result is compared with the original and stored. Nothing else changes: no live directory is touched, and no lease is
+needed. The ids of the edits that a state contains are in the file `metadata` of its directory and in the header of
+each of its snapshots: whatever lacks the id of an edit has, or may have, the state from before it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.catalog.records import CompletedSnapshot, SnapshotRecord, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.client.description import find_snapshot
+from dagster_ckpt.client.state_browsing import LIVE, StreamState, session_of_process
+from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StateRewriteError, StorageAccessError
+from dagster_ckpt.recovery.live_directories import scratch_copies, scratch_directory, snapshot_location
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
+from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
+from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS
+from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import unwatched
+from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
+from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT
+from dagster_ckpt.spark.jobs import JobProgress, in_job_group
+from dagster_ckpt.state.diff import Change, differences, paired
+from dagster_ckpt.state.editing import PlannedEdit, StateEdit, check_edited, plan_edit
+from dagster_ckpt.state.reading import StateName, StateReader
+from dagster_ckpt.state.rewriting import rewrite_state
+from dagster_ckpt.state.spark_rewriter import require_rewriter
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding, is_owned_by_stream
+from dagster_ckpt.stream.start_from import checked_label
+from dagster_ckpt.values.durations import wall_clock_ms
+from dagster_ckpt.values.modes import SnapshotKind
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Properties that belong to the original only.
+_OF_THE_ORIGINAL = frozenset({"label", "schedule"})
+
+
+class SavepointIdentity:
+    """The identity of a derived savepoint, from which its header is made."""
+
+    def __init__(self, number: int, trigger: SnapshotTrigger, label: str | None) -> None:
+        self.snapshot_id = str(uuid.uuid4())
+        self.number, self.trigger, self.label = number, trigger, label
+
+    def header(self, original: SnapshotHeader, **changed: Any) -> SnapshotHeader:
+        """The original's header with this identity and `changed` fields; `properties` are added to the original's."""
+        inherited = {name: value for name, value in original.properties.items() if name not in _OF_THE_ORIGINAL}
+        properties = {**inherited, "trigger": self.trigger.value, **changed.pop("properties", {})}
+        properties |= {"label": self.label} if self.label is not None else {}
+        return original.model_copy(
+            update={
+                "snapshot_id": self.snapshot_id,
+                "number": self.number,
+                "kind": SnapshotKind.SAVEPOINT,
+                "properties": properties,
+                **changed,
+            }
+        )
+
+
+def derive_savepoint(
+    stream: StreamHandle,
+    original: SnapshotRecord,
+    write: Callable[[SavepointIdentity], tuple[StoredSnapshot, SnapshotHeader]],
+    *,
+    trigger: SnapshotTrigger,
+    label: str | None,
+    purpose: str,
+    state_rows: int | None,
+    began_ms: int,
+) -> SnapshotRecord:
+    """Write and record a savepoint that is made from another snapshot. The stream may be running.
+
+    The original is held for this `purpose` until `write` has written the savepoint and the catalog lists it.
+    """
+    snapshots = stream.catalog.snapshots
+    identity = SavepointIdentity(stream.catalog.streams.allocate_number(stream.stream_id), trigger, label)
+    with failing_unless_recorded(stream, identity.snapshot_id) as written:
+        begun = snapshots.start(
+            None,
+            stream_id=stream.stream_id,
+            snapshot_id=identity.snapshot_id,
+            number=identity.number,
+            trigger=trigger,
+            timeline=original.timeline,
+            label=label,
+        )
+        with holding(stream.catalog, [original, begun], f"{purpose} {identity.snapshot_id}"):
+            stored, header = write(identity)
+        written.append(stored.location)
+        return snapshots.complete(
+            None, identity.snapshot_id, _facts(stored, header, original, state_rows, wall_clock_ms() - began_ms)
+        )
+
+
+@contextmanager
+def failing_unless_recorded(stream: StreamHandle, snapshot_id: str) -> Iterator[list[str]]:
+    """Settle a savepoint without a lease if it is interrupted at any step before the catalog lists it.
+
+    The list that it yields receives the location of the savepoint once all of it is there. Its bytes are deleted if
+    the catalog confirms that it does not list them.
+    """
+    written: list[str] = []
+    try:
+        yield written
+    except BaseException as error:
+        stream.catalog.snapshots.fail(None, snapshot_id, str(error) or type(error).__name__)
+        for location in written:
+            if not any(each.location == location for each in stream.catalog.snapshots.completed(stream.stream_id)):
+                stream.store.discard(location)
+        raise
+
+
+def _facts(
+    stored: StoredSnapshot, header: SnapshotHeader, original: SnapshotRecord, state_rows: int | None, duration_ms: int
+) -> CompletedSnapshot:
+    return CompletedSnapshot(
+        stored.location,
+        batch_id=header.batch_id,
+        query_id=header.query_id,
+        full_bytes=stored.full_bytes,
+        incremental_bytes=stored.incremental_bytes,
+        file_count=stored.file_count,
+        state_rows=state_rows,
+        watermark=original.watermark,
+        duration_ms=duration_ms,
+        properties=dict(header.properties),
+    )
+
+
+# Property of a savepoint with edited state: from which snapshot, who, why, and what changed.
+EDIT = "edit"
+
+
+@dataclass(frozen=True)
+class EditedState:
+    """The result of an edit.
+
+    Attributes:
+        changes: Number of rows by change, for each state that was edited.
+        skipped: States whose keys do not have the columns of the condition; they are unchanged.
+        still_there: Snapshots of the stream without the edit: they keep what was forgotten.
+    """
+
+    savepoint: SnapshotRecord
+    edited_from: SnapshotRecord
+    changes: Mapping[StateName, Mapping[Change, int]]
+    skipped: tuple[StateName, ...]
+    still_there: tuple[SnapshotRecord, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that were removed, added or changed."""
+        return sum(sum(counts.values()) for counts in self.changes.values())
+
+    def messages(self) -> list[str]:
+        """The result, as messages."""
+        made = f"{describe_snapshot(self.savepoint)} was created from {describe_snapshot(self.edited_from)}"
+        messages = [f"{made}: {self.savepoint.location}"]
+        for name, counts in self.changes.items():
+            changed = ", ".join(f"{number} rows {change.lower()}" for change, number in counts.items() if number)
+            messages.append(f"{name}: {changed or 'no row matches'}")
+        messages += [f"{name}: unchanged, its key does not have the columns of the condition" for name in self.skipped]
+        if self.still_there:
+            names = ", ".join(describe_snapshot(each) for each in self.still_there)
+            messages.append(f"older snapshots contain the previous state until they are deleted: {names}")
+        named = self.savepoint.label or self.savepoint.snapshot_id
+        messages.append(
+            "so does the live directory until the stream is started from the savepoint. What is left then: "
+            f"dagster-ckpt state remaining {self.savepoint.stream_id} {named}"
+        )
+        return messages
+
+
+def edit_state(
+    stream: StreamHandle,
+    edits: Sequence[StateEdit],
+    *,
+    snapshot: str,
+    reason: str,
+    origin: str,
+    label: str | None = None,
+    target_directory: str | None = None,
+    spark: SparkSession | None = None,
+    report: Callable[[str], None] = lambda _message: None,
+) -> EditedState:
+    """See `Client.edit_state`."""
+    checked_label(label)
+    if not reason.strip():
+        raise OptionError("reason is empty. Give the reason of the edit; the savepoint records it.")
+    if snapshot == LIVE:
+        raise OptionError(
+            "The live directory cannot be edited, only a snapshot. Take a savepoint first, and edit that."
+        )
+    began_ms = wall_clock_ms()
+    session = spark if spark is not None else session_of_process()
+    require_rewriter(session)
+    report(f"copying the snapshot {snapshot}")
+    with StreamState(stream, snapshot, spark=session) as state, scratch_directory(stream) as scratch:
+        if state.snapshot is None or not state.states:
+            raise StateRewriteError(f"{state} has no state to edit.")
+        # All are checked before the first is carried out.
+        planned = [plan_edit(edit, state.reader) for edit in edits]
+
+        def change(store: Any, rows: Any) -> Any:
+            for edit in planned:
+                rows = edit.apply(store, rows)
+            return rows
+
+        report(f"writing the edited state of {state}")
+        rewritten = rewrite_state(session, state.live, scratch, change_rows=change, report=report)
+        report("comparing the edited state with the original")
+        after, progress = StateReader(session, scratch, rewritten.batch_id), JobProgress(report)
+        check = partial(_checked, planned, state, after, progress)
+        what = f"check edited state: {scratch.url}"
+        changes = in_job_group(session.sparkContext, what, check, unwatched, progress)
+        done = {
+            "id": rewritten.rewrite_id,
+            "edited_from": state.snapshot.snapshot_id,
+            "location": state.snapshot.location,
+            "by": origin,
+            "reason": reason,
+            "changes": {str(name): {k.value: v for k, v in counts.items()} for name, counts in changes.items()},
+        }
+        original = state.snapshot
+        savepoint = derive_savepoint(
+            stream,
+            original,
+            lambda identity: _write(stream, original, scratch, identity, edit=done, target_directory=target_directory),
+            trigger=SnapshotTrigger.EDIT,
+            label=label,
+            purpose="edited savepoint",
+            state_rows=None,
+            began_ms=began_ms,
+        )
+        skipped = tuple(dict.fromkeys(name for edit in planned for name in edit.skipped))
+        older = [
+            each
+            for each in stream.catalog.snapshots.completed(stream.stream_id)
+            if rewritten.rewrite_id not in each.state_edits
+        ]
+        return EditedState(savepoint, state.snapshot, changes, skipped, tuple(older))
+
+
+def _checked(
+    planned: Sequence[PlannedEdit], before: StreamState, after: StateReader, progress: JobProgress
+) -> dict[StateName, Mapping[Change, int]]:
+    """The changes of each edited state, after a proof that nothing else changed."""
+    edited = {name for edit in planned for name in edit.states}
+    changes = {}
+    for difference in differences(before.reader, after, paired(before.states, after.states)):
+        progress.step = f"comparing {difference.name}"
+        if difference.name in edited:
+            check_edited(planned, difference, after)
+            changes[difference.name] = difference.counts
+        elif not difference.is_empty:
+            raise StateRewriteError(
+                f"{difference.name} differs although no edit names it. No savepoint was made. Please report this, with "
+                "the versions of Spark and dagster-ckpt."
+            )
+    return changes
+
+
+def _write(
+    stream: StreamHandle,
+    original: SnapshotRecord,
+    rewritten: LiveDirectory,
+    identity: SavepointIdentity,
+    *,
+    edit: Mapping[str, object],
+    target_directory: str | None,
+) -> tuple[StoredSnapshot, SnapshotHeader]:
+    """Write the savepoint: the rewritten directory, and what the original carries of its sinks."""
+    location = snapshot_location(original)
+    manifest = stream.store.manifest(location)
+    with staged_cut(rewritten, carry_in_flight=True) as staged:
+        # Everything but the rows stays: the query, its sinks, its position in the input.
+        own = {name: staged.cut.properties[name] for name in (CHAIN, LAYOUT, STATE_EDITS)}
+        properties = {**own, EDIT: dict(edit), "parent_snapshot_id": original.snapshot_id}
+        header = identity.header(manifest.header, created_at_ms=wall_clock_ms(), properties=properties)
+        of_sinks = [entry for entry in manifest.files if entry.path.startswith(f"{SINKS_FOLDER}/")]
+        files = [*staged.stage(staged.files), *sources_in(stream.store, location, of_sinks)]
+        stored = stream.store.write_savepoint(header, files, target_directory=target_directory)
+    return stored, header
+
+
+_MAY_HAVE_BYTES = (
+    SnapshotStatus.COMPLETED,
+    SnapshotStatus.DELETING,
+    SnapshotStatus.IN_PROGRESS,
+    SnapshotStatus.BROKEN,
+)
+
+
+@dataclass(frozen=True)
+class RemainingState:
+    """Where the state from before an edit remains.
+
+    Attributes:
+        snapshots: Snapshots of the stream without the edit, newest first, each with who deletes it.
+        directories: Live directories and temporary copies without the edit, each described.
+    """
+
+    edited: SnapshotRecord
+    snapshots: tuple[str, ...]
+    directories: tuple[str, ...]
+
+    @property
+    def is_nowhere(self) -> bool:
+        """Whether neither the catalog nor the folders of the stream show anything without the edit."""
+        return not (self.snapshots or self.directories)
+
+    def messages(self) -> list[str]:
+        """The places, as messages."""
+        name = describe_snapshot(self.edited)
+        if self.is_nowhere:
+            return [f"no snapshot and no directory of the stream contains the state from before {name}"]
+        return [f"contains the state from before {name}: {each}" for each in (*self.snapshots, *self.directories)]
+
+
+def remaining_state(stream: StreamHandle, reference: str) -> RemainingState:
+    """See `Client.remaining_state`."""
+    edited = find_snapshot(stream.catalog, stream.stream_id, reference)
+    edit = edited.edit.get("id")
+    if not isinstance(edit, str):
+        raise OptionError(
+            f"The state of {describe_snapshot(edited)} was not edited. Name the savepoint that forgot the keys."
+        )
+    return RemainingState(edited, tuple(_snapshots(stream, edit)), tuple(_directories(stream, edit)))
+
+
+def _snapshots(stream: StreamHandle, edit: str) -> Iterator[str]:
+    known: set[str] = set()
+    current = stream.catalog.streams.get(stream.stream_id)
+    for each in stream.catalog.snapshots.of_stream(stream.stream_id):
+        if each.status not in _MAY_HAVE_BYTES:
+            continue
+        known.add(each.location or "")
+        # The edits of a snapshot are recorded once it is complete. The stream's own timeline begins with its edits.
+        is_of_edited = each.location is None and each.timeline == current.timeline and edit in current.state_edits
+        if is_of_edited or edit in each.state_edits:
+            continue
+        if each.location is None or _header(stream, each.location) is not None:
+            yield f"{describe_snapshot(each)}, {_who_deletes(each)}: {each.location or 'being taken'}"
+    for location in (*stream.store.checkpoints(), *stream.store.savepoints()):
+        header = _header(stream, location) if location not in known else None
+        is_ours = isinstance(header, str) or (header is not None and header.stream_id == stream.stream_id)
+        if is_ours and edit not in _edits_of(header):
+            yield f"a snapshot that the catalog does not list, which you delete: {location}"
+
+
+def _who_deletes(snapshot: SnapshotRecord) -> str:
+    return "which the stream deletes" if is_owned_by_stream(snapshot) else "which you delete"
+
+
+def _header(stream: StreamHandle, location: str) -> SnapshotHeader | str | None:
+    """Header of a snapshot; None if nothing is there, and why if it cannot be read."""
+    try:
+        return stream.store.manifest(location).header
+    except SnapshotNotFoundError:
+        return None
+    except StorageAccessError:
+        raise
+    except CkptError as error:
+        return str(error)
+
+
+def _edits_of(header: SnapshotHeader | str | None) -> list[str]:
+    edits = header.properties.get(STATE_EDITS) if isinstance(header, SnapshotHeader) else None
+    return edits if isinstance(edits, list) else []
+
+
+def _directories(stream: StreamHandle, edit: str) -> Iterator[str]:
+    current = stream.catalog.streams.get(stream.stream_id).live_directory
+    urls = {built.live.url for built in stream.live_directories()}
+    for url in sorted(urls | ({current} if current is not None else set())):
+        live = LiveDirectory(url)
+        if live.exists() and not _has(live, edit):
+            is_current = url == current
+            yield f"the live directory {url}, " + (
+                "in which the stream is: start it from the savepoint"
+                if is_current
+                else "which a later start deletes after its first checkpoint"
+            )
+    for copy in scratch_copies(stream):
+        if not _has(copy, edit):
+            yield f"the temporary copy {copy.url}, which its reader deletes, or six hours later the next one"
+
+
+def _has(live: LiveDirectory, edit: str) -> bool:
+    try:
+        return edit in state_edits(live)
+    except StorageAccessError:
+        raise
+    except CkptError:
+        return False

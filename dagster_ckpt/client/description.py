@@ -1,0 +1,230 @@
+"""What the catalog knows of streams and snapshots, as values to print, and how a user names a snapshot.
+
+A list of streams needs little: what only a description needs is imported there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import DesiredRecord
+from dagster_ckpt.catalog.records import (
+    ExecutionRecord,
+    ExecutionStatus,
+    HoldRecord,
+    RequestRecord,
+    SnapshotRecord,
+    SnapshotStatus,
+    StreamRecord,
+)
+from dagster_ckpt.errors import SnapshotNotFoundError
+from dagster_ckpt.stream.lease import has_living_holder
+from dagster_ckpt.stream.liveness import is_held
+
+if TYPE_CHECKING:
+    from dagster_ckpt.snapshot.manifest import SnapshotHeader
+    from dagster_ckpt.stream.handle import StreamHandle
+    from dagster_ckpt.stream.recorded_settings import RecordedSettings
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class StreamDescription:
+    """A stream in full.
+
+    Attributes:
+        settings: Its options and places, as of its last registration.
+        record: Its row in the catalog: live directory, timeline, where its state came from.
+        desired: Its desired state and upgrade; None if it is not managed.
+        executions: Newest first, up to the limit.
+        snapshots: Completed ones, newest first, up to the limit.
+        requests: Those that no process has accepted yet, oldest first.
+    """
+
+    summary: StreamSummary
+    settings: RecordedSettings
+    record: StreamRecord = field(repr=False)
+    desired: DesiredRecord | None
+    executions: tuple[ExecutionRecord, ...] = field(repr=False)
+    snapshots: tuple[SnapshotRecord, ...]
+    requests: tuple[RequestRecord, ...]
+
+    @property
+    def stream_id(self) -> str:
+        """Id of the stream."""
+        return self.summary.stream_id
+
+
+@dataclass(frozen=True)
+class SnapshotDescription:
+    """A snapshot in full.
+
+    Attributes:
+        record: Its row in the catalog.
+        holds: What protects it from deletion at the moment.
+        header: The header in its metadata: operators, sinks, plan.
+        full_bytes: Number of bytes that a restore reads.
+    """
+
+    record: SnapshotRecord
+    holds: tuple[HoldRecord, ...]
+    header: SnapshotHeader = field(repr=False)
+    file_count: int
+    full_bytes: int
+
+
+def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDescription:
+    """See `Client.describe_stream`."""
+    from dagster_ckpt.stream.recorded_settings import RecordedSettings
+
+    record = catalog.streams.get(stream_id)
+    executions = catalog.executions.of_stream(stream_id, limit=limit)
+    newest = catalog.snapshots.newest_of([stream_id]).get(stream_id)
+    return StreamDescription(
+        summary=summary_of(
+            record,
+            executions[0] if executions else None,
+            newest,
+            has_living_holder=has_living_holder(catalog, stream_id),
+        ),
+        settings=RecordedSettings.of_record(record.options),
+        record=record,
+        desired=catalog.desired_states.find(stream_id),
+        executions=tuple(executions),
+        snapshots=tuple(catalog.snapshots.completed(stream_id)[:limit]),
+        requests=tuple(catalog.requests.pending(stream_id)),
+    )
+
+
+def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotRecord:
+    """A completed snapshot that the catalog lists, by `latest`, its id, number (`chk-7`), label or location.
+
+    Raises:
+        SnapshotNotFoundError: There is none of this name.
+        OptionError: Several have this label.
+    """
+    from dagster_ckpt.stream.snapshots import describe_snapshot, named
+
+    listed = catalog.snapshots.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
+    if reference == LATEST and listed:
+        return listed[0]
+    found = named(listed, reference)
+    if found is None:
+        names = ", ".join(map(describe_snapshot, listed[:8])) or "none"
+        raise SnapshotNotFoundError(
+            f"Stream {stream_id!r} has no snapshot {reference!r}. It has: {names}. Name one of these."
+        )
+    return found
+
+
+def describe_snapshot_of(stream: StreamHandle, reference: str) -> SnapshotDescription:
+    """See `Client.describe_snapshot`."""
+    record = find_snapshot(stream.catalog, stream.stream_id, reference)
+    manifest = stream.store.manifest(record.location or "")
+    holds = tuple(stream.catalog.holds.on(record.snapshot_id))
+    return SnapshotDescription(record, holds, manifest.header, manifest.file_count, manifest.full_bytes)
+
+
+_ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
+
+
+class StreamStatus(StrEnum):
+    """What a stream is doing.
+
+    STARTING: Its state is being prepared. FAILED: Its last execution failed or died; the restart strategy may start
+    it again. SUSPENDED, CANCELED and FINISHED: Its last execution ended like this.
+    """
+
+    NEVER_STARTED = "NEVER_STARTED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    FAILED = "FAILED"
+    SUSPENDED = "SUSPENDED"
+    CANCELED = "CANCELED"
+    FINISHED = "FINISHED"
+
+
+@dataclass(frozen=True)
+class StreamSummary:
+    """One stream of a list.
+
+    Attributes:
+        asset_key: The assets that it writes, or its name outside Dagster.
+        reason: Why its last execution ended, if it has.
+        batch_id: The newest batch that its last execution reported as committed.
+        newest_snapshot: The snapshot that a recovery would use.
+        broken: Why its row in the catalog could not be fully read.
+        rows_per_second: Speed of that batch while the query runs.
+        records_behind: Records that wait in its sources while it runs; None if no source reports it.
+    """
+
+    stream_id: str
+    asset_key: str
+    status: StreamStatus
+    reason: str | None = field(repr=False)
+    batch_id: int | None
+    newest_snapshot: SnapshotRecord | None
+    broken: str | None = field(default=None, repr=False)
+    rows_per_second: float | None = field(default=None, repr=False)
+    records_behind: int | None = field(default=None, repr=False)
+
+
+def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
+    """All streams of a catalog, by id."""
+    records = catalog.streams.all()
+    stream_ids = [record.stream_id for record in records]
+    executions = catalog.executions.latest_of(stream_ids)
+    newest = catalog.snapshots.newest_of(stream_ids)
+    held = {lease.stream_id for lease in catalog.leases.all_held() if is_held(lease)}
+    return [
+        summary_of(
+            record,
+            executions.get(record.stream_id),
+            newest.get(record.stream_id),
+            has_living_holder=record.stream_id in held,
+        )
+        for record in records
+    ]
+
+
+def summary_of(
+    record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None, *, has_living_holder: bool
+) -> StreamSummary:
+    """The summary of one stream."""
+    progress = (last.progress if last is not None else None) or {}
+    batch_id = progress.get("batch_id")
+    status = _status(last, has_living_holder=has_living_holder)
+    is_over = last is not None and status.value not in _ALIVE
+    speed = progress.get("rows_per_second") if status is StreamStatus.RUNNING else None
+    return StreamSummary(
+        stream_id=record.stream_id,
+        asset_key=record.asset_key,
+        status=status,
+        reason=last.reason if last is not None and is_over else None,
+        batch_id=batch_id if isinstance(batch_id, int) else None,
+        newest_snapshot=newest,
+        broken=record.broken or (last.broken if last is not None else None),
+        rows_per_second=speed if isinstance(speed, int | float) else None,
+        records_behind=_records_behind(progress) if status is StreamStatus.RUNNING else None,
+    )
+
+
+def _records_behind(progress: Mapping[str, Any]) -> int | None:
+    sources = progress.get("sources")
+    reported = [each.get("behind") for each in sources if isinstance(each, dict)] if isinstance(sources, list) else []
+    known = [behind for behind in reported if isinstance(behind, int)]
+    return sum(known) if known else None
+
+
+def _status(last: ExecutionRecord | None, *, has_living_holder: bool) -> StreamStatus:
+    if last is None:
+        return StreamStatus.NEVER_STARTED
+    if last.status is ExecutionStatus.BROKEN or (last.status in _ALIVE and not has_living_holder):
+        # Its process died without recording the end.
+        return StreamStatus.FAILED
+    return StreamStatus(last.status.value)

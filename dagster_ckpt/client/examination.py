@@ -1,0 +1,235 @@
+"""Proves that snapshots can be restored, and diagnoses live directories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.errors import (
+    CkptError,
+    NothingCommittedError,
+    SnapshotCorruptError,
+    SnapshotNotFoundError,
+    StorageAccessError,
+    UnsupportedSparkError,
+)
+from dagster_ckpt.recovery.examination import diagnose_live_directory, snapshot_problems
+from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory
+from dagster_ckpt.recovery.recovery_points import SnapshotChoice, choose_snapshot
+from dagster_ckpt.snapshot.manifest import SnapshotHeader
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.doctor.diagnosis import Diagnosis
+from dagster_ckpt.state.reading import StateReader, StateRows
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding_location, is_named
+from dagster_ckpt.stream.start_from import is_location
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LATEST = "latest"
+ALL = "all"
+
+# Receives how many of how many are done.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class SnapshotVerification:
+    """The result of verifying one snapshot.
+
+    Attributes:
+        header: None if it cannot be read.
+        problems: What is wrong; empty if it can be restored.
+        state: Rows by operator and store, as Spark reads them; None if not requested.
+    """
+
+    location: str
+    header: SnapshotHeader | None
+    deep: bool
+    problems: tuple[str, ...]
+    state: tuple[StateRows, ...] | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether it can be restored."""
+        return not self.problems
+
+    def as_record(self) -> dict[str, Any]:
+        """The result as plain data."""
+        header = self.header
+        return {
+            "location": self.location,
+            "snapshot_id": header.snapshot_id if header else None,
+            "kind": header.kind.value if header else None,
+            "number": header.number if header else None,
+            "batch_id": header.batch_id if header else None,
+            "passed": self.passed,
+            "deep": self.deep,
+            "problems": list(self.problems),
+            "state": None if self.state is None else [asdict(rows) for rows in self.state],
+        }
+
+
+def locations_of(stream: StreamHandle, reference: str) -> list[str]:
+    """Locations of the snapshots that a reference names, see `Client.verify`."""
+    listed = [
+        snapshot for snapshot in stream.catalog.snapshots.completed(stream.stream_id) if snapshot.location is not None
+    ]
+    if reference == ALL:
+        found = listed
+    elif reference == LATEST:
+        found = listed[:1]
+    else:
+        found = [snapshot for snapshot in listed if is_named(snapshot, reference)]
+        if not found and is_location(reference):
+            return [reference.rstrip("/").removesuffix("/_metadata")]
+    if not found:
+        known = ", ".join(map(describe_snapshot, listed[:8])) or "none"
+        raise SnapshotNotFoundError(
+            f"Stream {stream.stream_id!r} has no snapshot {reference!r}. It has: {known}. Name one of these."
+        )
+    return [snapshot.location or "" for snapshot in found]
+
+
+def verify_snapshot(
+    stream: StreamHandle, location: str, *, deep: bool = True, spark: SparkSession | None = None
+) -> SnapshotVerification:
+    """Prove that a snapshot can be restored; see `Client.verify`.
+
+    Each check runs only if the previous one found nothing: the data objects exist and are long enough; with `deep`,
+    every byte matches its digest; all files that a resume after the snapshot's batch needs are there, in known
+    formats; with a session, the snapshot is restored to a temporary copy and the state of every operator is read.
+    """
+    with holding_location(stream, location, "verification"):
+        verification = _verify_snapshot(stream, location, deep=deep, spark=spark)
+    if not verification.passed:
+        # A reader that was suspended for longer than its hold lasted may have read what was being
+        # deleted.
+        with holding_location(stream, location, "verification"):
+            pass
+    return verification
+
+
+def _verify_snapshot(
+    stream: StreamHandle, location: str, *, deep: bool, spark: SparkSession | None
+) -> SnapshotVerification:
+    problems = snapshot_problems(stream.store, location, deep=deep)
+    try:
+        header = stream.store.manifest(location).header
+    except (SnapshotNotFoundError, SnapshotCorruptError) as trouble:
+        return SnapshotVerification(location, None, deep, tuple(problems or [str(trouble)]))
+    state = None
+    if spark is not None and not problems:
+        try:
+            state = _read_state(stream, location, header.batch_id, spark)
+        except (StorageAccessError, UnsupportedSparkError):
+            raise
+        except CkptError as trouble:
+            problems = [str(trouble)]
+    return SnapshotVerification(location, header, deep, tuple(problems), state)
+
+
+def record_verification(stream: StreamHandle, verification: SnapshotVerification) -> None:
+    """Record the result for the health check and for automatic restarts.
+
+    A check of lengths alone does not clear a problem found by comparing every byte.
+    """
+    if verification.passed and not verification.deep:
+        return
+    listed = stream.catalog.snapshots.completed(stream.stream_id)
+    problem = verification.problems[0] if verification.problems else None
+    for snapshot in listed:
+        if snapshot.location == verification.location:
+            stream.catalog.snapshots.verified(
+                snapshot.snapshot_id, problem, state_was_read=verification.state is not None
+            )
+
+
+def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: SparkSession) -> tuple[StateRows, ...]:
+    with scratch_directory(stream) as copy:
+        # Without a donor: the snapshot must be proven, not the live directory.
+        restore_into(stream, location, copy, is_scratch=True)
+        return tuple(StateReader(spark, copy, batch_id).count())
+
+
+@dataclass(frozen=True)
+class StreamExamination:
+    """The diagnosis of a live directory, and the snapshot to use if the directory must be abandoned."""
+
+    stream_id: str
+    diagnosis: Diagnosis
+    choice: SnapshotChoice
+
+    @property
+    def messages(self) -> list[str]:
+        """The result in a few sentences."""
+        diagnosis = self.diagnosis
+        if diagnosis.can_resume:
+            first = "Spark can resume in the live directory as it is."
+        else:
+            first = "Spark cannot resume in the live directory as it is."
+        good = diagnosis.good_back_to
+        if good is None:
+            second = "No committed batch in it is intact."
+        elif good == diagnosis.batch_id:
+            second = f"It is intact up to its newest committed batch, {good}."
+        else:
+            second = (
+                f"It is intact up to batch {good} (start_from=batch-{good}); the newest commit is {diagnosis.batch_id}."
+            )
+        use = self.choice.message
+        if diagnosis.can_resume and self.choice.snapshot is not None:
+            use = f"No snapshot is needed. To go back to one all the same: {use}"
+        return [first, second, use]
+
+    def as_record(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return {
+            "stream_id": self.stream_id,
+            "messages": self.messages,
+            **self.diagnosis.as_record(),
+            "snapshot": self.choice.as_record(),
+        }
+
+
+def examine_live_directory(
+    stream: StreamHandle, *, url: str | None = None, deep: bool = True, deep_snapshots: bool = False
+) -> StreamExamination:
+    """See `Client.doctor`."""
+    record = stream.catalog.streams.get(stream.stream_id)
+    location = url or record.live_directory
+    if location is None:
+        raise NothingCommittedError(
+            f"Stream {stream.stream_id!r} has no live directory: it never ran, or its state was deleted when it was "
+            "canceled. Start it first, or give the directory."
+        )
+    snapshots = stream.catalog.snapshots.restorable(stream.stream_id)
+    diagnosis = diagnose_live_directory(
+        stream,
+        LiveDirectory(location),
+        sinks=stream.catalog.executions.last_sinks(stream.stream_id),
+        deep=deep,
+        looks_back=True,
+    )
+
+    def problems(snapshot: SnapshotRecord) -> Sequence[str]:
+        return _problems(stream, snapshot, deep=deep_snapshots)
+
+    reported = stream.catalog.executions.last_batch(stream.stream_id, location)
+    known = [batch for batch in (diagnosis.batch_id, reported) if batch is not None]
+    choice = choose_snapshot(snapshots, newest_batch=max(known, default=None), problems=problems)
+    return StreamExamination(stream.stream_id, diagnosis, choice)
+
+
+def _problems(stream: StreamHandle, snapshot: SnapshotRecord, *, deep: bool) -> Sequence[str]:
+    if snapshot.location is None:
+        return ["the catalog does not record its location"]
+    try:
+        return verify_snapshot(stream, snapshot.location, deep=deep).problems
+    except StorageAccessError:
+        raise
+    except CkptError as trouble:
+        return [str(trouble)]

@@ -1,0 +1,397 @@
+"""What health checks judge: the facts of many streams, from the catalog in few queries, and the thresholds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import DesiredRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord, watermark_ms_of
+from dagster_ckpt.catalog.recoveries import PointFailure
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
+from dagster_ckpt.runtime.stall import QueryInactivity
+from dagster_ckpt.stream.liveness import LIVELY_MS
+from dagster_ckpt.values.durations import rounded_duration, utc_time
+from dagster_ckpt.values.modes import DesiredState
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+@dataclass(frozen=True)
+class HealthSettings:
+    """Thresholds of the health checks.
+
+    Attributes:
+        max_checkpoint_age_ms: Recovery point objective: maximum age of the newest snapshot; half of it warns. None:
+            the rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable failures + 2). It warns
+            after (tolerable failures + 2) intervals plus the duration of the slowest of the last checkpoints. With
+            periodic checkpoints off, any age passes.
+        failures_to_warn: Consecutive failed attempts that warn.
+        failures_to_fail: Consecutive failed attempts that are an error.
+        max_verification_age_ms: Maximum age of the last verification of a snapshot.
+        size_growth_factor: Growth factor of the snapshot size within the window that warns.
+        size_window_ms: That window.
+        size_floor_bytes: Growth of smaller snapshots is ignored.
+        max_snapshot_bytes: A larger snapshot is an error; None for any size.
+        max_stall_ms: A query that completes no batch and is not idle for this long is an error; a warning if tasks of
+            its batch are running.
+        loop_failures: A stream whose run failed this often since its newest snapshot, within `loop_window_ms`,
+            restarts in a loop: an error.
+        loop_window_ms: That window.
+        max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
+        source_retention_ms: How long the sources retain data, if they do not report it (Kafka's `retention.ms`).
+        file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
+        retention_margin_ms: A restore point that leaves the sources' retention within this time warns.
+        max_watermark_ahead_ms: A watermark that is further ahead of the clock warns.
+
+    Raises:
+        OptionError: A threshold is not positive, or warns after it fails.
+
+    Example:
+        >>> HealthSettings(max_checkpoint_age_ms=10 * 60_000, failures_to_fail=5)
+    """
+
+    max_checkpoint_age_ms: int | None = None
+    failures_to_warn: int = 1
+    failures_to_fail: int = 3
+    max_verification_age_ms: int = 2 * DAY_MS
+    size_growth_factor: float = 2.0
+    size_window_ms: int = DAY_MS
+    size_floor_bytes: int = 64 * 1024 * 1024
+    max_snapshot_bytes: int | None = None
+    max_stall_ms: int = 10 * 60_000
+    loop_failures: int = 3
+    loop_window_ms: int = HOUR_MS
+    max_catch_up_ms: int = 10 * 60_000
+    source_retention_ms: int | None = None
+    file_max_age_ms: int = 7 * DAY_MS
+    retention_margin_ms: int = 6 * HOUR_MS
+    max_watermark_ahead_ms: int = DAY_MS
+
+    def __post_init__(self) -> None:
+        """Validate the thresholds."""
+        for name, value in vars(self).items():
+            if value is not None and value < 0:
+                raise OptionError(f"HealthSettings: {name} is {value}, but must be 0 or more.")
+        if self.loop_failures < 1:
+            raise OptionError(f"HealthSettings: loop_failures is {self.loop_failures}, but must be at least 1.")
+        if not 1 <= self.failures_to_warn <= self.failures_to_fail:
+            raise OptionError(
+                f"HealthSettings: failures_to_warn is {self.failures_to_warn} and failures_to_fail is "
+                f"{self.failures_to_fail}. Both must be 1 or more, and failures_to_warn at most failures_to_fail."
+            )
+
+
+# Topic to partition to offset.
+Offsets = Mapping[str, Mapping[str, int]]
+
+
+class SourceKind(Enum):
+    """Kind of a source, by Spark's name for it."""
+
+    KAFKA = "KAFKA"
+    FILES = "FILES"
+    GENERATED = "GENERATED"
+    OTHER = "OTHER"
+
+
+_KINDS = (
+    ("Kafka", SourceKind.KAFKA),
+    ("FileStreamSource", SourceKind.FILES),
+    ("Rate", SourceKind.GENERATED),
+)
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """One source of a stream.
+
+    Attributes:
+        name: Spark's name for it, such as `KafkaV2[Subscribe[orders]]`.
+        behind: Records waiting in it, or None if it does not report them.
+        read_up_to: Kafka offsets up to which the restore point has read.
+        earliest: Earliest Kafka offsets that the topic still has.
+        lags: Records waiting in each partition of a Kafka topic, by names such as `orders-3`.
+    """
+
+    name: str
+    behind: int | None = None
+    read_up_to: Offsets | None = None
+    earliest: Offsets | None = None
+    lags: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> SourceKind:
+        """Its kind."""
+        return next((kind for begin, kind in _KINDS if self.name.startswith(begin)), SourceKind.OTHER)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Whether a source still retains what a recovery would re-read.
+
+    Attributes:
+        is_gone: The data is no longer there.
+        is_unlimited: The data will always be there.
+        left_ms: How long the data remains, or None if unknown.
+    """
+
+    message: str
+    is_gone: bool = False
+    is_unlimited: bool = False
+    left_ms: int | None = None
+
+
+def sources_of(progress: Mapping[str, Any]) -> list[SourceFacts] | None:
+    """The sources in an execution's progress; None if it has not reported any."""
+    reported = progress.get("sources")
+    if not isinstance(reported, list) or not reported:
+        return None
+    return [
+        SourceFacts(
+            str(each.get("source")),
+            each.get("behind"),
+            kafka_offsets(each.get("read_up_to")),
+            lags=_lags(each.get("lags")),
+        )
+        for each in reported
+        if isinstance(each, dict)
+    ]
+
+
+def _lags(reported: object) -> dict[str, int]:
+    if not isinstance(reported, dict):
+        return {}
+    return {str(name): behind for name, behind in reported.items() if type(behind) is int}
+
+
+def largest_lag(sources: Sequence[SourceFacts]) -> tuple[str, int] | None:
+    """The partition with the most waiting records; None if there is only one, or none is waiting."""
+    lags = [each for source in sources for each in source.lags.items()]
+    name, behind = max(lags, key=lambda each: each[1], default=("", 0))
+    return (name, behind) if len(lags) > 1 and behind else None
+
+
+def kafka_offsets(text: object) -> Offsets | None:
+    """Parse the offsets of a Kafka source from JSON; None for other sources."""
+    try:
+        offsets = json.loads(text) if isinstance(text, str) else text
+        return {
+            str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
+            for topic, partitions in offsets.items()  # type: ignore[union-attr]
+        }
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
+    """The sources, with the earliest offsets that the topics of Kafka sources still have."""
+    return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
+
+
+def reporting_lag(sources: Sequence[SourceFacts]) -> list[SourceFacts]:
+    """The sources without those that never report a backlog: files, and generated rows."""
+    silent = (SourceKind.FILES, SourceKind.GENERATED)
+    return [source for source in sources if source.behind is not None or source.kind not in silent]
+
+
+def lag(sources: Sequence[SourceFacts]) -> int | None:
+    """Records waiting in all sources; None if one of them does not report it."""
+    if any(source.behind is None for source in sources):
+        return None
+    return sum(source.behind or 0 for source in sources)
+
+
+def retention(
+    source: SourceFacts,
+    *,
+    restore_point_at_ms: int,
+    now_ms: int,
+    retention_ms: int | None,
+    file_max_age_ms: int,
+) -> Retention:
+    """Whether a source still retains what a recovery from a restore point would re-read.
+
+    Data later than `restore_point_at_ms`, when the snapshot was begun, is read again. `retention_ms` is how long the
+    sources retain data, if known; `file_max_age_ms` is the `maxFileAge` of file sources.
+    """
+    if source.kind is SourceKind.GENERATED:
+        return Retention("generates its rows again", is_unlimited=True)
+    gone = _gone(source)
+    if gone is not None:
+        return Retention(gone, is_gone=True)
+    if retention_ms is None and source.kind is SourceKind.FILES:
+        retention_ms = file_max_age_ms
+    if retention_ms is None:
+        if source.read_up_to is not None and source.earliest is not None:
+            return Retention("still has all offsets since the restore point", is_unlimited=True)
+        return Retention("its retention is unknown: set source_retention_ms")
+    until_ms = restore_point_at_ms + retention_ms
+    if until_ms <= now_ms:
+        message = (
+            f"no longer has every record since the restore point: it retains them for {rounded_duration(retention_ms)}"
+        )
+        return Retention(message, is_gone=True, left_ms=0)
+    return Retention(
+        f"retains the records since the restore point until {utc_time(until_ms)}", left_ms=until_ms - now_ms
+    )
+
+
+def _gone(source: SourceFacts) -> str | None:
+    if source.read_up_to is None or source.earliest is None:
+        return None
+    for topic, partitions in source.read_up_to.items():
+        for partition, offset in partitions.items():
+            first = source.earliest.get(topic, {}).get(partition)
+            if first is not None and first > offset:
+                return f"{topic}-{partition} begins at {first}, but a recovery reads from {offset}"
+    return None
+
+
+@dataclass(frozen=True)
+class HealthFacts:
+    """What the catalog knows of a stream; None where it does not know, or where there is nothing.
+
+    Attributes:
+        running_since_ms: When its running execution began.
+        newest: The snapshot that it would be recovered from.
+        verified: The snapshot that was verified last.
+        failures: Attempts that failed since the newest snapshot.
+        bytes_before: Full bytes of the first snapshot in the window of `size_window_ms`.
+        slowest_ms: Longest duration among its last completed checkpoints.
+        sources: As the last batch reported them.
+        rows_per_second: Speed of the last batch.
+        desired: Its desired state and the progress of its last upgrade.
+        loaded_version: Version of the code that the code location has now.
+        heartbeat_at_ms: Last heartbeat of the process of its running query.
+        process: Description of that process, to find it.
+        inactivity: What that query is doing and for how long.
+        down: Why it is not running although it should.
+        failed_runs: How many of its executions failed recently, since the newest snapshot completed.
+        last_end: Why the last of them failed.
+        first_started_ms: When the stream was started for the first time.
+        unrestorable: Why a recovery could not continue from `newest`.
+    """
+
+    running_since_ms: int | None = None
+    newest: SnapshotRecord | None = None
+    verified: SnapshotRecord | None = None
+    failures: int = 0
+    last_failure: str | None = None
+    bytes_before: int | None = None
+    slowest_ms: int | None = None
+    sources: Sequence[SourceFacts] | None = None
+    rows_per_second: float | None = None
+    desired: DesiredRecord | None = None
+    loaded_version: str | None = None
+    heartbeat_at_ms: int | None = None
+    process: str | None = None
+    inactivity: QueryInactivity | None = None
+    down: str | None = None
+    down_since_ms: int | None = None
+    failed_runs: int = 0
+    last_end: str | None = None
+    first_started_ms: int | None = None
+    unrestorable: str | None = None
+    watermark_ms: int | None = None
+
+
+_ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
+
+
+def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:
+    """Gather the facts for health checks from the catalog alone. `settings` selects the streams."""
+    stream_ids: Sequence[str] = list(settings)
+    executions = catalog.executions.latest_of(stream_ids)
+    windows = {stream_id: now_ms - each.size_window_ms for stream_id, each in settings.items()}
+    histories = catalog.snapshots.histories(windows)
+    desired = catalog.desired_states.of(stream_ids)
+    since_ms = now_ms - max((each.loop_window_ms for each in settings.values()), default=0)
+    failed = catalog.executions.failed_since(stream_ids, since_ms)
+    recoveries = catalog.recoveries.of_streams(stream_ids)
+    first_started = catalog.executions.first_started(stream_ids)
+    facts = {}
+    for stream_id in stream_ids:
+        execution, history = executions.get(stream_id), histories[stream_id]
+        progress = (execution.progress if execution is not None else None) or {}
+        speed = progress.get("rows_per_second")
+        after_ms = max(now_ms - settings[stream_id].loop_window_ms, _completed_at_ms(history.newest))
+        failed_runs = [end for end in failed.get(stream_id, ()) if end.at_ms > after_ms]
+        silent = _why_silent(catalog, execution, now_ms)
+        facts[stream_id] = HealthFacts(
+            running_since_ms=_running_since_ms(execution) if silent is None else None,
+            newest=history.newest,
+            verified=history.verified,
+            failures=history.failures,
+            last_failure=history.last_failure,
+            bytes_before=history.bytes_before,
+            slowest_ms=history.slowest_ms,
+            sources=sources_of(progress),
+            rows_per_second=speed if isinstance(speed, int | float) else None,
+            desired=desired.get(stream_id),
+            heartbeat_at_ms=_heartbeat_at_ms(execution),
+            process=f"process {execution.pid} on {execution.host}" if execution is not None else None,
+            down=silent or _why_down(execution, desired.get(stream_id)),
+            down_since_ms=_down_since_ms(execution),
+            failed_runs=len(failed_runs),
+            last_end=failed_runs[-1].reason if failed_runs else None,
+            first_started_ms=first_started.get(stream_id),
+            unrestorable=_why_unrestorable(history.newest, recoveries.get(stream_id, ())),
+            watermark_ms=watermark_ms_of(progress.get("watermark")),
+            inactivity=QueryInactivity.of_record(progress.get("activity")),
+        )
+    return facts
+
+
+def _completed_at_ms(snapshot: SnapshotRecord | None) -> int:
+    return (snapshot.completed_at_ms or 0) if snapshot is not None else 0
+
+
+def _why_unrestorable(newest: SnapshotRecord | None, failures: Sequence[PointFailure]) -> str | None:
+    return None if newest is None else failed_points(failures).get(snapshot_point(newest.snapshot_id))
+
+
+def _running_since_ms(execution: ExecutionRecord | None) -> int | None:
+    return execution.started_at_ms if execution is not None and execution.status in _ALIVE else None
+
+
+def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) -> str | None:
+    if execution is not None and execution.status in _ALIVE:
+        return None
+    if execution is not None and execution.status is ExecutionStatus.FAILED:
+        return f"its last run failed: {execution.reason}"
+    if desired is not None and desired.desired is DesiredState.RUNNING:
+        return "its desired state is RUNNING"
+    return None
+
+
+def _why_silent(catalog: Catalog, execution: ExecutionRecord | None, now_ms: int) -> str | None:
+    """Why an execution that the catalog believes alive is not: it neither sends heartbeats nor renews its lease."""
+    if execution is None or execution.status not in _ALIVE or now_ms - execution.heartbeat_at_ms <= LIVELY_MS:
+        return None
+    lease = catalog.leases.current(execution.stream_id)
+    # A process that restores for hours sends no heartbeat, but renews its lease.
+    if lease is not None and lease.execution_id == execution.execution_id and not lease.expired:
+        return None
+    return (
+        f"process {execution.pid} on {execution.host} has sent no heartbeat since "
+        f"{utc_time(execution.heartbeat_at_ms)} and lost its lease: it has ended, or it hangs"
+    )
+
+
+def _down_since_ms(execution: ExecutionRecord | None) -> int | None:
+    if execution is None:
+        return None
+    return execution.heartbeat_at_ms if execution.status in _ALIVE else execution.ended_at_ms
+
+
+def _heartbeat_at_ms(execution: ExecutionRecord | None) -> int | None:
+    # An execution that is starting may restore for hours and sends no heartbeat in the meantime.
+    is_running = execution is not None and execution.status is ExecutionStatus.RUNNING
+    return execution.heartbeat_at_ms if execution is not None and is_running else None

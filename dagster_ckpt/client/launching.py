@@ -1,0 +1,327 @@
+"""Starts of drivers: launches them, says what a driver was started for, and hands a stream over from the running query.
+
+A launched driver outlives the process that launched it; the catalog keeps its handle. A user starts a stream with a
+START request, which contains the starting point, or by running its program on a terminal. Any other start of a stream
+that has run before counts as a restart by a cluster or a service manager: recovery failures are remembered, and the
+restart strategy keeps counting.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import HANDS_OVER, LaunchRecord, RequestKind, RequestRecord, RequestStatus, StartCause
+from dagster_ckpt.catalog.transitions import log_message
+from dagster_ckpt.client.client import Client
+from dagster_ckpt.client.preflight import check_start
+from dagster_ckpt.client.requests import is_running
+from dagster_ckpt.errors import CatalogError, OptionError, RequestFailedError
+from dagster_ckpt.recovery.plan_check import refuse_plan_change
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, boot_id, launch_liveness
+from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.redaction import shown_command, without_secrets
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+# Environment variable with the START request that a driver answers, like `{start_request}` in a
+# launch's command.
+START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
+_LOG_LINES = 20
+
+
+@dataclass(frozen=True)
+class DriverLaunch:
+    """How a driver is launched.
+
+    Attributes:
+        command: Its command line. `{stream_id}` and `{start_request}` in it are replaced. If the environment does not
+            reach the driver, pass the request with `--conf
+            spark.kubernetes.driverEnv.DAGSTER_CKPT_START_REQUEST={start_request}` or `--conf
+            spark.yarn.appMasterEnv.DAGSTER_CKPT_START_REQUEST={start_request}`.
+        log_directory: Folder for its output, one file per launch.
+        environment: Environment variables, in addition to those of the launching process.
+        start_timeout_s: Seconds that the query may take to start; after that the start is withdrawn.
+
+    Raises:
+        OptionError: The command is empty, or contains other placeholders.
+
+    Example:
+        >>> DriverLaunch(("spark-submit", "--master", "yarn", "orders.py"), log_directory="/var/log/streams")
+    """
+
+    command: Sequence[str] = field(repr=False)
+    log_directory: str
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    start_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.command, str) or not self.command:
+            raise OptionError(
+                f"command is {_shown(self.command)!r}, but must be a list of words such as "
+                "('spark-submit', 'orders.py')."
+            )
+        self.command_line(stream_id="", start_request="")
+
+    def command_line(self, *, stream_id: str, start_request: str) -> list[str]:
+        """The command line of one launch."""
+        try:
+            return [word.format(stream_id=stream_id, start_request=start_request) for word in self.command]
+        except (KeyError, IndexError, ValueError) as error:
+            raise OptionError(
+                f"command is {shown_command(self.command)!r}, in which only {{stream_id}} and {{start_request}} are "
+                f"replaced ({type(error).__name__}: {error}). Double other braces."
+            ) from error
+
+
+def _shown(command: Sequence[str]) -> str:
+    return without_secrets(command) if isinstance(command, str) else str(shown_command(command))
+
+
+@dataclass(frozen=True)
+class LaunchedDriver:
+    """A driver that was launched by this process or another, by its handle in the catalog.
+
+    Attributes:
+        exit_code: Its exit code once it has ended, if this process launched it; None otherwise.
+    """
+
+    record: LaunchRecord
+    exit_code: Callable[[], int | None] = lambda: None
+
+    def is_here(self) -> bool:
+        """Whether the launched process is alive on this machine."""
+        return launch_liveness(self.record) is Liveness.ALIVE
+
+    def failure(self) -> str | None:
+        """Why it will not start its query any more, or None.
+
+        A submission that ends successfully has handed the driver to a cluster.
+        """
+        code = self.exit_code()
+        if not code:
+            return None
+        return f"the driver ended with exit code {code}; the end of its log {self.record.log}:\n{self.log_end()}"
+
+    def log_end(self) -> str:
+        """The last lines of its output."""
+        log = Path(self.record.log)
+        if not log.exists():
+            return "(no log)"
+        return without_secrets("\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]))
+
+
+def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRecord, *, run_id: str) -> LaunchedDriver:
+    """Start a driver in a separate session, so that no signal to this process reaches it."""
+    command_line = launch.command_line(stream_id=stream.stream_id, start_request=request.request_id)
+    log = Path(launch.log_directory) / f"{stream.stream_id}-{request.request_id[:8]}.log"
+    try:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A driver's output must not be readable by other users.
+        with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
+            process = subprocess.Popen(
+                command_line,
+                env={**os.environ, **launch.environment, START_REQUEST_VARIABLE: request.request_id},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise RequestFailedError(
+            f"The driver of stream {stream.stream_id!r} could not be launched: {error}. Check the command "
+            f"{shown_command(command_line)!r} and the log folder {launch.log_directory}."
+        ) from error
+    record = stream.catalog.launches.record(
+        request.request_id,
+        stream_id=stream.stream_id,
+        run_id=run_id,
+        host=socket.gethostname(),
+        boot_id=boot_id(),
+        pid=process.pid,
+        process_start_ticks=_start_ticks(process.pid),
+        command=subprocess.list2cmdline(shown_command(command_line)),
+        log=str(log),
+    )
+    return LaunchedDriver(record, process.poll)
+
+
+def driver_on_its_way(stream: StreamHandle) -> LaunchedDriver | None:
+    """A driver that was launched on this machine, is alive, and has not started its query yet."""
+    record = stream.catalog.launches.latest(stream.stream_id)
+    if record is None:
+        return None
+    driver = LaunchedDriver(record)
+    is_open = stream.catalog.requests.get(record.request_id).status is RequestStatus.PENDING
+    return driver if is_open and driver.is_here() else None
+
+
+def _start_ticks(pid: int) -> int | None:
+    try:
+        return ProcessIdentity.of(pid).start_ticks
+    except ProcessLookupError:
+        # It has already ended: no process will ever match this.
+        return 0
+
+
+@dataclass(frozen=True)
+class StartOrder:
+    """How a driver starts its stream.
+
+    Attributes:
+        request_id: The START request that it answers, if any.
+        run_id: The Dagster run that launched it, if any.
+        has_supervisor: Whether it was launched by a supervisor that relaunches it after an interrupt.
+    """
+
+    start_from: StartFrom = field(default_factory=StartFrom)
+    cause: StartCause = StartCause.MANUAL
+    request_id: str | None = None
+    run_id: str | None = None
+    has_supervisor: bool = False
+
+
+def is_by_hand() -> bool:
+    """Whether this process is interactive: a Python shell or notebook, or started on a terminal."""
+    has_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+    return has_terminal or hasattr(sys, "ps1")
+
+
+def cause_unasked(catalog: Catalog, stream_id: str) -> StartCause:
+    """The cause of a start without a request: a user or a restart."""
+    if is_by_hand() or catalog.executions.latest(stream_id) is None:
+        return StartCause.MANUAL
+    return StartCause.RESTART_NEW_RUN
+
+
+def start_order(
+    catalog: Catalog, stream_id: str, *, otherwise: StartFrom, environment: Mapping[str, str] = os.environ
+) -> StartOrder:
+    """Determine what this driver was started for.
+
+    A driver that was launched for a request, which `environment` names, follows it once; it is refused if the request
+    failed or was withdrawn. If its cluster starts it again, it continues from the latest state. A driver started by
+    anything else takes the oldest open request for which no driver is launched, else it starts from `otherwise`.
+    """
+    launched_for = environment.get(START_REQUEST_VARIABLE)
+    if launched_for:
+        return _of_launched(catalog, catalog.requests.get(launched_for), stream_id)
+    for request in catalog.requests.pending(stream_id):
+        if request.kind is RequestKind.START and "run_id" not in request.arguments:
+            return StartOrder(
+                start_from=StartFrom.from_record(request.arguments),
+                cause=_cause_of(catalog, request),
+                request_id=request.request_id,
+            )
+    return StartOrder(start_from=otherwise, cause=cause_unasked(catalog, stream_id))
+
+
+def _cause_of(catalog: Catalog, request: RequestRecord) -> StartCause:
+    is_restart = request.arguments.get("cause") == StartCause.RESTART_NEW_RUN.value
+    latest = catalog.executions.latest(request.stream_id)
+    # An execution began for this request, and its process was killed before it could answer.
+    has_started = latest is not None and latest.started_at_ms >= request.created_at_ms
+    return StartCause.RESTART_NEW_RUN if is_restart or has_started else StartCause.MANUAL
+
+
+def _of_launched(catalog: Catalog, request: RequestRecord, stream_id: str) -> StartOrder:
+    if request.stream_id != stream_id or request.kind is not RequestKind.START:
+        raise RequestFailedError(
+            f"{START_REQUEST_VARIABLE} names request {request.request_id}, which is a {request.kind.value} request of "
+            f"stream {request.stream_id!r}, not a START request of {stream_id!r}. Give the program the stream id of "
+            "the asset that launches it."
+        )
+    launch = catalog.launches.get(request.request_id)
+    run_id = launch.run_id if launch is not None else request.arguments.get("run_id")
+    if request.status is RequestStatus.COMPLETED:
+        return StartOrder(cause=StartCause.RESTART_NEW_RUN, run_id=run_id, has_supervisor=True)
+    if request.status is not RequestStatus.PENDING:
+        raise RequestFailedError(
+            f"The start of stream {stream_id!r} that this process was launched for (request {request.request_id}) is "
+            f"{request.status.value}: {request.error or 'no process waits for it any more'}. Start the stream again."
+        )
+    return StartOrder(
+        start_from=StartFrom.from_record(request.arguments),
+        cause=_cause_of(catalog, request),
+        request_id=request.request_id,
+        run_id=run_id,
+        has_supervisor=True,
+    )
+
+
+def hands_over(stream: StreamHandle, request_id: str | None) -> bool:
+    """Whether a start request makes its process stop the query that runs."""
+    request = stream.catalog.requests.find(request_id) if request_id is not None else None
+    return request is not None and _is_open(request) and bool(request.arguments.get(HANDS_OVER)) and is_running(stream)
+
+
+def hand_over(
+    stream: StreamHandle,
+    request_id: str | None,
+    describe: Callable[[], DataStreamWriter],
+    start_from: StartFrom,
+    *,
+    interrupted: Callable[[], bool] = lambda: False,
+    report: Callable[[str], None] | None = None,
+) -> None:
+    """Before a start beside the running query: check it with the loaded code, and only then suspend that query.
+
+    Does nothing if no query runs, or if the request does not ask for it. If the start is refused, the request fails
+    with the reason and the query runs on. If the request is withdrawn meanwhile, the query runs on, or is started
+    again where it stopped. `interrupted` tells whether this process is asked to stop.
+    """
+    if request_id is None or not hands_over(stream, request_id):
+        return
+    tell = report or (lambda message: log_message(stream.stream_id, message))
+    try:
+        _check(stream, describe, start_from, tell)
+        request = stream.catalog.requests.get(request_id)
+        if interrupted() or not _is_open(request):
+            raise RequestFailedError(f"The start of stream {stream.stream_id!r} was withdrawn; its query runs on.")
+        tell("the loaded code can continue; suspending the running query")
+        try:
+            Client.of_stream(stream, origin=request.origin).stop(stream.stream_id, savepoint=False)
+        except RequestFailedError:
+            # It may have ended by itself meanwhile.
+            if is_running(stream):
+                raise
+    except Exception as error:
+        with suppress(CatalogError):
+            stream.catalog.requests.fail_start(request_id, f"{type(error).__name__}: {error}")
+        raise
+    if not _is_open(stream.catalog.requests.get(request_id)):
+        pending = stream.catalog.requests.pending(stream.stream_id)
+        if not any(each.kind is RequestKind.START for each in pending):
+            Client.of_stream(stream, origin=request.origin).request_start(stream.stream_id)
+        raise RequestFailedError(
+            f"The start of stream {stream.stream_id!r} was withdrawn while the running query was stopped for it, so "
+            "that query is started again where it stopped."
+        )
+
+
+def _check(
+    stream: StreamHandle,
+    describe: Callable[[], DataStreamWriter],
+    start_from: StartFrom,
+    report: Callable[[str], None],
+) -> None:
+    describe()
+    change = check_start(stream, describe, start_from, report=report).change
+    if change is not None and not change.is_accepted and not start_from.accept_plan_change:
+        refuse_plan_change(
+            stream.stream_id, change.differences, came_from=change.came_from, fingerprint=change.fingerprint
+        )
+
+
+def _is_open(request: RequestRecord) -> bool:
+    return request.status is RequestStatus.PENDING

@@ -1,0 +1,276 @@
+"""A managed stream: the facts of a decision about it, and the decision to stop it. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
+from dagster_ckpt.stream.liveness import SILENCE_MS
+from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.modes import DesiredState
+
+# Origin of requests made here, to distinguish them from users' requests.
+ORIGIN = "desired state"
+_REQUESTS = uuid.UUID("6f1d3c2e-2f0b-4a57-9d0c-6a3f5c1f7f11")
+_OPEN = (RequestStatus.PENDING, RequestStatus.ACCEPTED)
+STOPPING = (RequestKind.STOP_WITH_SAVEPOINT, RequestKind.SUSPEND, RequestKind.CANCEL)
+
+
+class StreamLife(Enum):
+    """What a managed stream is doing.
+
+    ALIVE: Its run is in progress, or its lease is held. TO_BE_RESTARTED: It failed or was killed, and the restart
+    strategy decides. ENDED: It is not running, and its last execution needs no further action.
+    """
+
+    NEVER_STARTED = "NEVER_STARTED"
+    ALIVE = "ALIVE"
+    TO_BE_RESTARTED = "TO_BE_RESTARTED"
+    ENDED = "ENDED"
+
+
+class StepRun(Enum):
+    """Work that takes too long for a sensor, so that a separate run does it."""
+
+    PREFLIGHT = "PREFLIGHT"
+    ROLL_BACK = "ROLL_BACK"
+    CANCEL = "CANCEL"
+
+
+@dataclass(frozen=True)
+class ObservedStream:
+    """A stream as observed in the catalog and the orchestrator.
+
+    Attributes:
+        code_version: Version of the loaded code, if it declares one.
+        is_ours: Whether a request made here started the newest execution.
+        request: The last request made here.
+        start_pending: Whether someone else has requested a start.
+        has_state: Whether there is a live directory or a snapshot to continue from.
+        is_healthy: Whether it has committed a batch or completed a snapshot since the upgrade's start.
+        is_idle: Whether its query is running and waits for data.
+        runs_failed: How many runs of the current step ended without a result.
+        run_succeeded: Whether a run of the current step succeeded.
+    """
+
+    life: StreamLife
+    now_ms: int
+    code_version: str | None = None
+    execution: ExecutionRecord | None = None
+    is_ours: bool = False
+    request: RequestRecord | None = None
+    start_pending: bool = False
+    has_state: bool = False
+    newest_snapshot: SnapshotRecord | None = None
+    is_healthy: bool = False
+    is_idle: bool = False
+    runs_failed: int = 0
+    run_succeeded: bool = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is running, as far as known."""
+        return self.life is StreamLife.ALIVE
+
+    @property
+    def open_request(self) -> RequestRecord | None:
+        """The last request made here, while it is unanswered."""
+        return self.request if self.request is not None and self.request.status in _OPEN else None
+
+    @property
+    def runs_another_version(self) -> bool:
+        """Whether the loaded code differs from what the newest execution was started with."""
+        return (
+            self.execution is not None
+            and self.code_version is not None
+            and self.execution.code_version != self.code_version
+        )
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Submit a request. The id makes repeated submission idempotent."""
+
+    request_id: str
+    kind: RequestKind
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Withdraw a request; with `only_pending` not one that a process has accepted."""
+
+    request_id: str
+    only_pending: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """Have a run perform the current step, unless one is in progress."""
+
+    step: StepRun
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Keep the restart strategy from restarting a failed execution. All state is kept."""
+
+    execution_id: str
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Adopt what a user did with the stream by hand as its desired state."""
+
+    desired: DesiredState
+
+
+Action = Ask | Withdraw | Run | Settle | Adopt
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do next, and what to record once it is done.
+
+    Attributes:
+        alert: What a user must know, if anything.
+        alert_until: What ends the alert automatically.
+        request_id: The last request made here.
+        actions: In order; each can be repeated.
+        reached: The desired state has been reached.
+        begins: An upgrade begins.
+        holds_restart: The restart strategy must not start the stream for now.
+    """
+
+    reason: str
+    upgrade: UpgradeRecord | None
+    alert: str | None
+    request_id: str | None
+    alert_until: AlertUntil | None = None
+    actions: tuple[Action, ...] = ()
+    reached: bool = False
+    begins: bool = False
+    holds_restart: bool = False
+
+    def with_changes(self, *actions: Action, **changes: Any) -> Decision:
+        """The same decision with further actions and other values. A new alert never ends automatically."""
+        if "alert" in changes:
+            changes.setdefault("alert_until", None)
+        return replace(self, actions=(*self.actions, *actions), **changes)
+
+
+def stay(row: DesiredRecord, reason: str) -> Decision:
+    """Do nothing and keep everything recorded."""
+    return Decision(reason, row.upgrade, row.alert, row.request_id, row.alert_until)
+
+
+def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **arguments: Any) -> Decision:
+    """Submit a request, once per step of a generation."""
+    request_id = str(uuid.uuid5(_REQUESTS, f"{row.stream_id}/{row.generation}/{step}"))
+    return stay(row, reason).with_changes(Ask(request_id, kind, arguments), request_id=request_id)
+
+
+def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason: str, **changes: Any) -> Decision:
+    """Move an upgrade to another phase."""
+    moved = replace(upgrade, phase=phase, reason=reason, **changes)
+    alert = f"{moved.to_version}: {reason}" if phase.refuses else None if phase is UpgradePhase.STABLE else row.alert
+    keeps_request = phase.is_over or phase is upgrade.phase
+    return Decision(
+        reason,
+        moved,
+        alert,
+        row.request_id if keeps_request else None,
+        row.alert_until if alert is row.alert else None,
+        holds_restart=phase not in (UpgradePhase.UPGRADING, UpgradePhase.STABLE),
+    )
+
+
+def cancel_pending(seen: ObservedStream) -> tuple[Action, ...]:
+    """For a stream that is not running: withdraw an open request, and prevent a restart."""
+    actions: list[Action] = []
+    if seen.open_request is not None:
+        actions.append(Withdraw(seen.open_request.request_id))
+    if seen.life is StreamLife.TO_BE_RESTARTED and seen.execution is not None:
+        actions.append(Settle(seen.execution.execution_id))
+    return tuple(actions)
+
+
+def ask_to_stop(
+    row: DesiredRecord,
+    seen: ObservedStream,
+    first: RequestKind,
+    *,
+    again: RequestKind,
+    since_ms: int,
+    timeout_ms: int | None,
+    reason: str,
+    step: str = "stop",
+) -> Decision:
+    """Request a stop, then wait. If that fails, request it in another way, or alert users.
+
+    Args:
+        row: The managed stream.
+        seen: The stream, which is alive.
+        first: The first kind of request.
+        again: The kind used if the first failed, or if a later execution has begun since.
+        since_ms: Earlier requests are unrelated.
+        timeout_ms: Time to answer, and then again to end; None: unlimited.
+        reason: The reason for the stop.
+        step: A name for the request, unique within the generation.
+    """
+    request = seen.request
+    execution = seen.execution
+    if request is None or request.kind not in STOPPING or request.created_at_ms < since_ms:
+        return ask(row, reason, step, first)
+    is_open = seen.open_request is not None
+    if is_open or execution is None or _ends(request, execution.started_at_ms):
+        waits = f"waiting for the answer to {request.kind.value}" if is_open else "waiting for its run to end"
+        waiting = stay(row, f"{reason}: {waits}")
+        late = overdue(seen, timeout_ms)
+        return waiting if late is None else waiting.with_changes(alert=late, alert_until=AlertUntil.STOPPED)
+    why = f"{request.kind.value} had no effect ({request.error or 'an execution started after it'})"
+    return ask(row, f"{reason}: {why}", f"{step} {execution.execution_id}", again)
+
+
+def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
+    """The alert for a stream that has not answered the last request to stop, or not ended, in time; else None.
+
+    The text stays the same from call to call. `timeout_ms` is the time to answer, and then again to end.
+    """
+    request, execution = seen.request, seen.execution
+    if request is None or execution is None or timeout_ms is None or request.kind not in STOPPING:
+        return None
+    is_answered = request.status is RequestStatus.COMPLETED
+    since_ms = (request.resolved_at_ms or 0) if is_answered else request.created_at_ms
+    # The waiting time of a withdrawn request ended with its withdrawal.
+    now_ms = (request.resolved_at_ms or 0) if request.status is RequestStatus.WITHDRAWN else seen.now_ms
+    if now_ms - since_ms < timeout_ms:
+        return None
+    limit = rounded_duration(timeout_ms)
+    kind = request.kind.value
+    if is_answered:
+        found = f"it answered {kind}, but its run had not ended {limit} later"
+    elif request.status is RequestStatus.ACCEPTED:
+        found = f"its process received {kind}, but did not answer it within {limit}"
+    else:
+        found = f"no process received {kind} within {limit}"
+    is_silent = seen.now_ms - execution.heartbeat_at_ms > SILENCE_MS
+    life = (
+        "has sent no heartbeat recently, although its run or its lease is active"
+        if is_silent
+        else "still sends heartbeats"
+    )
+    process = f"process {execution.pid} on {execution.host}"
+    return (
+        f"it was not stopped: {found}; {process}, of run {execution.run_id}, {life}. Check the log of that run, then "
+        "terminate the run (by force if it does not react) or kill the process: committed batches are kept."
+    )
+
+
+def _ends(request: RequestRecord, started_at_ms: int) -> bool:
+    return request.status is RequestStatus.COMPLETED and started_at_ms <= (request.resolved_at_ms or 0)

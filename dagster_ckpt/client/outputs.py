@@ -1,0 +1,289 @@
+"""Repairs and cleans the outputs of file sinks: part files that no log names, logs of moved folders, lost logs.
+
+Two things may still need a file that the log does not name: a batch being written, and a snapshot whose copy of the
+log names it, since a start from there makes it visible again. A forked output has its own files. Files that a batch
+job has written to the same folder are not the stream's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord
+from dagster_ckpt.errors import CkptError, SharedSinkError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.io.location import open_file_io, same_folder
+from dagster_ckpt.recovery.sink_survey import refuse_to_clean
+from dagster_ckpt.sinks.file_sink import FileSink, Leftovers, PartFile
+from dagster_ckpt.sinks.file_sink_damage import LogTrouble, log_trouble
+from dagster_ckpt.sinks.file_sink_log import committed_files, log_entries, needed_entries
+from dagster_ckpt.sinks.file_sink_repair import (
+    RebuiltLog,
+    Relocation,
+    is_intact,
+    plan_rebuilt_log,
+    plan_relocation,
+    rebuild_log,
+    relocate,
+)
+from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, part_files_in_snapshot
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.fencing import fence_predecessor
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_written
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire
+from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held, this_holder
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding
+
+DEFAULT_GRACE_MS = 24 * 3_600_000
+# A file undone by a rollback earlier than these is reported as undone by the first of them.
+_MAX_REWINDS = 1000
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A part file that the log of its sink does not name.
+
+    Attributes:
+        sink: Folder of the sink.
+        age_ms: None if the file system does not report it.
+        undone_by: The rollback that removed it from the log, or that a failed attempt left it.
+        kept_because: Why it must not be deleted (yet).
+    """
+
+    sink: str
+    file: PartFile
+    age_ms: int | None
+    undone_by: str
+    kept_because: str | None
+
+    @property
+    def is_removable(self) -> bool:
+        """Whether nothing can need it."""
+        return self.kept_because is None
+
+
+@dataclass(frozen=True)
+class SinkCleaning:
+    """Files that no log names, and whether the removable ones were deleted."""
+
+    orphans: tuple[Orphan, ...]
+    deleted: bool
+
+    @property
+    def removable(self) -> tuple[Orphan, ...]:
+        """The files that nothing can need."""
+        return tuple(orphan for orphan in self.orphans if orphan.is_removable)
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the removable files."""
+        return sum(orphan.file.size for orphan in self.removable)
+
+
+def clean_sinks(
+    stream: StreamHandle,
+    *,
+    dry_run: bool = True,
+    grace_ms: int | None = None,
+) -> SinkCleaning:
+    """See `Client.clean_sinks`. Ages are measured by the clock of each sink's storage, never by this machine's."""
+    grace_ms = DEFAULT_GRACE_MS if grace_ms is None else grace_ms
+    refuse_to_clean(stream)
+    sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
+    # Of each sink, files are listed first, then its log is read.
+    found = [(sink, sink.leftovers()) for sink in sinks if isinstance(sink, FileSink)]
+    in_snapshots = _named_in_snapshots(stream)
+    rewinds = _rewinds(stream)
+    may_write = _may_be_writing(stream)
+    orphans: list[Orphan] = []
+    for sink, leftovers in found:
+        unlisted = [file for file in leftovers.files if file.name not in leftovers.log.names]
+        uuids = Counter(file.uuid for file in leftovers.files)
+        theirs = [
+            Orphan(
+                sink.place or sink.name,
+                file,
+                age_ms=_age_ms(file, leftovers.now_ms),
+                undone_by=_undone_by(file, rewinds),
+                kept_because=in_snapshots.get(file.name)
+                or _of_a_batch_job(file, leftovers, uuids)
+                or _too_young(file, leftovers, may_write, grace_ms),
+            )
+            for file in unlisted
+        ]
+        orphans += theirs
+        if not dry_run:
+            sink.delete_leftovers([each.file for each in theirs if each.is_removable])
+    return SinkCleaning(tuple(orphans), deleted=not dry_run)
+
+
+def _age_ms(file: PartFile, now_ms: int | None) -> int | None:
+    return None if file.modified_at_ms is None or now_ms is None else max(0, now_ms - file.modified_at_ms)
+
+
+def _may_be_writing(stream: StreamHandle) -> bool:
+    """Whether a query may write batches: even after its lease expired, unless it is proven to have ended."""
+    lease = stream.catalog.leases.current(stream.stream_id)
+    return lease is not None and holder_liveness(lease) is not Liveness.ENDED
+
+
+def _of_a_batch_job(file: PartFile, leftovers: Leftovers, uuids: Mapping[str | None, int]) -> str | None:
+    if leftovers.has_batch_job:
+        return (
+            "a batch job has written to this folder, which has a file _SUCCESS, and its files have such names as well"
+        )
+    if uuids[file.uuid] > 1:
+        return "other files have the same uuid, so a batch job may have written it"
+    return None
+
+
+def _too_young(file: PartFile, leftovers: Leftovers, may_write: bool, grace_ms: int) -> str | None:
+    age_ms, newest_ms = _age_ms(file, leftovers.now_ms), leftovers.log.newest_at_ms
+    if file.modified_at_ms is None or age_ms is None:
+        return "its age is unknown"
+    if may_write and (newest_ms is None or file.modified_at_ms >= newest_ms):
+        return "the running query may be writing it"
+    if age_ms < grace_ms:
+        return f"younger than the grace period of {grace_ms // 1000} s"
+    return None
+
+
+def _named_in_snapshots(stream: StreamHandle) -> dict[str, str]:
+    """Names of the files that snapshots reference, with the snapshot that does."""
+    named: dict[str, str] = {}
+    for snapshot in stream.catalog.snapshots.completed(stream.stream_id):
+        if snapshot.location is not None:
+            named |= dict.fromkeys(
+                part_files_in_snapshot(stream.store, snapshot.location), f"{describe_snapshot(snapshot)} refers to it"
+            )
+    return named
+
+
+def _rewinds(stream: StreamHandle) -> list[EventRecord]:
+    events = stream.catalog.events
+    found = events.last_of([stream.stream_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MAX_REWINDS)
+    return found[stream.stream_id]
+
+
+def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:
+    written_ms = file.modified_at_ms
+    after = next((each for each in rewinds if written_ms is not None and each.at_ms > written_ms), None)
+    if after is None:
+        return "no rollback: a failed or interrupted task left it"
+    directory = str(after.payload.get("live_directory", "")).rsplit("/", 1)[-1]
+    return f"the rewind that created {directory}"
+
+
+def output_files(stream: StreamHandle) -> list[str]:
+    """See `Client.output_files`."""
+    folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
+    return sorted(path for folder in folders for path in committed_files(folder))
+
+
+def relocate_output(catalog: Catalog, folder: str, *, dry_run: bool = False) -> Relocation:
+    """See `Client.relocate_output`."""
+    sink = FileSink.at(folder)
+    for stream in catalog.streams.all():
+        writes = sink.is_among(sinks_of(catalog.executions.last_sinks(stream.stream_id)))
+        if writes and is_held(catalog.leases.current(stream.stream_id)):
+            raise SharedSinkError(
+                f"The log of {folder} is not relocated: stream {stream.stream_id!r} is running and writes there. "
+                "Suspend it first."
+            )
+    planned = plan_relocation(folder)
+    if not dry_run:
+        relocate(planned)
+    return planned
+
+
+@dataclass(frozen=True)
+class RebuiltOutput:
+    """What became of the log of one folder.
+
+    Attributes:
+        batch_id: The newest batch that its log now lists.
+        source: The snapshot that had captured it.
+        unknown: Batches that the query has committed since, whose files nothing lists.
+    """
+
+    folder: str
+    batch_id: int
+    source: SnapshotRecord
+    unknown: range
+
+    def messages(self) -> list[str]:
+        """The result in one or two sentences."""
+        first = f"{self.folder}: its log lists the files of all batches up to {self.batch_id}"
+        if not self.unknown:
+            return [f"{first}; the stream can go on"]
+        number = self.source.label or self.source.snapshot_id
+        return [
+            first,
+            f"{self.folder}: no snapshot has captured batches {self.unknown.start} to {self.unknown.stop - 1}, so the "
+            f"files of their rows are unknown. Start from {describe_snapshot(self.source)} (--from {number}): the "
+            "query runs these batches again",
+        ]
+
+
+def rebuild_output_logs(stream: StreamHandle, *, dry_run: bool = False, origin: str) -> list[RebuiltOutput]:
+    """See `Client.rebuild_output_logs`."""
+    folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
+    broken = [folder for folder in folders if _is_incomplete(folder, _committed(stream))]
+    planned = [_plan(stream, folder) for folder in broken]
+    if dry_run or not planned:
+        return [result for _, result in planned]
+    holder = this_holder(f"rebuild-output-{uuid.uuid4()}", origin, None)
+    acquired = acquire(stream.catalog, stream.stream_id, holder)
+    with LeaseKeeper(stream.catalog, acquired.record) as lease:
+        fence_predecessor(stream, acquired, still_mine=lease.check)
+        # Its query may have gone on until it was fenced.
+        planned = [_plan(stream, folder) for folder in broken]
+        with holding(stream.catalog, [result.source for _, result in planned], "rebuilding the log of an output"):
+            for rebuilt, _ in planned:
+                rebuild_log(rebuilt, lease.step)
+    return [result for _, result in planned]
+
+
+def _plan(stream: StreamHandle, folder: str) -> tuple[RebuiltLog, RebuiltOutput]:
+    source, captured = _captured(stream, folder)
+    rebuilt = plan_rebuilt_log(folder, captured, _committed(stream))
+    return rebuilt, RebuiltOutput(folder, rebuilt.batch_id, source, rebuilt.unknown)
+
+
+def _is_incomplete(folder: str, committed: int | None) -> bool:
+    there = open_file_io(folder)
+    names = log_entries(there)
+    last = max(names, default=None)
+    if last is None or (committed is not None and last < committed) or log_trouble(folder) is LogTrouble.GAP:
+        return True
+    return not all(is_intact(there, names[number]) for number in needed_entries(names))
+
+
+def _committed(stream: StreamHandle) -> int | None:
+    live = stream.catalog.streams.get(stream.stream_id).live_directory
+    return LiveDirectory(live).positions().commit if live is not None else None
+
+
+def _captured(stream: StreamHandle, folder: str) -> tuple[SnapshotRecord, list[SinkEntry]]:
+    """The newest snapshot on the timeline that has captured the log of a folder, and that log."""
+    for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
+        try:
+            logs = logs_in_snapshot(stream.store, snapshot.location or "")
+        except StorageAccessError:
+            raise
+        except CkptError:
+            # Damaged: an older one may have it too.
+            continue
+        entries = next((entries for place, entries in logs.items() if same_folder(place, folder)), None)
+        if entries:
+            return snapshot, entries
+    raise SinkRollbackError(
+        f"The log of {folder} is not rebuilt, nothing was changed: no snapshot of stream {stream.stream_id!r} has "
+        "captured it. Put it back from a backup, or write to a new folder."
+    )

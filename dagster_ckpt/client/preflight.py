@@ -1,0 +1,367 @@
+"""What a start would do, found out in advance: a preview without its code, a check with it, a trial of one batch.
+
+Nothing here changes anything, and the query may be running.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from dagster_ckpt.catalog.desired_states import PreflightRecord
+from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.catalog.recoveries import PointFailure
+from dagster_ckpt.client.requests import is_running
+from dagster_ckpt.config.state_backend import OnStateChange
+from dagster_ckpt.errors import CkptError, InputGoneError, LiveDirectoryError, RequestFailedError, StorageAccessError
+from dagster_ckpt.recovery.examination import Examiner, is_suspicious
+from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory, snapshot_location
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, RestoreAndReplay, Rewind, StartEmpty
+from dagster_ckpt.recovery.plan_check import PlanChange, check_state, describe_differences, plan_change
+from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
+from dagster_ckpt.recovery.replay import lost_batches
+from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
+from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
+from dagster_ckpt.recovery.source_change import refuse_changed_sources
+from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
+from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import clone
+from dagster_ckpt.spark.query.description import is_described_query, session_of
+from dagster_ckpt.spark.query.output import NamedOutput, named_output
+from dagster_ckpt.spark.query.plan import plan_of_writer
+from dagster_ckpt.spark.query.sources import source_identities
+from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
+from dagster_ckpt.state.diff import StateDifference, differences, paired
+from dagster_ckpt.state.reading import StateReader
+from dagster_ckpt.state.rewriting import rewrite_state
+from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.ownership import refuse_unclaimed
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding
+from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_T = TypeVar("_T")
+
+
+def planned_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
+    """The plan of a start, as far as the catalog and the storage tell. No sink is asked."""
+    return plan_recovery(recovery_facts(stream, start_from, predecessor_ended=True, remembers=False))
+
+
+def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPreview | None = None) -> RewindPreview:
+    """See `Client.preview_rewind`. Returns `known` if the start would still continue from the same point."""
+    if known is not None and _still_holds(known.plan, planned_start(stream, start_from)):
+        return known
+    facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False)
+    while True:
+        plan = plan_recovery(facts)
+        try:
+            with holding(stream.catalog, [plan.snapshot], "preview"):
+                ahead = _ahead(stream, facts, plan)
+                newer = with_newer_point(facts, plan, ahead.gone) if ahead.gone and not start_from.accept_loss else None
+                if newer is not None:
+                    facts = newer
+                    continue
+                return replace(ahead, state=tuple(_check_rewrite(stream, ahead.plan, start_from)))
+        except CkptError as error:
+            if plan.point is None or start_from.point is not StartPoint.LATEST or not is_suspicious(error):
+                raise
+            damage = Examiner(stream).damage_of_point(plan)
+            if damage is None:
+                raise
+            # The start will skip it as well.
+            failed = PointFailure(0, "preview", plan.point, damage.error, damage.detail, True, plan.to_batch, 0)
+            facts = replace(facts, failures=[*facts.failures, failed])
+
+
+def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
+    """Whether a start would continue from the same point. A query that ran on since is not another point."""
+    before, after = known.as_record(), now.as_record()
+    is_same = all(before.get(name) == after.get(name) for name in ("snapshot_id", "new_query_id", "claims"))
+    if not is_same or before.get("source_offsets") != after.get("source_offsets"):
+        return False
+    if isinstance(now, Rewind):
+        return isinstance(known, Rewind) and known.to_batch == now.to_batch
+    return known.kind is now.kind or (isinstance(known, RestoreAndReplay) and isinstance(now, Restore))
+
+
+def listed_snapshot(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:
+    """The snapshot as the catalog lists it at this location, or None."""
+    if snapshot is None:
+        return None
+    listed = stream.catalog.snapshots.by_id([snapshot.snapshot_id]).get(snapshot.snapshot_id)
+    return listed if listed is not None and listed.location == snapshot.location else None
+
+
+def _ahead(
+    stream: StreamHandle,
+    facts: RecoveryFacts,
+    plan: RecoveryPlan,
+    output: NamedOutput | None = None,
+    session: SparkSession | None = None,
+) -> RewindPreview:
+    lost, running = lost_batches(stream, facts, plan, output), is_running(stream)
+    replayed = plan if lost is None else lost.plan()
+    ahead = preview_rewind(stream, facts, replayed, output, session, is_running=running)
+    if lost is not None and ahead.gone:
+        # As the start does: it replays nothing that the sources no longer have.
+        ahead = preview_rewind(stream, facts, plan, output, session, is_running=running)
+    return ahead
+
+
+def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:
+    """Refuse a rewrite of state that the start would refuse, before a running query is suspended for it."""
+    if start_from.state_partitions is not None:
+        return check_state(stream, plan, start_from).messages
+    if stream.on_backend_change is OnStateChange.CONVERT:
+        # The start recovers from a live directory that cannot be read.
+        with suppress(LiveDirectoryError):
+            return check_state(stream, plan, start_from).messages
+    return ()
+
+
+@dataclass(frozen=True)
+class StartCheck:
+    """A start that its sinks, its sources and the stored state do not refuse.
+
+    Attributes:
+        rewrite: The shape that the state would be rewritten to, if any.
+        change: How the query's plan differs from the one that wrote the state, as far as known.
+    """
+
+    plan: RecoveryPlan
+    rewrite: StateShape | None
+    change: PlanChange | None
+
+
+def check_start(
+    stream: StreamHandle,
+    describe: Callable[[], DataStreamWriter],
+    start_from: StartFrom,
+    *,
+    report: Callable[[str], None],
+) -> StartCheck:
+    """Check a start with the loaded code, which `describe` creates; raises the error that the start would raise.
+
+    A query that cannot be described refuses nothing here: its start reports that. `report` is called with a message
+    for everything that would change.
+    """
+    record = stream.catalog.streams.get(stream.stream_id)
+    output = _told(describe, named_output)
+    facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False, output=output)
+    while True:
+        plan = resolved_offsets(stream, plan_recovery(facts), describe)
+        with holding(stream.catalog, [plan.snapshot], "check of a start"):
+            refuse_unclaimed(stream, plan.snapshot)
+            for message in refuse_changed_sources(stream, plan, _told(describe, source_identities)):
+                report(message)
+            try:
+                ahead = _ahead(stream, facts, plan, output, _told(describe, _session))
+                refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
+                gone = refuse_gone_records(stream, plan, describe, accept_loss=start_from.accept_loss)
+            except InputGoneError as error:
+                newer = with_newer_point(facts, plan, error.gone)
+                if newer is None:
+                    raise
+                facts = newer
+                continue
+            for message in gone:
+                report(f"accepted without these records: {message}")
+            checked = check_state(stream, plan, start_from)
+            for message in checked.messages:
+                report(message)
+            change = plan_change(record, plan, _told(describe, plan_of_writer))
+            for difference in change.differences if change is not None else ():
+                report(f"the plan differs: {difference}")
+            refuse_shared_folder(stream, output)
+            return StartCheck(plan, checked.rewrite, change)
+
+
+def _told(describe: Callable[[], DataStreamWriter], ask: Callable[[DataStreamWriter], _T]) -> _T | None:
+    try:
+        return ask(describe())
+    except Exception:  # noqa: BLE001 - the start fails in the same way and reports it
+        return None
+
+
+def _session(writer: DataStreamWriter) -> SparkSession | None:
+    return session_of(writer) if is_described_query(writer) else None
+
+
+DEFAULT_TIMEOUT_S = 900.0
+
+
+def preflight(
+    stream: StreamHandle,
+    describe: Callable[[], DataStreamWriter],
+    *,
+    state_partitions: int | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    interrupted: Callable[[], bool] = lambda: False,
+    report: Callable[[str], None] = lambda _sentence: None,
+) -> PreflightRecord:
+    """Try whether the loaded code can resume from a stream's state, and record the result. Changes nothing else.
+
+    The newest committed batch is replayed, so that state is loaded, updated and written. If Spark no longer retains
+    what that needs, or the sources no longer have the data, a batch of new data is processed instead, if there is
+    any. The state is rewritten to `state_partitions` first. If `interrupted`, which is polled, returns True, the
+    preflight ends with an error.
+    """
+    stream.catalog.streams.get(stream.stream_id)
+    change: PlanChange | None = None
+    try:
+        checked = check_start(stream, describe, StartFrom(state_partitions=state_partitions), report=report)
+        change = checked.change
+        trial, how = _try(
+            stream,
+            checked.plan,
+            describe,
+            rewrite=checked.rewrite,
+            timeout_s=timeout_s,
+            interrupted=interrupted,
+            report=report,
+        )
+    except StorageAccessError:
+        raise
+    except CkptError as error:
+        trial, how = Trial(None, str(error)), ""
+    if interrupted():
+        raise RequestFailedError(f"The preflight of stream {stream.stream_id!r} was interrupted, so it has no result.")
+    reason = how if trial.error is None else describe_trial_error(trial.error)
+    refused = None if change is None or change.is_accepted else change
+    if refused is not None:
+        changes = describe_differences(refused.differences)
+        reason = f"the state of the new code differs from the existing state. {changes} Spark: {reason}"
+    at_ms = stream.catalog.now_ms()
+    passed = trial.error is None and refused is None
+    fingerprint = refused.fingerprint if refused is not None else None
+    result = PreflightRecord(stream.code_version, passed, reason, trial.batch_id, at_ms, fingerprint)
+    stream.catalog.desired_states.note_preflight(stream.stream_id, result)
+    return result
+
+
+def _try(
+    stream: StreamHandle,
+    plan: RecoveryPlan,
+    describe: Callable[[], DataStreamWriter],
+    *,
+    rewrite: StateShape | None,
+    timeout_s: float,
+    interrupted: Callable[[], bool],
+    report: Callable[[str], None],
+) -> tuple[Trial, str]:
+
+    def run(scratch: LiveDirectory, *, replays: bool) -> tuple[Trial, list[str]]:
+        name = f"{stream.name} preflight"
+        with _rewritten(describe, scratch, rewrite, interrupted, report) as tried:
+            trial = run_trial(describe, tried, name, replays=replays, timeout_s=timeout_s, interrupted=interrupted)
+            if not replays or trial.error is not None or trial.batch_id is None:
+                return trial, []
+            return trial, compare_trial(stream, lambda: session_of(describe()), live, tried, trial.batch_id)
+
+    if isinstance(plan, StartEmpty) or (plan.snapshot is None and plan.to_batch is None and _is_empty(stream)):
+        return Trial(None), "there is no state yet, so every version can start"
+    live = LiveDirectory(plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory or "")
+    if plan.snapshot is None:
+        with scratch_directory(stream) as scratch:
+            if copy_for_trial(live, scratch, before_last_batch=True):
+                report("the newest committed batch is replayed on a copy of the live directory, without output")
+                trial, compared = run(scratch, replays=True)
+                if not trial.data_is_gone:
+                    return trial, "; ".join([f"batch {trial.batch_id} was replayed on a copy of the state", *compared])
+                report(f"the input of that batch is no longer available, so new input is tried: {trial.error}")
+    with scratch_directory(stream) as scratch, holding(stream.catalog, [plan.snapshot], "preflight"):
+        if plan.snapshot is not None:
+            report(f"the live directory is lost, so {describe_snapshot(plan.snapshot)} is tried")
+            restore_into(
+                stream, snapshot_location(plan.snapshot), scratch, new_query_id=str(uuid.uuid4()), is_scratch=True
+            )
+        else:
+            copy_for_trial(live, scratch, before_last_batch=False)
+        trial, _ = run(scratch, replays=False)
+        ran = f"batch {trial.batch_id} was run on a copy of the state"
+        return (
+            trial,
+            ran if trial.batch_id is not None else "it starts, but there was no input, so the state was not loaded",
+        )
+
+
+def _is_empty(stream: StreamHandle) -> bool:
+    record = stream.catalog.streams.get(stream.stream_id)
+    return record.live_directory is None or LiveDirectory(record.live_directory).positions().commit is None
+
+
+@contextmanager
+def _rewritten(
+    describe: Callable[[], DataStreamWriter],
+    scratch: LiveDirectory,
+    rewrite: StateShape | None,
+    interrupted: Callable[[], bool],
+    report: Callable[[str], None],
+) -> Iterator[LiveDirectory]:
+    if rewrite is None:
+        yield scratch
+        return
+
+    def watch() -> None:
+        if interrupted():
+            raise RequestFailedError("The preflight was interrupted while it rewrote the state.")
+
+    rewritten = scratch.sibling(".rewritten")
+    try:
+        made = rewrite_state(session_of(describe()), scratch, rewritten, shape=rewrite, watch=watch, report=report)
+        report(f"{made}, in a copy")
+        yield rewritten
+    finally:
+        rewritten.delete()
+
+
+# A comparison reads the whole state twice, which a preflight must not take hours for.
+MOST_ROWS = 1_000_000
+
+
+def compare_trial(
+    stream: StreamHandle, session: Callable[[], SparkSession], live: LiveDirectory, tried: LiveDirectory, batch_id: int
+) -> list[str]:
+    """Compare the state after a batch of the new code (`tried`) with that of the running code (`live`), in messages.
+
+    Never fails: what cannot be compared is reported.
+    """
+    if not tried.folder.list(STATE):
+        return []
+    newest = stream.catalog.snapshots.newest_checkpoint(stream.stream_id)
+    rows = newest.state_rows if newest is not None else None
+    if rows is not None and rows > MOST_ROWS:
+        return [f"the state of {rows:,} rows is not compared with that of the running code: more than {MOST_ROWS:,}"]
+    try:
+        with scratch_directory(stream) as copy:
+            clone(live, copy, at_batch=batch_id, is_scratch=True)
+            spark = session()
+            before, after = StateReader(spark, copy, batch_id), StateReader(spark, tried, batch_id)
+            found = differences(before, after, paired(before.states, after.states))
+            return _messages(batch_id, found)
+    except CkptError as error:
+        return [f"the state after batch {batch_id} was not compared with that of the running code: {error}"]
+
+
+def _messages(batch_id: int, found: list[StateDifference]) -> list[str]:
+    changed = [state for state in found if not state.is_empty]
+    if not changed:
+        return [f"after batch {batch_id} the new code has the same state as the running code"]
+    messages = []
+    for state in changed:
+        counts = ", ".join(f"{number} rows {change.lower()}" for change, number in state.counts.items() if number)
+        note = f" ({state.note})" if state.note is not None else ""
+        messages.append(
+            f"after batch {batch_id} the new code has different state than the running code: "
+            f"{state.name}: {counts}{note}"
+        )
+    return messages

@@ -1,0 +1,373 @@
+"""What the supervisor does for a stream: towards its desired state, after a death, and to roll back an upgrade.
+
+Observe, decide, carry out, record. The order makes a crash harmless: actions can be repeated (requests have fixed
+ids, runs have keys) and are recorded only afterwards. After a crash in between, the same decision is made again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from random import Random
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind
+from dagster_ckpt.client.desired_state import decide
+from dagster_ckpt.client.managed_stream import (
+    ORIGIN,
+    Adopt,
+    Ask,
+    Decision,
+    ObservedStream,
+    Run,
+    Settle,
+    StepRun,
+    StreamLife,
+    Withdraw,
+)
+from dagster_ckpt.errors import (
+    RequestFailedError,
+    RestoreError,
+    SharedSinkError,
+    SinkRollbackError,
+    SnapshotCorruptError,
+    SnapshotNotFoundError,
+    StorageAccessError,
+)
+from dagster_ckpt.policies.guard import decide_restart
+from dagster_ckpt.policies.restart import FailureHistory, RestartAt, RestartPolicy
+from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
+from dagster_ckpt.sinks.registry import output_of
+from dagster_ckpt.stream.fencing import fence_predecessor
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import sinks_of_snapshot
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire
+from dagster_ckpt.stream.liveness import holds_lease, this_holder
+from dagster_ckpt.stream.ownership import check_places
+from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import DesiredState, TerminalState
+
+_FAILED = (ExecutionStatus.FAILED, ExecutionStatus.STARTING, ExecutionStatus.RUNNING, ExecutionStatus.BROKEN)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A stream as the loaded code defines it.
+
+    Attributes:
+        declared: Its desired state unless an operator sets another one; None: it is not managed.
+        policy: How it is upgraded to another code version.
+    """
+
+    stream_id: str
+    declared: DesiredState | None
+    policy: UpgradePolicy
+    code_version: str | None
+
+
+@dataclass(frozen=True)
+class StepRuns:
+    """The runs that were launched for one step: how many ended without success, and whether one succeeded."""
+
+    failed: int = 0
+    succeeded: bool = False
+
+
+@dataclass(frozen=True)
+class Orchestrator:
+    """Queries to the orchestrator that launches runs.
+
+    Attributes:
+        run_is_over: Whether a run has ended, or is unknown.
+        start_request_of: Id of the start request that a run answers, if any.
+        runs_of_step: By name of the step.
+    """
+
+    run_is_over: Callable[[str], bool]
+    start_request_of: Callable[[str], str | None]
+    runs_of_step: Callable[[str], StepRuns]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The result of one reconciliation: the decision that was carried out, and work for a run, if any.
+
+    Its `step_name` stays the same until the step is done: a run that is in progress is not launched again.
+    """
+
+    decision: Decision
+    step_name: str
+    run: StepRun | None = None
+
+
+def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Step:
+    """Observe a stream, decide, act and record. Long work is returned for a run to perform."""
+    seen = observe(catalog, row, definition, orchestrator)
+    decision = decide(row, definition.declared, definition.policy, seen)
+    return carry_out(catalog, row, decision)
+
+
+def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> ObservedStream:
+    """A stream as observed in the catalog and the orchestrator."""
+    stream_id = row.stream_id
+    execution = catalog.executions.latest(stream_id)
+    snapshots = catalog.snapshots.restorable(stream_id)
+    starts = [request for request in catalog.requests.pending(stream_id) if request.kind is RequestKind.START]
+    runs = orchestrator.runs_of_step(step_name(row))
+    progress = (execution.progress if execution is not None else None) or {}
+    return ObservedStream(
+        life=_life(catalog, execution, orchestrator),
+        now_ms=catalog.now_ms(),
+        code_version=definition.code_version,
+        execution=execution,
+        is_ours=execution is not None and _is_ours(catalog, orchestrator.start_request_of(execution.run_id)),
+        request=catalog.requests.find(row.request_id),
+        start_pending=any(request.origin != ORIGIN for request in starts),
+        has_state=bool(snapshots) or catalog.streams.get(stream_id).live_directory is not None,
+        newest_snapshot=next(iter(snapshots), None),
+        is_healthy=progress.get("batch_id") is not None or _has_snapshot_since(catalog, row),
+        is_idle=bool(progress.get("idle")),
+        runs_failed=runs.failed,
+        run_succeeded=runs.succeeded,
+    )
+
+
+def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
+    """Carry out a decision, then record it."""
+    run: StepRun | None = None
+    for action in decision.actions:
+        match action:
+            case Ask(request_id, kind, arguments):
+                catalog.requests.submit(row.stream_id, kind, arguments=arguments, origin=ORIGIN, request_id=request_id)
+            case Withdraw(request_id, only_pending):
+                catalog.requests.withdraw(request_id, only_pending=only_pending)
+            case Settle(execution_id):
+                catalog.executions.settle(execution_id, ExecutionStatus.FAILED)
+            case Adopt(desired):
+                # This also records it; decisions based on the previous desired state are void.
+                catalog.desired_states.put(row.stream_id, desired, origin=decision.reason)
+            case Run(step):
+                run = step
+    _record(catalog, row, decision)
+    return Step(decision, step_name(row), run)
+
+
+def step_name(row: DesiredRecord) -> str:
+    """Name of a stream's current step, for the runs that perform it."""
+    is_under_way = row.upgrade is not None and not row.upgrade.phase.is_over
+    phase = row.upgrade.phase.value if row.upgrade is not None and is_under_way else "STATE"
+    return f"{row.stream_id}/{row.generation}/{phase}"
+
+
+def _record(catalog: Catalog, row: DesiredRecord, decision: Decision) -> None:
+    is_new = decision.reached and row.reached != row.generation
+    after = (decision.upgrade, decision.alert, decision.alert_until, decision.request_id)
+    if not is_new and not decision.begins and after == (row.upgrade, row.alert, row.alert_until, row.request_id):
+        return
+    catalog.desired_states.advance(
+        row,
+        upgrade=decision.upgrade,
+        alert=decision.alert,
+        alert_until=decision.alert_until,
+        request_id=decision.request_id,
+        reached=decision.reached,
+        begins=decision.begins,
+    )
+
+
+def _life(catalog: Catalog, execution: ExecutionRecord | None, orchestrator: Orchestrator) -> StreamLife:
+    if execution is None:
+        return StreamLife.NEVER_STARTED
+    # A lease held by another run belongs to a fork, a rollback, or a start whose execution has not
+    # begun yet.
+    if holds_lease(catalog, execution.stream_id, execution.run_id):
+        return StreamLife.ALIVE
+    if not orchestrator.run_is_over(execution.run_id):
+        return StreamLife.ALIVE
+    if not execution.settled and execution.status in _FAILED:
+        return StreamLife.TO_BE_RESTARTED
+    return StreamLife.ENDED
+
+
+def _is_ours(catalog: Catalog, request_id: str | None) -> bool:
+    request = catalog.requests.find(request_id)
+    return request is not None and request.origin == ORIGIN
+
+
+def _has_snapshot_since(catalog: Catalog, row: DesiredRecord) -> bool:
+    upgrade = row.upgrade
+    if upgrade is None or upgrade.phase is not UpgradePhase.UPGRADING:
+        return False
+    since_ms = upgrade.started_at_ms or 0
+    return any((snapshot.completed_at_ms or 0) > since_ms for snapshot in catalog.snapshots.completed(row.stream_id))
+
+
+# Launching a run takes longer than this before its query starts, so an evaluation this much too
+# early may act now.
+LAUNCH_MS = 2_000
+
+
+class RecordedEnd(Enum):
+    """How an execution's run ended, as recorded by the orchestrator."""
+
+    STILL_RUNNING = "STILL_RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """No action yet."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start a new run from the latest state."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Retain:
+    """The stream has ended: apply externalized retention for its final state."""
+
+    state: TerminalState
+    reason: str
+
+
+Verdict = Wait | Restart | Retain
+
+_BEFORE_THE_END = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
+# Deliberate ends. A process that dies after one of them has only failed to clean up.
+_ON_PURPOSE = {
+    ExecutionStatus.FINISHED: TerminalState.FINISHED,
+    ExecutionStatus.SUSPENDED: TerminalState.SUSPENDED,
+    ExecutionStatus.CANCELED: TerminalState.CANCELED,
+}
+
+
+def reconcile(
+    recorded: RecordedEnd,
+    ended: ExecutionStatus,
+    strategy: RestartPolicy,
+    failed_at_ms: Sequence[int],
+    *,
+    holds_lease: bool,
+    now_ms: int,
+    random: Random,
+) -> Verdict:
+    """Decide about one execution that ended unsettled: it was killed, or not stopped by its user. Pure.
+
+    Args:
+        recorded: What the orchestrator recorded for its run.
+        ended: What the execution itself recorded before its process ended.
+        strategy: The stream's restart strategy.
+        failed_at_ms: Failures since a user last started the stream, including this one.
+        holds_lease: Its process still renews the lease: nothing is deleted under a query that may write, and a
+            process that was not found dead is not replaced.
+        now_ms: The catalog's time, which dates the failures.
+        random: For the jitter of exponential delays. Seed it per execution, so that every evaluation of a failure
+            yields the same delay.
+    """
+    verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
+    if isinstance(verdict, Retain) and holds_lease:
+        return Wait("its run has ended, but its process is still stopping")
+    if isinstance(verdict, Restart) and holds_lease and ended in _BEFORE_THE_END:
+        return Wait("its run has ended, but its process still holds the lease")
+    return verdict
+
+
+def _decide(
+    recorded: RecordedEnd,
+    ended: ExecutionStatus,
+    strategy: RestartPolicy,
+    failed_at_ms: Sequence[int],
+    *,
+    now_ms: int,
+    random: Random,
+) -> Verdict:
+    if recorded is RecordedEnd.STILL_RUNNING:
+        return Wait("its run has not ended")
+    if ended in _ON_PURPOSE:
+        return Retain(_ON_PURPOSE[ended], f"it ended {ended.value} without cleaning up")
+    if recorded is RecordedEnd.CANCELED:
+        return Retain(TerminalState.CANCELED, "its run was canceled without cleaning up")
+    if recorded is RecordedEnd.SUCCEEDED:
+        return Retain(TerminalState.SUSPENDED, "its run succeeded without cleaning up")
+    decision = decide_restart(strategy, FailureHistory(tuple(failed_at_ms) or (now_ms,)), now_ms, random)
+    if not isinstance(decision, RestartAt):
+        return Retain(TerminalState.FAILED, decision.reason)
+    if now_ms + LAUNCH_MS < decision.at_ms:
+        return Wait(f"{decision.reason}; the restart is due in {decision.at_ms - now_ms} ms")
+    return Restart(decision.reason)
+
+
+# A retry does not help: a user must decide where the stream continues.
+_FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkError)
+
+
+def roll_back(
+    stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _sentence: None
+) -> UpgradeRecord:
+    """See `Client.roll_back_upgrade`. The upgrade is marked only once it is done."""
+    row = stream.catalog.desired_states.find(stream.stream_id)
+    upgrade = row.upgrade if row is not None else None
+    if row is None or upgrade is None or upgrade.phase is not UpgradePhase.RESTORING or upgrade.snapshot_id is None:
+        raise RequestFailedError(
+            f"Stream {stream.stream_id!r} has no upgrade to roll back. To go back to a snapshot use restart_stream_job."
+        )
+    holder = this_holder(f"rollback-{uuid.uuid4()}", run_id, None)
+    acquired = acquire(stream.catalog, stream.stream_id, holder)
+    with LeaseKeeper(stream.catalog, acquired.record) as lease:
+        check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
+        fence_predecessor(stream, acquired, still_mine=lease.check)
+        try:
+            source = _restore(stream, upgrade.snapshot_id, lease, report)
+        except _FINAL as error:
+            reason = f"{upgrade.reason}; the stream is stopped and cannot be rolled back: {error}"
+            after = replace(upgrade, phase=UpgradePhase.ROLLBACK_FAILED, reason=reason)
+        else:
+            reason = f"rolled back to {source}, because: {upgrade.reason}"
+            after = replace(upgrade, phase=UpgradePhase.ROLLED_BACK, reason=reason)
+        alert = f"code version {after.to_version}: {reason}"
+        stream.catalog.desired_states.advance(
+            row, upgrade=after, alert=alert, request_id=row.request_id, lease=lease.record
+        )
+    return after
+
+
+def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
+    facts = recovery_facts(stream, StartFrom(snapshot_id), predecessor_ended=True)
+    plan = plan_recovery(facts)
+    # The previous code, which wrote the snapshot, is about to start: what the new code wrote
+    # elsewhere is left.
+    output = output_of(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else None
+    preview = preview_rewind(stream, facts, plan, output)
+    for message in preview.messages():
+        report(message)
+    if preview.undone_edits:
+        raise RestoreError(
+            f"this would undo an edit of the state: {', '.join(preview.undone_edits)}. Decide where the stream "
+            "continues: restart it from the snapshot of your choice."
+        )
+    refuse_loss(stream, preview, accept_loss=False)
+    try:
+        prepared = prepare(stream, plan, lease, output, survey=preview.survey)
+    except SinkRollbackError as error:
+        # Refusals were raised earlier: a file could not be read or written, and the next try
+        # continues there.
+        raise StorageAccessError(str(error)) from error
+    for place in prepared.rolled_back:
+        report(f"rolled back the sink {place}")
+    return describe_snapshot(stream.catalog.snapshots.get(snapshot_id))

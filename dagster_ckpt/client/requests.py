@@ -1,0 +1,140 @@
+"""Sends requests to the process that runs a stream through rows in the catalog, and waits for answers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus, SnapshotRecord
+from dagster_ckpt.errors import CatalogError, RequestFailedError, RequestTimeoutError
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.lease import has_living_holder
+
+POLL_S = 0.5
+
+
+def is_running(stream: StreamHandle) -> bool:
+    """Whether an execution of the stream holds its lease and may be alive."""
+    return has_living_holder(stream.catalog, stream.stream_id)
+
+
+def require_running(stream: StreamHandle, participle: str) -> None:
+    """Refuse an operation that requires a running stream; `participle` names it in the message, such as "suspended"."""
+    stream.catalog.streams.get(stream.stream_id)
+    if not is_running(stream):
+        raise RequestFailedError(
+            f"Stream {stream.stream_id!r} is not running, so it cannot be {participle}. Its snapshots are unchanged."
+        )
+
+
+def ask(
+    stream: StreamHandle,
+    kind: RequestKind,
+    arguments: dict[str, str | None],
+    *,
+    origin: str,
+    timeout_s: float,
+) -> RequestRecord:
+    """Submit a request to a running stream and wait for the answer.
+
+    Raises:
+        RequestFailedError: It failed or was withdrawn, or the run ended before it answered.
+        RequestTimeoutError: No answer in time; the request was withdrawn.
+    """
+    request_id = str(uuid.uuid4())
+    with withdrawing(stream, request_id):
+        request = stream.catalog.requests.submit(
+            stream.stream_id, kind, arguments=arguments, origin=origin, request_id=request_id
+        )
+        return await_process(stream, request, timeout_s=timeout_s)
+
+
+def await_process(stream: StreamHandle, request: RequestRecord, *, timeout_s: float) -> RequestRecord:
+    """Wait until the process that runs a stream has answered a request, as long as that process is alive; as `ask`."""
+
+    def run_ended() -> str | None:
+        return None if is_running(stream) else "the stream's run ended before it answered"
+
+    return await_answer(stream, request, timeout_s=timeout_s, abort_reason=run_ended)
+
+
+def await_answer(
+    stream: StreamHandle,
+    request: RequestRecord,
+    *,
+    timeout_s: float,
+    abort_reason: Callable[[], str | None] = lambda: None,
+) -> RequestRecord:
+    """Wait until a request is answered. If it is not, or the wait is interrupted, withdraw it; raises as `ask`.
+
+    `abort_reason` is called at each poll: if it returns a reason, the wait ends.
+    """
+    with withdrawing(stream, request.request_id):
+        return _await_answer(stream, request, timeout_s, abort_reason)
+
+
+@contextmanager
+def withdrawing(stream: StreamHandle, request_id: str) -> Iterator[None]:
+    """Withdraw a request, which may be submitted within the context, if the context ends with an exception.
+
+    A request that nothing waits for must not be carried out later. The exception gets a note.
+    """
+    try:
+        yield
+    except BaseException as error:
+        with suppress(CatalogError):
+            requests = stream.catalog.requests
+            if requests.withdraw(request_id) and (request := requests.find(request_id)) is not None:
+                error.add_note(f"{_describe(request)} was withdrawn")
+        raise
+
+
+def _await_answer(
+    stream: StreamHandle, request: RequestRecord, timeout_s: float, abort_reason: Callable[[], str | None]
+) -> RequestRecord:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = stream.catalog.requests.get(request.request_id)
+        if answer.status is RequestStatus.COMPLETED:
+            return answer
+        what = _describe(answer)
+        if answer.status is RequestStatus.FAILED:
+            raise RequestFailedError(f"{what} failed: {answer.error}")
+        if answer.status not in (RequestStatus.PENDING, RequestStatus.ACCEPTED):
+            raise RequestFailedError(f"{what} is {answer.status.value}: it was withdrawn. Submit it again.")
+        why = abort_reason()
+        if why is not None and stream.catalog.requests.withdraw(request.request_id):
+            raise RequestFailedError(f"{what} was withdrawn: {why}")
+        if time.monotonic() >= deadline and stream.catalog.requests.withdraw(request.request_id):
+            raise RequestTimeoutError(
+                f"{what} had no answer within {timeout_s:.0f} s and was withdrawn. Check the log of the stream's run: "
+                "a batch that takes longer than this, or a query without a committed batch, cannot answer."
+            )
+        time.sleep(POLL_S)
+
+
+def _describe(request: RequestRecord) -> str:
+    return f"{request.kind.value} of stream {request.stream_id!r} (request {request.request_id})"
+
+
+def await_stop(stream: StreamHandle, timeout_s: float) -> None:
+    """Wait until nothing of a stream is running any more."""
+    deadline = time.monotonic() + timeout_s
+    while is_running(stream):
+        if time.monotonic() >= deadline:
+            raise RequestTimeoutError(
+                f"Stream {stream.stream_id!r} accepted the request to stop but is still running after {timeout_s:.0f} "
+                "s. Check the log of its run; terminate the run if it hangs. Its snapshots are safe."
+            )
+        time.sleep(POLL_S)
+
+
+def snapshot_of(stream: StreamHandle, answer: RequestRecord) -> SnapshotRecord:
+    """The snapshot that a request was answered with."""
+    if answer.snapshot_id is None:
+        raise RequestFailedError(
+            f"Request {answer.request_id} of stream {stream.stream_id!r} ended without a snapshot."
+        )
+    return stream.catalog.snapshots.get(answer.snapshot_id)

@@ -1,0 +1,312 @@
+"""Reads, compares, shows and writes the state of a stream at a snapshot or in the live directory, with Spark.
+
+Always from temporary copies, which are deleted by `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.client.description import find_snapshot
+from dagster_ckpt.errors import NothingCommittedError, OptionError, SparkNotFoundError
+from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory, snapshot_location
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import clone
+from dagster_ckpt.spark.query.session import active_session
+from dagster_ckpt.state.diff import AFTER, BEFORE, CHANGE, ROWS, StateDifference, differences, paired
+from dagster_ckpt.state.reading import (
+    KEY,
+    MAP_KEY,
+    VALUE,
+    StateFrame,
+    StateName,
+    StateReader,
+    attempt,
+    require_state_reader,
+)
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshots import describe_snapshot, holding
+from dagster_ckpt.values.storage_path import location_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+LIVE = "live"
+
+
+class StreamState(ExitStack):
+    """The state of a stream after one batch, in a temporary copy that this object owns; see `Client.state`.
+
+    Frames are lazy: use them inside a `with` block, or before `close`, which deletes the copy. The snapshot cannot be
+    deleted until then.
+
+    Attributes:
+        states: The selected states.
+        batch_id: The batch after which the state is read.
+        snapshot: None for the live directory.
+        live: The copy.
+    """
+
+    def __init__(
+        self,
+        stream: StreamHandle,
+        snapshot: str,
+        *,
+        spark: SparkSession | None = None,
+        operator: int | str | None = None,
+        state: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.spark = spark if spark is not None else session_of_process()
+        require_state_reader(self.spark)
+        try:
+            self.live = self.enter_context(scratch_directory(stream))
+            self.snapshot = None if snapshot == LIVE else find_snapshot(stream.catalog, stream.stream_id, snapshot)
+            if self.snapshot is None:
+                self.batch_id = clone(_live_directory(stream), self.live, is_scratch=True).batch_id
+            else:
+                self.enter_context(holding(stream.catalog, [self.snapshot], "reader of state"))
+                restore_into(stream, snapshot_location(self.snapshot), self.live, is_scratch=True)
+                self.batch_id = _batch_of(self.live)
+            self.reader = StateReader(self.spark, self.live, self.batch_id)
+            self.states = tuple(self.reader.select(operator, state))
+        except BaseException:
+            self.close()
+            raise
+
+    def frame(self, name: StateName | None = None) -> StateFrame:
+        """The rows of one of `states`; the name can be left out if only one is selected.
+
+        Raises:
+            OptionError: Several are selected, or none.
+            LiveDirectoryError: Spark cannot read it.
+        """
+        return self.reader.frame(name if name is not None else self._only())
+
+    def rows(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
+        """The rows of one state: columns `key`, `value` and `partition`, and `map_key` for a map.
+
+        The operator (number or name) and the state can be left out if only one is selected.
+
+        Raises:
+            OptionError: This selects several, or none.
+            LiveDirectoryError: Spark cannot read it.
+        """
+        found = [name for name in self.reader.select(operator, state) if name in self.states]
+        return self.reader.frame(self._only(found)).rows
+
+    def __str__(self) -> str:
+        if self.snapshot is not None:
+            return describe_snapshot(self.snapshot)
+        return f"the live directory at batch {self.batch_id}"
+
+    def _only(self, found: list[StateName] | None = None) -> StateName:
+        names = list(self.states) if found is None else found
+        if len(names) == 1:
+            return names[0]
+        listed = "; ".join(map(str, self.states))
+        raise OptionError(
+            f"{len(names)} states are selected. Name one by operator and state. There are: {listed}."
+            if self.states
+            else "The query keeps no state, so there are no rows to read."
+        )
+
+
+class StreamStateDiff(ExitStack):
+    """What two points of a stream differ in, by operator and state; see `Client.state_diff`.
+
+    Partitions and state backends are left out, so a snapshot and its rescaled or converted copy do not differ.
+    """
+
+    def __init__(
+        self,
+        stream: StreamHandle,
+        before: str,
+        after: str,
+        *,
+        spark: SparkSession | None = None,
+        operator: int | str | None = None,
+        state: str | None = None,
+    ) -> None:
+        super().__init__()
+        try:
+            self.before, self.after = (
+                self.enter_context(StreamState(stream, point, spark=spark, operator=operator, state=state))
+                for point in (before, after)
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @cached_property
+    def states(self) -> Sequence[StateDifference]:
+        """The differences of each state, also of those without any; nothing is computed yet."""
+        return differences(self.before.reader, self.after.reader, paired(self.before.states, self.after.states))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the two have the same rows everywhere; reads both."""
+        return all(state.is_empty for state in self.states)
+
+
+def session_of_process() -> SparkSession:
+    """The active Spark session of this process."""
+    found = active_session()
+    if found is None:
+        raise SparkNotFoundError(
+            "This process has no Spark session, and Spark reads the state. Pass one with spark=..., such as "
+            "SparkSession.builder.getOrCreate()."
+        )
+    return found
+
+
+def _live_directory(stream: StreamHandle) -> LiveDirectory:
+    url = stream.catalog.streams.get(stream.stream_id).live_directory
+    if url is None:
+        raise NothingCommittedError(
+            f"Stream {stream.stream_id!r} has no live directory: it never ran, or was canceled with its state. Name a "
+            "snapshot instead."
+        )
+    return LiveDirectory(url)
+
+
+def _batch_of(live: LiveDirectory) -> int:
+    commit = live.positions().commit
+    if commit is None:
+        raise NothingCommittedError(f"{live.url} has no committed batch, so there is no state to read.")
+    return commit
+
+
+# With the microseconds that Spark keeps, which to_json would cut off.
+_TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "ignoreNullFields": "false",
+}
+DEFAULT_LIMIT = 50
+LARGEST = 10
+
+
+@dataclass(frozen=True)
+class LargestKey:
+    """A key as JSON, its number of rows, and the size of its values as JSON."""
+
+    key: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ShownState:
+    """A part of one state; each cell is JSON, or a number as text.
+
+    Attributes:
+        operator: Spark's name for it.
+        rows: Number of rows that meet the condition.
+        largest: The keys with the largest values, largest first.
+    """
+
+    operator_id: int
+    operator: str
+    state: str
+    rows: int
+    columns: tuple[str, ...]
+    first: tuple[tuple[str, ...], ...]
+    largest: tuple[LargestKey, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShownDifference:
+    """A part of the differences of one state; each cell is JSON, or a number as text.
+
+    Attributes:
+        operator: Spark's name for it.
+        counts: Number of rows by change.
+        note: Why every row differs, if it does.
+    """
+
+    operator_id: int
+    operator: str
+    state: str
+    counts: dict[str, int]
+    columns: tuple[str, ...]
+    first: tuple[tuple[str, ...], ...]
+    note: str | None = None
+
+
+def show_state(
+    state: StreamState, *, where: str | None = None, limit: int = DEFAULT_LIMIT, largest: int = LARGEST
+) -> list[ShownState]:
+    """Read a part of every selected state.
+
+    `where` is a condition in SQL on fields of the key by name, or on `key`, `value` and `partition`. Shows `limit`
+    rows and the `largest` keys of each state; 0 leaves the latter out, which saves a pass.
+    """
+    return [_shown(state, name, where, limit, largest) for name in state.states]
+
+
+def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> list[ShownDifference]:
+    """Compute every difference, and the first rows of each."""
+    shown = []
+    for state in diff.states:
+        counts = {change.value: number for change, number in state.counts.items()}
+        columns = tuple(state.rows.columns)
+        first = _texts(state.rows, [CHANGE, KEY], limit) if any(counts.values()) else ()
+        name = state.name
+        shown.append(ShownDifference(name.operator_id, name.operator, name.state, counts, columns, first, state.note))
+    return shown
+
+
+def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> list[str]:
+    """Write all rows as Parquet, each state into its own folder below `folder`; returns the URLs that were written.
+
+    Executors must reach the folder, which is an absolute path or a URL. Existing rows are not overwritten.
+    """
+    root = location_url("write_to", folder).rstrip("/")
+    placed = {f"{root}/operator={name.operator_id}/state={name.state}": (name, rows) for name, rows in tables}
+    for url in placed:
+        if LiveDirectory(url).exists():
+            raise OptionError(f"write_to: {url} exists already, and is not overwritten. Name another folder.")
+    for url, (name, rows) in placed.items():
+        attempt(partial(rows.write.parquet, url), LiveDirectory(url), f"{name}, or write its rows there")
+    return list(placed)
+
+
+def _shown(state: StreamState, name: StateName, where: str | None, limit: int, largest: int) -> ShownState:
+    frame = state.frame(name)
+    rows = frame.where(where) if where is not None else frame.rows
+    what = str(name) if where is None else f"{name}, with the condition {where!r}"
+    number = attempt(rows.count, state.live, what)
+    keys = _largest(state, name, rows, largest) if largest and number else ()
+    columns = tuple(rows.columns)
+    first = attempt(lambda: _texts(rows, [], limit), state.live, str(name))
+    return ShownState(name.operator_id, name.operator, name.state, number, columns, first, keys)
+
+
+def _largest(state: StreamState, name: StateName, rows: DataFrame, number: int) -> tuple[LargestKey, ...]:
+    from pyspark.sql import functions as F
+
+    size = F.octet_length(_text(rows, VALUE))
+    by_key = rows.select(_text(rows, KEY).alias(KEY), size.alias("bytes")).groupBy(KEY)
+    found = by_key.agg(F.count("*").alias(ROWS), F.sum("bytes").alias("bytes")).orderBy(F.desc("bytes"), KEY)
+    rows_of = attempt(found.limit(number).collect, state.live, str(name))
+    return tuple(LargestKey(row[0], int(row[1]), int(row[2])) for row in rows_of)
+
+
+def _texts(rows: DataFrame, order: Sequence[str], limit: int) -> tuple[tuple[str, ...], ...]:
+    shown = rows.select(*(_text(rows, column).alias(column) for column in rows.columns))
+    if order:
+        shown = shown.orderBy(*order)
+    return tuple(tuple("" if cell is None else str(cell) for cell in row) for row in shown.limit(limit).collect())
+
+
+def _text(rows: DataFrame, column: str) -> Column:
+    from pyspark.sql import functions as F
+
+    if column in (KEY, MAP_KEY, VALUE, BEFORE, AFTER) and "<" in rows.schema[column].dataType.simpleString():
+        return F.to_json(F.col(column), _TIMES)
+    return F.col(column).cast("string")

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 VARIABLE = "DAGSTER_CKPT_REWRITER"
+_TAKEN_OVER = "_DAGSTER_CKPT_IN_REWRITER"
 _POLL_S = 0.2
 # The child keeps to what the session was started with, as far as it concerns files and their formats.
 _PASSED_ON = ("spark.hadoop.", "spark.sql.streaming.stateStore.")
@@ -64,6 +65,12 @@ class Rewriter:
     @property
     def _interpreter(self) -> str:
         return str(self.place) if self.place.is_file() else sys.executable
+
+    def take_over(self, program: str, arguments: Sequence[str]) -> None:
+        """Replace this process by a Python program with the other Spark; in such a process nothing happens."""
+        if _TAKEN_OVER not in os.environ:
+            command = [self._interpreter, "-c", program, *arguments]
+            os.execve(command[0], command, {**self.environment(), _TAKEN_OVER: "1"})
 
     def environment(self) -> dict[str, str]:
         """Its environment: this one, without what names the Spark of this process."""

@@ -55,14 +55,16 @@ def rewriter() -> None:
 
 
 @rewriter.command("install", epilog="\b\nExample:\n  dagster-ckpt rewriter install")
-def install() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def install(*, as_json: bool) -> None:
     """Install PySpark for it with pip, beside the installed one, which stays as it is."""
     from dagster_ckpt.state.other_spark import install_rewriter
 
     try:
-        click.echo(f"installed: {install_rewriter(progress)}")
+        place = str(install_rewriter(progress))
     except CkptError as error:
         fail(error)
+    print_result({"place": place}, [f"installed: {place}"], as_json)
 
 
 @command(

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt import Client, run_stream
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import SourceChangedError
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.log_lines import collecting
 from tests.support.small_spark import lay_file, small_spark
 
@@ -164,7 +165,7 @@ def test_other_sources_begin_empty_as_the_refusal_says(letters: Letters) -> None
     with pytest.raises(SourceChangedError, match="start_from=empty with discard_state"):
         letters.run("other")
 
-    letters.run("other", start_from="empty", discard_state=True)
+    letters.run("other", start_from=StartFrom("empty", discard_state=True))
 
     assert letters.rows == [0, 7]
 
@@ -175,7 +176,7 @@ def test_a_restore_compares_with_the_sources_of_its_snapshot(letters: Letters) -
     with Client(**letters.places) as client:
         client.trigger_savepoint("letters", label="of-in")
     letters.feed("other", 0, 7)
-    letters.run("other", start_from="empty", discard_state=True)
+    letters.run("other", start_from=StartFrom("empty", discard_state=True))
 
     with pytest.raises(SourceChangedError, match="savepoint"):
         letters.run("other", start_from="of-in")

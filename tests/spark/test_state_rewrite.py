@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from state_rewrites import BACKENDS, QUERIES, SECOND, THIRD, StoppedQuery, converts, offers
+from state_rewrites import BACKENDS, QUERIES, SECOND, THIRD, StoppedQuery, converts, features_of, offers
 
 from dagster_ckpt.errors import StartStoppedError, StateRewriteError
 from dagster_ckpt.spark import jobs
@@ -52,6 +52,7 @@ def _cases() -> Iterator[object]:
             for rescale, partitions in RESCALES.items():
                 if offers(query, backend):
                     marks = () if (query, backend, rescale) in SLICE else (pytest.mark.state,)
+                    marks = (*marks, needs(*features_of(query, backend)))
                     yield pytest.param(query, backend, partitions, id=f"{query}-{backend}-{rescale}", marks=marks)
 
 
@@ -61,6 +62,7 @@ def _conversions() -> Iterator[object]:
             if converts(query, before, after):
                 is_in_slice = query == "aggregation-in-update-mode" and (before, after) in PAIRS_IN_SLICE
                 marks = () if is_in_slice else (pytest.mark.state,)
+                marks = (*marks, needs(*features_of(query, before, after)))
                 yield pytest.param(query, before, after, id=f"{query}-{before}-to-{after}", marks=marks)
 
 

@@ -105,7 +105,9 @@ stack: java $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m tests.stack
 
 # Also on the newest version, since the main version cannot rewrite state.
+test-state: export DAGSTER_CKPT_REWRITER = $(CURDIR)/.venv-spark$(lastword $(OTHER_SPARKS))/bin/python
 test-state: java $(VENV)/.dev-$(SPARK)
+	$(MAKE) environment SPARK=$(lastword $(OTHER_SPARKS))
 	$(PYTEST) --thorough -m state
 ifeq ($(SPARK),$(MAIN_SPARK))
 	$(MAKE) test-state SPARK=$(lastword $(OTHER_SPARKS))

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_ckpt.cli.command import PROBLEM_FOUND, cli, command, confirm, label, progress, stream_exists, target, yes
+from dagster_ckpt.cli.command import (
+    PROBLEM_FOUND,
+    cli,
+    command,
+    confirm,
+    fail,
+    label,
+    progress,
+    stream_exists,
+    target,
+    yes,
+)
 from dagster_ckpt.cli.output import print_json, print_result, print_table
+from dagster_ckpt.errors import CkptError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +47,24 @@ limit = click.option(
     "--limit", default=20, show_default=True, type=click.IntRange(min=0), help="Rows to show of each state."
 )
 write_to = click.option("--write-to", metavar="PATH", help="Write all rows as Parquet below this folder.")
+
+
+@cli.group("rewriter", short_help="Another Spark that reads and rewrites state.")
+def rewriter() -> None:
+    """Another Spark that reads and rewrites the state of streams on Spark 3.5 to 4.1."""
+
+
+@rewriter.command("install", epilog="\b\nExample:\n  dagster-ckpt rewriter install")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def install(*, as_json: bool) -> None:
+    """Install PySpark for it with pip, beside the installed one, which stays as it is."""
+    from dagster_ckpt.state.other_spark import install_rewriter
+
+    try:
+        place = str(install_rewriter(progress))
+    except CkptError as error:
+        fail(error)
+    print_result({"place": place}, [f"installed: {place}"], as_json)
 
 
 @command(
@@ -172,7 +203,8 @@ def forget(
     stream_exists(client, stream)
     confirm(f"Create a savepoint from {snapshot} of {stream} without the keys that match {where}?", yes=yes)
     edit = StateEdit(operator, forget=where)
-    done = client.edit_state(stream, edit, snapshot=snapshot, spark=_spark(), report=progress, **options)
+    spark = _spark(writes=True)
+    done = client.edit_state(stream, edit, snapshot=snapshot, spark=spark, report=progress, **options)
     messages = done.messages()
     print_result({"savepoint": done.savepoint, "rows": done.rows, "messages": messages}, messages, as_json)
 
@@ -194,9 +226,14 @@ def remaining(client: Client, *, stream: str, savepoint: str, as_json: bool) -> 
     return 0 if found.is_nowhere else PROBLEM_FOUND
 
 
-def _spark() -> SparkSession:
+def _spark(*, writes: bool = False) -> SparkSession:
     from dagster_ckpt.spark.query.session import start_application
+    from dagster_ckpt.spark.versions import Feature, installed_release
+    from dagster_ckpt.state.other_spark import Rewriter
 
+    needed = Feature.STATE_REWRITER if writes else Feature.STATE_READER
+    if not installed_release().has(needed) and (other := Rewriter.find()) is not None:
+        other.take_over("from dagster_ckpt.cli.main import main; main()", sys.argv[1:])
     with suppress(ImportError):
         # PySpark 4 logs each error that it raises, with the JVM's stack; the command prints the error itself.
         from pyspark.logger import PySparkLogger

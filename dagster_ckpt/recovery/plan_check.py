@@ -30,6 +30,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP
 from dagster_ckpt.spark.query.plan import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.versions import Feature, installed_release
+from dagster_ckpt.state.other_spark import Rewriter
 from dagster_ckpt.state.rewriting import shape_in, stored_state
 from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
 from dagster_ckpt.state.stopped_state import FORMAT_VERSION
@@ -153,7 +154,19 @@ def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom)
     if wanted == shape:
         return StateCheck(messages)
     _check_can_be_rewritten(stream, plan, wanted)
-    return StateCheck((*messages, f"the state is rewritten: {shape} becomes {wanted}"), wanted)
+    said = f"the state is rewritten: {shape} becomes {wanted}"
+    return StateCheck((*messages, said, *_without_rewriter()), wanted)
+
+
+def _without_rewriter() -> tuple[str, ...]:
+    """A message if neither Spark of this machine can rewrite state; the process of the query checks its own."""
+    with suppress(SparkNotFoundError):
+        if not installed_release().has(Feature.STATE_REWRITER) and Rewriter.find() is None:
+            return (
+                f"{installed_release()} cannot rewrite state, and this machine has no rewriter: where the query runs, "
+                "the start needs `dagster-ckpt rewriter install`",
+            )
+    return ()
 
 
 def _check_can_be_rewritten(stream: StreamHandle, plan: RecoveryPlan, wanted: StateShape) -> None:
@@ -164,9 +177,6 @@ def _check_can_be_rewritten(stream: StreamHandle, plan: RecoveryPlan, wanted: St
     )
     if stored is not None:
         check_rewrite(stored, wanted)
-    # The process of the query checks its own Spark again; that of an operator may have none.
-    with suppress(SparkNotFoundError):
-        installed_release().require(Feature.STATE_REWRITER, "A rewrite of state")
 
 
 def _wanted_partitions(stream: StreamHandle, start_from: StartFrom, shape: StateShape | None) -> int | None:

@@ -51,7 +51,7 @@ from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_writer
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.query.sources import SourceIdentity, source_identities
-from dagster_ckpt.state.spark_rewriter import require_rewriter
+from dagster_ckpt.state.other_spark import rewriter_for
 from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, seen_sinks
@@ -356,7 +356,8 @@ class Start:
                 f"The state of stream {self._stream.stream_id!r} has to be rewritten, but this process has no Spark "
                 "session to do it. Start the stream where its query runs."
             )
-        require_rewriter(session)
+        # Refuses a start for which there is none.
+        rewriter_for(session)
         return StateRewrite(session, checked.rewrite, partial(log_message, self._stream.stream_id))
 
     def _check_plan(self, recovery: RecoveryPlan) -> PlanDescription | None:

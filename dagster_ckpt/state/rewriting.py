@@ -24,9 +24,11 @@ from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
+from dagster_ckpt.state.described import described, without_description
 from dagster_ckpt.state.heap import HeapStore
+from dagster_ckpt.state.other_spark import Rewriter, rewrite_elsewhere, rewriter_for, settings_of
 from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
-from dagster_ckpt.state.spark_rewriter import require_rewriter, run_rewriter
+from dagster_ckpt.state.spark_rewriter import run_rewriter
 from dagster_ckpt.state.stopped_state import (
     StateIds,
     StateStoreName,
@@ -185,7 +187,9 @@ def rewrite_state(
     watch: Watch = unwatched,
     report: Report = _silent,
 ) -> Rewritten:
-    """Rewrite the state after the newest batch of a directory into a new directory, on executors.
+    """Rewrite the state after the newest batch of a directory into a new directory.
+
+    Executors do it, or for a Spark without `StateRewriter` another Spark: see `other_spark`.
 
     The batch in flight is replayed there. On any error, the new directory is deleted.
 
@@ -198,7 +202,7 @@ def rewrite_state(
         watch: Called several times a second; an exception cancels the Spark jobs.
         report: Called with the progress every few seconds.
     """
-    require_rewriter(spark)
+    elsewhere = rewriter_for(spark, changes_rows=change_rows is not None)
     # Before anything is built, which an error would delete.
     refuse_existing(target)
     state = StoppedState.read(source)
@@ -207,6 +211,13 @@ def rewrite_state(
     before = state.stored.shape
     shape = shape or before
     check_rewrite(state.stored, shape, changes_rows=change_rows is not None)
+    if elsewhere is not None:
+        return _elsewhere(elsewhere, spark, source, target, shape, watch=watch, report=report)
+    if any(not operator.metadata_version for operator in state.operators):
+        with described(state, watch) as copy:
+            made = rewrite_state(spark, copy, target, shape=shape, change_rows=change_rows, watch=watch, report=report)
+        without_description(target)
+        return made
     moves = change_rows is not None or shape.partitions != before.partitions
     progress = JobProgress(report)
     rewrite = _Rewrite(spark, state, target, shape, change_rows, progress)
@@ -234,6 +245,25 @@ def rewrite_state(
         target.delete()
         raise
     return Rewritten(target, state.batch_id, rewrite_id, shape, stores, round(1000 * (time.monotonic() - began)))
+
+
+def _elsewhere(
+    rewriter: Rewriter,
+    spark: SparkSession,
+    source: LiveDirectory,
+    target: LiveDirectory,
+    shape: StateShape,
+    *,
+    watch: Watch,
+    report: Report,
+) -> Rewritten:
+    began = time.monotonic()
+    written = rewrite_elsewhere(
+        rewriter, source, target, shape, settings=settings_of(spark), watch=watch, report=report
+    )
+    stores = {StateStoreName(*name): StoreDigest(*digest) for name, digest in written.rows.items()}
+    took_ms = round(1000 * (time.monotonic() - began))
+    return Rewritten(target, written.batch_id, written.rewrite_id, shape, stores, took_ms)
 
 
 @dataclass(frozen=True)

@@ -42,15 +42,10 @@ class StateShape:
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state of a query, as far as the decision needs it.
-
-    Attributes:
-        has_metadata: Whether Spark (4.0 and later) has described the operators.
-    """
+    """The state of a query, as far as the decision needs it."""
 
     shape: StateShape
     operators: tuple[str, ...]
-    has_metadata: bool
     settings: Mapping[str, str]
 
     @staticmethod
@@ -64,7 +59,6 @@ class StoredState:
         return StoredState(
             StateShape(str(provider), int(partitions), int(version)),
             tuple(str(operator["name"]) for operator in operators),
-            all(operator.get("metadata_format") for operator in operators),
             properties.get("conf") or {},
         )
 
@@ -101,8 +95,6 @@ def _why_not(stored: StoredState, wanted: StateShape, *, moves: bool) -> str | N
     for shape in (stored.shape, wanted):
         if shape.provider not in _NAMES:
             return f"the files of {shape.provider} are not known, only those of Spark's own providers."
-    if not stored.has_metadata:
-        return "Spark 3.5 wrote it without metadata of its operators. Run the query for one batch on this Spark first."
     if moves and stored.settings.get(_STRICT) != "true":
         # A conversion keeps each row in its partition.
         return (

@@ -160,7 +160,7 @@ class StartFrom:
         int | None,
         Described(
             description="Rewrite the state to this number of partitions, 1 to 32768, before the query starts. "
-            "Otherwise Spark keeps the number of the first batch. Needs Spark 4.2 or later."
+            "Otherwise Spark keeps the number of the first batch. Before Spark 4.2: `dagster-ckpt rewriter install`."
         ),
     ] = None
 

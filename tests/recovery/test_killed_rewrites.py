@@ -44,7 +44,7 @@ def goes_on(golden: GoldenStream) -> None:
 
 def rewrite(golden: GoldenStream, patch: pytest.MonkeyPatch, write: Callable[..., None]) -> bool:
     """Rewrite the state, with something else for Spark's part; returns whether the process was killed."""
-    patch.setattr(rewriting, "require_rewriter", lambda _spark: None)
+    patch.setattr(rewriting, "rewriter_for", lambda _spark, **_: None)
     patch.setattr(rewriting, "_write_rows", write)
     target = golden.stream.live_directory(2, 3)
     spark: Any = None

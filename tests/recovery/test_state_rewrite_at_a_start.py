@@ -32,11 +32,11 @@ from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support import verbs
-from tests.support.needs import needs
+from tests.support.needs import needs, needs_rewriter
 from tests.support.query_bench import make_stream
 from tests.support.small_spark import lay_file, small_spark
 
-pytestmark = [pytest.mark.spark, needs(Feature.STATE_REWRITER)]
+pytestmark = [pytest.mark.spark, needs_rewriter()]
 
 CHANGELOG = EmbeddedRocksDBStateBackend(True)
 
@@ -157,6 +157,7 @@ def test_another_backend_is_refused_or_converted(orders: Orders) -> None:
     assert orders.totals_are_right()
 
 
+@needs(Feature.STATE_READER)
 def test_a_preflight_tries_the_rewrite_on_a_copy(orders: Orders) -> None:
     before = orders.live, orders.directories()
     said: list[str] = []
@@ -171,6 +172,7 @@ def test_a_preflight_tries_the_rewrite_on_a_copy(orders: Orders) -> None:
 
 
 @pytest.mark.thorough
+@needs(Feature.STATE_READER)
 def test_a_preflight_says_what_new_code_makes_of_the_state(orders: Orders) -> None:
     describe = orders.describe
 
@@ -194,6 +196,7 @@ class KilledError(Exception):
     """The process dies here."""
 
 
+@needs(Feature.STATE_REWRITER)
 def test_a_start_killed_after_any_file_of_the_rewrite_leaves_the_stream_as_it_was(
     orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,13 +16,11 @@ from dagster_ckpt.errors import (
     OptionError,
     StateBackendChangeError,
     StatePartitionsError,
-    UnsupportedSparkError,
 )
 from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.plan import RecoveryPlan, Resume, StartEmpty
 from dagster_ckpt.recovery.plan_check import check_state
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
-from dagster_ckpt.spark.versions import release_of
 from dagster_ckpt.state.shape import StateShape, StoredState
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
@@ -37,30 +35,19 @@ Changed = Callable[..., StreamHandle]
 
 @pytest.fixture
 def stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Changed]:
-    """A stream with five partitions of RocksDB, on Spark 4.3."""
+    """A stream with five partitions of RocksDB."""
     history = History(tmp_path)
     shape = StateShape(ROCKSDB, 5)
-    stored = StoredState(shape, ("stateStoreSave",), has_metadata=True, settings=STRICT)
+    stored = StoredState(shape, ("stateStoreSave",), settings=STRICT)
     monkeypatch.setattr(plan_check, "shape_in", lambda _live: shape)
     monkeypatch.setattr(plan_check, "stored_state", lambda _live: stored)
     monkeypatch.setattr(plan_check, "pinned_state", lambda _live: PinnedState(ROCKSDB))
-    monkeypatch.setattr(plan_check, "installed_release", lambda: release_of("4.3.0"))
 
     def changed(**fields: Any) -> StreamHandle:
         return replace(history.shelf.stream, **fields)
 
     yield changed
     history.close()
-
-
-def test_a_start_is_refused_on_a_spark_without_a_writer_of_state(
-    stream: Changed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan_check, "installed_release", lambda: release_of("4.1.4"))
-    with pytest.raises(UnsupportedSparkError, match=r"which Spark 4\.1 does not have: Spark 4\.2 is the oldest"):
-        check_state(stream(), RESUME, StartFrom(state_partitions=12))
-    # The number that it has needs no writer.
-    assert check_state(stream(), RESUME, StartFrom(state_partitions=5)).rewrite is None
 
 
 @pytest.mark.parametrize(

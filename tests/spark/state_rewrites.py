@@ -17,6 +17,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_d
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.query import start_query
+from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state.rewriting import Rewritten, rewrite_state, shape_in
 from dagster_ckpt.state.shape import WantedShape
 from dagster_ckpt.state.stopped_state import FORMAT_VERSION
@@ -59,6 +60,21 @@ def converts(query: str, before: str, after: str) -> bool:
     """Whether state can be converted; Spark does not read the counter of a limit."""
     is_changelog_only = {before, after} in ({"rocksdb", "changelog"}, {"v2", "v2-changelog"})
     return offers(query, before) and offers(query, after) and (query != "limit" or is_changelog_only)
+
+
+def features_of(query: str, *backends: str) -> set[Feature]:
+    """What a Spark needs to run a query with some backends."""
+    features = {
+        "v2": Feature.CHECKPOINT_FORMAT_2,
+        "v2-changelog": Feature.CHECKPOINT_FORMAT_2,
+        "join-v3": Feature.JOIN_STATE_3,
+        "transformWithState": Feature.TRANSFORM_WITH_STATE,
+        "transformWithStateInPandas": Feature.TRANSFORM_WITH_STATE_IN_PANDAS,
+    }
+    needed = {features[name] for name in (query, *backends) if name in features}
+    if query == "total-without-a-key" and Feature.CHECKPOINT_FORMAT_2 in needed:
+        needed.add(Feature.CHECKPOINT_FORMAT_2_WITHOUT_KEY)
+    return needed
 
 
 def offers(query: str, backend: str) -> bool:

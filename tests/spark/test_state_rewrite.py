@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from state_rewrites import BACKENDS, QUERIES, SECOND, THIRD, StoppedQuery, converts, offers
+from state_rewrites import BACKENDS, QUERIES, SECOND, THIRD, StoppedQuery, converts, features_of, offers
 
 from dagster_ckpt.errors import StartStoppedError, StateRewriteError
 from dagster_ckpt.spark import jobs
@@ -25,9 +25,11 @@ from dagster_ckpt.state import rewriting
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.state.stopped_state import StateStoreName, StoppedState
-from tests.support.needs import needs
+from tests.support.needs import needs, needs_rewriter
 
-pytestmark = [pytest.mark.spark, needs(Feature.STATE_REWRITER)]
+pytestmark = [pytest.mark.spark, needs_rewriter()]
+# Of the process that rewrites; the other tests run with a rewriter too.
+in_this_process = needs(Feature.STATE_REWRITER)
 
 # From this number of partitions to those, one after the other.
 RESCALES = {"5-to-3": (5, 3), "5-to-12": (5, 12), "3-to-1": (3, 1), "12-to-5-to-12": (12, 5, 12)}
@@ -50,6 +52,7 @@ def _cases() -> Iterator[object]:
             for rescale, partitions in RESCALES.items():
                 if offers(query, backend):
                     marks = () if (query, backend, rescale) in SLICE else (pytest.mark.state,)
+                    marks = (*marks, needs(*features_of(query, backend)))
                     yield pytest.param(query, backend, partitions, id=f"{query}-{backend}-{rescale}", marks=marks)
 
 
@@ -59,6 +62,7 @@ def _conversions() -> Iterator[object]:
             if converts(query, before, after):
                 is_in_slice = query == "aggregation-in-update-mode" and (before, after) in PAIRS_IN_SLICE
                 marks = () if is_in_slice else (pytest.mark.state,)
+                marks = (*marks, needs(*features_of(query, before, after)))
                 yield pytest.param(query, before, after, id=f"{query}-{before}-to-{after}", marks=marks)
 
 
@@ -155,6 +159,7 @@ def test_no_snapshot_shares_state_with_one_from_before_the_rewrite(spark: SparkS
     assert later.properties["state_layout"] == after.properties["state_layout"]
 
 
+@in_this_process
 def test_rows_that_differ_are_noticed_and_the_new_directory_is_deleted(
     spark: SparkSession, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +178,7 @@ def test_rows_that_differ_are_noticed_and_the_new_directory_is_deleted(
     assert not new.exists()
 
 
+@in_this_process
 def test_a_row_in_a_partition_in_which_spark_does_not_look_is_noticed(
     spark: SparkSession, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +195,7 @@ def test_a_row_in_a_partition_in_which_spark_does_not_look_is_noticed(
     assert not new.exists()
 
 
+@in_this_process
 def test_a_failure_in_spark_deletes_the_new_directory(spark: SparkSession, shelf: Shelf) -> None:
     stopped, _ = shelf.stopped("aggregation-in-update-mode", "changelog", 5)
     new = LiveDirectory(str(stopped.work.folder / "failed"))
@@ -201,6 +208,7 @@ def test_a_failure_in_spark_deletes_the_new_directory(spark: SparkSession, shelf
     assert not new.exists()
 
 
+@in_this_process
 def test_rows_can_be_changed(spark: SparkSession, shelf: Shelf) -> None:
     stopped, _ = shelf.stopped("aggregation-in-update-mode", "heap", 5)
     new = LiveDirectory(str(stopped.work.folder / "without-7"))
@@ -214,6 +222,7 @@ def test_rows_can_be_changed(spark: SparkSession, shelf: Shelf) -> None:
     assert len(after) == len(before) - 1
 
 
+@in_this_process
 def test_a_long_rewrite_reports_the_store_and_its_tasks(
     spark: SparkSession, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +242,7 @@ def test_a_long_rewrite_reports_the_store_and_its_tasks(
     assert any(re.fullmatch(rf"writing {store}: \d+ of (5|10) tasks", each) for each in said), said
 
 
+@in_this_process
 def test_a_rewrite_is_one_job_group_that_can_be_canceled(spark: SparkSession, shelf: Shelf) -> None:
     stopped, _ = shelf.stopped("aggregation-in-update-mode", "changelog", 5)
     new = LiveDirectory(str(stopped.work.folder / "canceled"))

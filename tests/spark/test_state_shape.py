@@ -35,11 +35,10 @@ def stored(
     provider: str = ROCKSDB,
     *operators: str,
     partitions: int = 5,
-    has_metadata: bool = True,
     settings: dict[str, str] | None = None,
 ) -> StoredState:
     pinned = {STRICT: "true", **(settings or {})}
-    return StoredState(StateShape(provider, partitions), operators or ("stateStoreSave",), has_metadata, pinned)
+    return StoredState(StateShape(provider, partitions), operators or ("stateStoreSave",), pinned)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,6 @@ def test_what_can_be_rewritten(state: StoredState, wanted: WantedShape) -> None:
         (stored(HEAP, settings={CODEC: "lzf"}), WantedShape(provider=ROCKSDB), "compressed with lzf"),
         (stored(HEAP, settings={CHECKSUM: "true"}), WantedShape(12), "rowChecksum.enabled is on"),
         (stored(ROCKSDB, settings={CHECKSUM: "true"}), WantedShape(provider=HEAP), "rowChecksum.enabled is on"),
-        (stored(has_metadata=False), WantedShape(12), "Spark 3.5 wrote it"),
         (stored(settings={STRICT: "false"}), WantedShape(12), "began on Spark 3.2 or older"),
         (stored(), WantedShape(0), "from 1 to 32768"),
         (stored(), WantedShape(40_000), "from 1 to 32768"),
@@ -101,7 +99,7 @@ def test_rows_of_a_query_that_began_on_spark_3_2_are_not_changed() -> None:
     old = stored(settings={STRICT: "false"})
     with pytest.raises(StateRewriteError, match="not the number of its partitions or its rows"):
         check_rewrite(old, old.shape, changes_rows=True)
-    unpinned = StoredState(old.shape, old.operators, old.has_metadata, {})
+    unpinned = StoredState(old.shape, old.operators, {})
     with pytest.raises(StateRewriteError, match=r"began on Spark 3\.2 or older"):
         check_rewrite(unpinned, WantedShape(12).of(old.shape))
 
@@ -120,7 +118,7 @@ def test_the_shape_of_a_snapshot_is_in_its_header() -> None:
         "conf": {CODEC: "lz4"},
     }
     assert StoredState.of_properties(properties) == StoredState(
-        StateShape(ROCKSDB, 5, 2), ("stateStoreSave",), has_metadata=True, settings={CODEC: "lz4"}
+        StateShape(ROCKSDB, 5, 2), ("stateStoreSave",), settings={CODEC: "lz4"}
     )
     assert StoredState.of_properties({**properties, "state_operators": []}) is None
 
@@ -164,7 +162,7 @@ def test_the_id_of_a_rewrite_is_beside_that_of_the_query() -> None:
 
 
 def test_a_rewrite_deletes_no_directory_that_was_there_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewriting, "require_rewriter", lambda _spark: None)
+    monkeypatch.setattr(rewriting, "rewriter_for", lambda _spark, **_: None)
     golden = GoldenStream(tmp_path / "stream").make()
     theirs = tmp_path / "theirs"
     theirs.mkdir()

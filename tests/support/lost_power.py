@@ -156,7 +156,7 @@ def played_rewrite(text: str) -> Callable[[GoldenStream], object]:
         plan = planned_start(golden.stream, StartFrom(text))
         everything = property(lambda rewrite: rewrite.source.operators)
         with (
-            mock.patch.object(rewriting, "require_rewriter", return_value=None),
+            mock.patch.object(rewriting, "rewriter_for", return_value=None),
             mock.patch.object(rewriting._Rewrite, "copied", everything),
             keeping(golden.stream.catalog, golden.stream.stream_id) as lease,
         ):

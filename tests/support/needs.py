@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import pytest
 
 from dagster_ckpt.spark.versions import Feature, SparkRelease, installed_release, release_of
+from dagster_ckpt.state.other_spark import Rewriter
 from tests.support import thorough
 
 # As in the Makefile, which runs every test on it.
@@ -21,6 +22,11 @@ _OF_THE_CORE = re.compile(r"\bmark\.core\b|\bneeds\b|\bby_name\b")
 def needs(*features: Feature) -> pytest.MarkDecorator:
     """Skip a test on a Spark without these features, and run it in the core of the others if the main one lacks any."""
     return pytest.mark.needs(*features)
+
+
+def needs_rewriter() -> pytest.MarkDecorator:
+    """Skip a test if neither this Spark rewrites state nor another one, which `make test-state` names."""
+    return needs() if Rewriter.find() is not None else needs(Feature.STATE_REWRITER)
 
 
 def by_name(names: Iterable[str]) -> list[Any]:

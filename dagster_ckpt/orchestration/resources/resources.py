@@ -241,8 +241,8 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
     on_change: OnStateChange = Field(
         default=OnStateChange.REFUSE,
         description="What a start does with state of another provider or checkpoint format. REFUSE: it is refused. "
-        "CONVERT: the state is rewritten into a new live directory first, and every row is compared. Needs Spark 4.2 "
-        "or later.",
+        "CONVERT: the state is rewritten into a new live directory first, and every row is compared. Before Spark "
+        "4.2 this needs `dagster-ckpt rewriter install`.",
     )
 
     def backend(self) -> StateBackend:

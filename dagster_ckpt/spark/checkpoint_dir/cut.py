@@ -321,7 +321,7 @@ class CutFacts:
 
 
 def describe(facts: CutFacts) -> dict[str, Any]:
-    """The properties of a snapshot (docs/coverage.md), as far as the live directory contains them."""
+    """The properties of a snapshot (docs/evidence/coverage.md), as far as the live directory contains them."""
     committed, commit, operators = facts.committed, facts.commit, facts.operators
     return {
         "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),

@@ -211,9 +211,15 @@ def _schema_version(schema: NeededFile) -> int:
 
 def _key_types(schema: NeededFile) -> list[object]:
     """Types of a state's key columns; without any, `StatefulOperatorPartitioning` uses one partition."""
+    return [column.get("type") for column in key_columns(schema)]
+
+
+def key_columns(schema: NeededFile) -> list[dict[str, Any]]:
+    """The columns of a state's key, as Spark describes them in JSON."""
     with reading(lambda why: _no_schema(schema, why)):
         _version, key = itertools.islice(_schema_texts(schema.data or b""), 2)
-        return [column.get("type") for column in from_json(key)["fields"]]
+        fields: list[dict[str, Any]] = from_json(key)["fields"]
+        return fields
 
 
 def _schema_texts(data: bytes) -> Iterator[str]:

@@ -1,0 +1,143 @@
+"""The child process in which another Spark rewrites state, with programs in its place that need no Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.errors import StateRewriteError, UnsupportedSparkError
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.state import other_spark
+from dagster_ckpt.state.other_spark import VARIABLE, Rewriter, rewrite_elsewhere, rewriter_for
+from dagster_ckpt.state.shape import StateShape
+
+SHAPE = StateShape("provider", 12, 1)
+
+
+def rewriter(folder: Path, program: str) -> Rewriter:
+    """A rewriter whose interpreter runs a program."""
+    file = folder / "interpreter"
+    file.write_text(
+        f"#!{sys.executable}\nimport json, os, sys, time\norder = json.loads(sys.stdin.readline())\n{program}"
+    )
+    file.chmod(0o755)
+    return Rewriter(file)
+
+
+def rewritten(
+    by: Rewriter, folder: Path, *, watch: object = lambda: None, report: object = lambda _message: None
+) -> other_spark.Written:
+    source, target = LiveDirectory(f"{folder}/source"), LiveDirectory(f"{folder}/target")
+    return rewrite_elsewhere(by, source, target, SHAPE, settings={"a": "b"}, watch=watch, report=report)  # type: ignore[arg-type]
+
+
+def test_progress_and_result_are_passed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    program = """
+print("a warning of Spark")
+print(json.dumps({"progress": json.dumps(order, sort_keys=True)}))
+print(json.dumps({"rewrite_id": "id", "batch_id": 7, "stores": [[0, "dedupe", "default", 3, 99]]}))
+"""
+    made = rewritten(rewriter(tmp_path, program), tmp_path, report=said.append)
+    assert made == other_spark.Written("id", 7, {(0, "dedupe", "default"): (3, 99)})
+    assert json.loads(said[0]) == {
+        "settings": {"a": "b"},
+        "shape": ["provider", 12, 1],
+        "source": f"{tmp_path}/source",
+        "target": f"{tmp_path}/target",
+    }
+    assert "a warning of Spark" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("print(json.dumps({'error': 'the batch is incomplete'}))", "the batch is incomplete"),
+        ("sys.exit(3)", "ended with status 3 before it had rewritten the state"),
+        ("os.kill(os.getpid(), 9)", "ended with status -9"),
+    ],
+    ids=["error", "exit", "kill"],
+)
+def test_what_a_failed_rewriter_has_written_is_deleted(tmp_path: Path, program: str, message: str) -> None:
+    written = f"os.makedirs({str(tmp_path / 'target/state')!r})\n{program}"
+    with pytest.raises(StateRewriteError, match=message):
+        rewritten(rewriter(tmp_path, written), tmp_path)
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_canceled_rewrite_ends_the_child_and_what_it_has_started(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    program = f"""
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+open({str(pid)!r}, "w").write(str(child))
+print(json.dumps({{"progress": "writing"}}), flush=True)
+time.sleep(600)
+"""
+    said: list[str] = []
+
+    def watch() -> None:
+        if said:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rewritten(rewriter(tmp_path, program), tmp_path, watch=watch, report=said.append)
+    assert_ended(int(pid.read_text()))
+
+
+def assert_ended(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.01)
+    pytest.fail(f"process {pid} still runs")
+
+
+def test_the_named_rewriter_comes_before_the_installed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert Rewriter.find() is None
+    installed = tmp_path / "dagster_ckpt/rewriter"
+    installed.mkdir(parents=True)
+    assert Rewriter.find() == Rewriter(installed)
+    monkeypatch.setenv(VARIABLE, "/opt/rewriter")
+    assert Rewriter.find() == Rewriter(Path("/opt/rewriter"))
+
+
+def test_a_folder_comes_before_the_spark_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/spark/python")
+    for name in ("SPARK_HOME", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS"):
+        monkeypatch.setenv(name, "of this Spark")
+    found = Rewriter(tmp_path)
+    environment = found.environment()
+    paths = environment["PYTHONPATH"].split(os.pathsep)
+    assert paths[0] == str(tmp_path)
+    assert paths[-1] == "/spark/python"
+    assert not {"SPARK_HOME", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS"} & set(environment)
+    assert found.command()[0] == environment["PYSPARK_PYTHON"] == sys.executable
+
+
+class Session:
+    """A session of a Spark that cannot rewrite state."""
+
+    version = "3.5.9"
+
+
+def test_without_a_rewriter_a_refusal_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(UnsupportedSparkError, match=r"has Spark 3\.5\.9\. .* `dagster-ckpt rewriter install`"):
+        rewriter_for(Session())  # type: ignore[arg-type]
+    (tmp_path / "dagster_ckpt/rewriter").mkdir(parents=True)
+    assert rewriter_for(Session()) == Rewriter(tmp_path / "dagster_ckpt/rewriter")  # type: ignore[arg-type]

@@ -32,13 +32,11 @@ HEAD = """# Mutation testing
 
 `make mutants` changes one thing at a time in the modules that carry [Flink's rules](../flink-rules.md)
 (a comparison, a number, an argument, a word), runs the tests that reach it, and counts the changes
-that no test notices. It sets itself up and needs no Java; a second run only tries what has changed
-since. [mutmut](https://mutmut.readthedocs.io) makes the mutants, inside functions; it leaves out
-those with a decorator, such as properties. Tables outside functions (which reasons count, what is
-kept at which end) are compared whole, by
-`test_exactly_the_listed_reasons_count_against_a_checkpoint` and
-`test_what_is_kept_at_the_end_follows_the_policy`. Only tests that need no JVM and no server take
-part, so what only a test with a real query would notice counts as a survivor.
+that no test notices. [mutmut](https://mutmut.readthedocs.io) makes the mutants, inside functions
+without a decorator. Tables outside functions (which reasons count, what is kept at which end) are
+compared whole, by `test_exactly_the_listed_reasons_count_against_a_checkpoint` and
+`test_what_is_kept_at_the_end_follows_the_policy`. Only tests without a JVM and a server take part, so
+what only a test with a real query would notice counts as a survivor.
 """
 
 
@@ -105,7 +103,7 @@ def main() -> int:
         tries = f"{total[module]}" + (f" ({left[module]} not yet)" if left[module] else "")
         score.append(f"| `{path}` | {tries} | {noticed[module]} | {share} |")
     every = f"| all | {total.total()} | {noticed.total()} | {noticed.total() / total.total():.1%} |"
-    rows = ["| function | change | why no test notices |", "|---|---|---|"]
+    rows = ["| function | change | why it makes no difference |", "|---|---|---|"]
     unexplained = []
     for mutant in tried:
         if mutant.status in NOTICED:
@@ -114,8 +112,11 @@ def main() -> int:
         reason = reason_of(mutant.function, change, reasons)
         if reason is None:
             unexplained.append(f"{mutant.name} ({mutant.status}): {change}")
-        cell = change.replace("|", "\\|")
-        rows.append(f"| `{mutant.function}` | `{cell}` | {reason or 'not explained yet'} |")
+        # Of a deleted case the first line says which.
+        shown = change if not change.startswith("without: ") else change.partition(" #")[0]
+        cell = shown.replace("|", "\\|")
+        why = (reason or "not explained yet").removeprefix("no difference; ")
+        rows.append(f"| `{mutant.function}` | `{cell}` | {why} |")
     text = [HEAD, "## Score", "", *score, every, "", "## Survivors", "", *sorted(set(rows), key=rows.index), ""]
     PAGE.write_text("\n".join(text), encoding="utf-8")
     print("\n".join([*score, every, *(f"not explained: {line}" for line in unexplained)]))

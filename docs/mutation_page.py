@@ -88,6 +88,10 @@ def reason_of(function: str, change: str, reasons: Iterable[dict[str, str]]) -> 
     return next((str(r["reason"]) for r in reasons if r["function"] == function and r["change"] in change), None)
 
 
+def _each(cells: Iterable[str]) -> str:
+    return "<br>".join(dict.fromkeys(cells))
+
+
 def main() -> int:
     """Write the page, print the score."""
     found = mutants()
@@ -103,7 +107,7 @@ def main() -> int:
         tries = f"{total[module]}" + (f" ({left[module]} not yet)" if left[module] else "")
         score.append(f"| `{path}` | {tries} | {noticed[module]} | {share} |")
     every = f"| all | {total.total()} | {noticed.total()} | {noticed.total() / total.total():.1%} |"
-    rows = ["| function | change | why it makes no difference |", "|---|---|---|"]
+    survivors: dict[str, tuple[list[str], list[str]]] = {}
     unexplained = []
     for mutant in tried:
         if mutant.status in NOTICED:
@@ -116,8 +120,12 @@ def main() -> int:
         shown = change if not change.startswith("without: ") else change.partition(" #")[0]
         cell = shown.replace("|", "\\|")
         why = (reason or "not explained yet").removeprefix("no difference; ")
-        rows.append(f"| `{mutant.function}` | `{cell}` | {why} |")
-    text = [HEAD, "## Score", "", *score, every, "", "## Survivors", "", *sorted(set(rows), key=rows.index), ""]
+        functions, changes = survivors.setdefault(why, ([], []))
+        functions.append(f"`{mutant.function}`")
+        changes.append(f"`{cell}`")
+    rows = ["| function | change | why it makes no difference |", "|---|---|---|"]
+    rows += [f"| {_each(functions)} | {_each(changes)} | {why} |" for why, (functions, changes) in survivors.items()]
+    text = [HEAD, "## Score", "", *score, every, "", "## Survivors", "", *rows, ""]
     PAGE.write_text("\n".join(text), encoding="utf-8")
     print("\n".join([*score, every, *(f"not explained: {line}" for line in unexplained)]))
     if len(tried) < len(found):

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.machine import HARDWARE
-from benchmarks.results import SectionResult, Table, Target
+from benchmarks.results import Bound, SectionResult, Table, Target
 
 HEAD = """# Performance
 
-`make bench` writes this page from `benchmarks/measured`, where each section keeps what it found last and on
-which machine. A section measures `dagster_ckpt` and its peers in turn in one run, so that the ratios hold on
-another machine although the seconds differ. `x ours` is how many times longer a peer took:
-the median of the ratios within one repetition, and the ratio of the minima. CPU s is the user and system
-time of the measured call, or of the peer's process tree.
+`make bench` writes this page from `benchmarks/measured`, where each section keeps what it found last. A section
+measures `dagster_ckpt` and its peers in turn, so the ratios hold on another machine although the seconds differ.
+`x ours` is how many times longer a peer took: the median of the ratios within one repetition, and the ratio of
+the minima. CPU s is the user and system time of the measured call, or of the peer's process tree.
 """
+# So many targets of one kind are one row: the section has the figures.
+_MANY = 4
 
 
 def render(results: Sequence[SectionResult], missing: Sequence[str]) -> str:
@@ -24,7 +25,7 @@ def render(results: Sequence[SectionResult], missing: Sequence[str]) -> str:
         results: What the sections found, in their order.
         missing: Names of sections without a result.
     """
-    parts = [HEAD, _summary(results)]
+    parts = [HEAD, _summary(results), _machines(results)]
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}.\n")
     parts += [_section(result) for result in results]
@@ -50,21 +51,44 @@ def target_table(targets: Sequence[Target]) -> Table:
 def _summary(results: Sequence[SectionResult]) -> str:
     targets = [target for result in results for target in result.targets]
     met = sum(target.met is True for target in targets)
-    return f"## Targets\n\n{met} of {len(targets)} are met.\n\n{table_lines(target_table(targets))}\n"
+    return f"## Targets\n\n{met} of {len(targets)} are met.\n\n{table_lines(target_table(_grouped(targets)))}\n"
+
+
+def _grouped(targets: Sequence[Target]) -> list[Target]:
+    """Many upper limits that are the same for calls of one kind as one: the slowest call."""
+    groups: dict[tuple[object, ...], list[Target]] = {}
+    for target in targets:
+        kind, colon, _ = target.what.partition(": ")
+        limit = (target.bound, target.limit, target.unit)
+        is_of_a_kind = bool(colon) and target.bound is Bound.AT_MOST and target.measured is not None
+        groups.setdefault((kind, *limit) if is_of_a_kind else (target.what, *limit, len(groups)), []).append(target)
+    return [row for group in groups.values() for row in ([_slowest(group)] if len(group) >= _MANY else group)]
+
+
+def _slowest(group: Sequence[Target]) -> Target:
+    slowest = max(group, key=lambda target: target.measured or 0)
+    kind, _, call = slowest.what.partition(": ")
+    return slowest.model_copy(update={"what": f"{kind}: slowest of {len(group)} calls ({call})"})
+
+
+def _machines(results: Sequence[SectionResult]) -> str:
+    sections: dict[str, list[str]] = {}
+    for result in results:
+        parts = (value if name in HARDWARE else f"{name} {value}" for name, value in result.machine.items())
+        sections.setdefault(", ".join(parts), []).append(f"`{result.name}`")
+    lines = [f"- On {machine}. Sections: {', '.join(names)}." for machine, names in sections.items()]
+    return "\n".join(["## Machines", "", *lines, ""])
 
 
 def _section(result: SectionResult) -> str:
     versions = ", ".join(f"{name}: {version}" for name, version in result.versions.items())
-    machine = ", ".join(value if name in HARDWARE else f"{name} {value}" for name, value in result.machine.items())
     lines = [
         f"## {result.title}",
         "",
         result.method,
         "",
-        f"`make bench ONLY={result.name}`, {result.measured_at}, {result.took_s:.0f} s, load average "
-        f"{result.load[0]:.1f} before and {result.load[1]:.1f} after. {versions}".rstrip(),
-        "",
-        f"On {machine}.",
+        f"`make bench ONLY={result.name}`, {result.measured_at}, {result.took_s:.0f} s, load "
+        f"{result.load[0]:.1f} to {result.load[1]:.1f}. {versions}".rstrip(),
         "",
     ]
     for table in result.tables:

@@ -32,13 +32,11 @@ HEAD = """# Mutation testing
 
 `make mutants` changes one thing at a time in the modules that carry [Flink's rules](../flink-rules.md)
 (a comparison, a number, an argument, a word), runs the tests that reach it, and counts the changes
-that no test notices. It sets itself up and needs no Java; a second run only tries what has changed
-since. [mutmut](https://mutmut.readthedocs.io) makes the mutants, inside functions; it leaves out
-those with a decorator, such as properties. Tables outside functions (which reasons count, what is
-kept at which end) are compared whole, by
-`test_exactly_the_listed_reasons_count_against_a_checkpoint` and
-`test_what_is_kept_at_the_end_follows_the_policy`. Only tests that need no JVM and no server take
-part, so what only a test with a real query would notice counts as a survivor.
+that no test notices. [mutmut](https://mutmut.readthedocs.io) makes the mutants, inside functions
+without a decorator. Tables outside functions (which reasons count, what is kept at which end) are
+compared whole, by `test_exactly_the_listed_reasons_count_against_a_checkpoint` and
+`test_what_is_kept_at_the_end_follows_the_policy`. Only tests without a JVM and a server take part, so
+what only a test with a real query would notice counts as a survivor.
 """
 
 
@@ -90,6 +88,10 @@ def reason_of(function: str, change: str, reasons: Iterable[dict[str, str]]) -> 
     return next((str(r["reason"]) for r in reasons if r["function"] == function and r["change"] in change), None)
 
 
+def _each(cells: Iterable[str]) -> str:
+    return "<br>".join(dict.fromkeys(cells))
+
+
 def main() -> int:
     """Write the page, print the score."""
     found = mutants()
@@ -105,7 +107,7 @@ def main() -> int:
         tries = f"{total[module]}" + (f" ({left[module]} not yet)" if left[module] else "")
         score.append(f"| `{path}` | {tries} | {noticed[module]} | {share} |")
     every = f"| all | {total.total()} | {noticed.total()} | {noticed.total() / total.total():.1%} |"
-    rows = ["| function | change | why no test notices |", "|---|---|---|"]
+    survivors: dict[str, tuple[list[str], list[str]]] = {}
     unexplained = []
     for mutant in tried:
         if mutant.status in NOTICED:
@@ -114,9 +116,16 @@ def main() -> int:
         reason = reason_of(mutant.function, change, reasons)
         if reason is None:
             unexplained.append(f"{mutant.name} ({mutant.status}): {change}")
-        cell = change.replace("|", "\\|")
-        rows.append(f"| `{mutant.function}` | `{cell}` | {reason or 'not explained yet'} |")
-    text = [HEAD, "## Score", "", *score, every, "", "## Survivors", "", *sorted(set(rows), key=rows.index), ""]
+        # Of a deleted case the first line says which.
+        shown = change if not change.startswith("without: ") else change.partition(" #")[0]
+        cell = shown.replace("|", "\\|")
+        why = (reason or "not explained yet").removeprefix("no difference; ")
+        functions, changes = survivors.setdefault(why, ([], []))
+        functions.append(f"`{mutant.function}`")
+        changes.append(f"`{cell}`")
+    rows = ["| function | change | why it makes no difference |", "|---|---|---|"]
+    rows += [f"| {_each(functions)} | {_each(changes)} | {why} |" for why, (functions, changes) in survivors.items()]
+    text = [HEAD, "## Score", "", *score, every, "", "## Survivors", "", *rows, ""]
     PAGE.write_text("\n".join(text), encoding="utf-8")
     print("\n".join([*score, every, *(f"not explained: {line}" for line in unexplained)]))
     if len(tried) < len(found):

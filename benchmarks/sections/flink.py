@@ -163,10 +163,9 @@ FLINK_SECTION = Section(
     title="Compared with Flink",
     method=(
         "One million keys, each with a count and a payload of 100 characters, in four partitions. Flink is a "
-        "PyFlink MiniCluster with RocksDB and incremental checkpoints; a random updater changes about 1 % of "
-        "the keys between two checkpoints. Its times come from its REST interface. It runs between two halves "
-        "of our repetitions, because the two would share the processors otherwise. Ours are calls on the live "
-        "directory of a Spark query with as many keys and partitions."
+        "PyFlink MiniCluster with RocksDB and incremental checkpoints, timed by its REST interface; a random "
+        "updater changes about 1 % of the keys between two checkpoints. It runs between two halves of our "
+        "repetitions. Ours are calls on the live directory of a Spark query with as many keys and partitions."
     ),
     measure=_measure,
 )

@@ -48,10 +48,9 @@ KAFKA = Section(
     name="kafka",
     title="Exactly once into Kafka",
     method=(
-        f"A query that makes {ROWS_OF_A_BATCH:,} rows a batch of {BYTES_OF_A_VALUE} bytes in {PARTITIONS} partitions "
-        "writes them into a topic of a broker on the same machine. The sinks take turns, in one session; a window is "
-        f"{BATCHES} batches after {WARM_UP_BATCHES} to warm up. Spark's own sink waits for all replicas, as "
-        "kafka_delivery(AT_LEAST_ONCE) sets it."
+        f"A query writes {ROWS_OF_A_BATCH:,} rows a batch of {BYTES_OF_A_VALUE} bytes in {PARTITIONS} partitions "
+        "into a topic of a broker on the same machine. The sinks take turns in one session; a window is "
+        f"{BATCHES} batches after {WARM_UP_BATCHES} to warm up. Spark's own sink waits for all replicas."
     ),
     measure=_measure,
 )

@@ -227,10 +227,9 @@ LOCAL = Section(
     name="local",
     title="Snapshots on a local disk",
     method=(
-        "A live directory with one million keys in 200 partitions, RocksDB with changelogs, as Spark left it "
-        "after 13, 23 and 33 batches. Each batch after the first changes 1 % of the keys. Snapshots are taken "
-        "of one copy that grows from one state to the next; the peers work on another. A peer is a whole "
-        "process; a snapshot is a call in a running process, as in a driver. The page cache is warm. A "
+        "A live directory with one million keys in 200 partitions, RocksDB with changelogs, after 13, 23 and 33 "
+        "batches, each of which changes 1 % of the keys. Snapshots are taken of one copy that grows; the peers work "
+        "on another. A peer is a whole process, a snapshot a call in a running one. The page cache is warm. A "
         "snapshot is flushed to the disk; the peers leave that to the kernel unless their name says otherwise."
     ),
     measure=_measure,

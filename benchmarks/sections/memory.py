@@ -56,10 +56,9 @@ MEMORY = Section(
     name="memory",
     title="Memory of the driver",
     method=(
-        "A directory written in the layout of a stopped query, because Spark would need an hour to make it: "
-        f"{PARTITIONS} partitions, each with a snapshot and {BATCHES - 1} changelogs, once with small and once "
-        "with large SSTs. A separate process takes the snapshots, after a small one that loads all code. "
-        "Growth is the peak of its resident memory minus the value before the step."
+        f"A directory in the layout of a stopped query, not written by Spark: {PARTITIONS} partitions, each with a "
+        f"snapshot and {BATCHES - 1} changelogs, with small and with large SSTs. A separate process takes the "
+        "snapshots. Growth is the peak of its resident memory minus the value before the step."
     ),
     measure=_measure,
 )

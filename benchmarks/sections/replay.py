@@ -60,9 +60,8 @@ REPLAY = Section(
     method=(
         f"A query that drops duplicates writes Parquet files, in batches of {ROWS_OF_A_BATCH:,} new keys and "
         f"{PARTITIONS} partitions. After a savepoint it runs {BATCHES} batches, and its live directory is "
-        "deleted. The next start replays them as they were planned, without output. Then the directory is deleted "
-        "again, and a start without replay rolls the sink back and runs them again. A round "
-        "has all three, in one session."
+        "deleted. The next start replays them without output. Then the directory is deleted again, and a start "
+        "without replay rolls the sink back and runs them again."
     ),
     measure=_measure,
 )

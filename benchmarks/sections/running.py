@@ -73,11 +73,10 @@ RUNNING = Section(
     title="A query that runs",
     method=(
         f"A query that reads rows as fast as it can: count and max of a hash over {KEYS} keys, {PARTITIONS} "
-        "partitions, RocksDB with changelogs, otherwise Spark's defaults. Most keys change in every batch. In "
-        f"one run of the query, windows of {BATCHES_OF_A_WINDOW} batches with a snapshot every second (three "
-        "are retained) alternate with windows without. A round has two windows of each kind, ordered so that "
-        "Spark uploads its own state snapshots equally often in both. CPU seconds are those of the JVM and of "
-        "the driver's Python process."
+        "partitions, RocksDB with changelogs. Most keys change in every batch. In one run of the query, windows of "
+        f"{BATCHES_OF_A_WINDOW} batches with a snapshot every second (three are retained) alternate with windows "
+        "without, so that Spark uploads its own state snapshots equally often in both. CPU seconds are those of the "
+        "JVM and of the driver's Python process."
     ),
     measure=_measure,
 )

@@ -208,10 +208,9 @@ S3 = Section(
     name="s3",
     title="Snapshots in object storage",
     method=(
-        "The same live directory, with `rclone serve s3` as the server on the same machine, so that it "
-        "competes for the processors. The first snapshot is taken after 13 batches, the next after 23. `s3fs "
-        "put` gets the list of new files, because it has no incremental mode. The restore is that of a lost "
-        "machine: the live directory no longer exists."
+        "The same live directory, with `rclone serve s3` as the server on the same two processors. The first "
+        "snapshot is taken after 13 batches, the next after 23. `s3fs put` gets the list of new files. The restore "
+        "is that of a lost machine: the live directory no longer exists."
     ),
     measure=_measure,
 )

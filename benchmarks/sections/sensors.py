@@ -207,9 +207,8 @@ SENSORS = Section(
     title="Sensors",
     method=(
         f"{STREAMS:,} running streams, each with {SNAPSHOTS_EACH} checkpoints in a catalog on SQLite, and a "
-        "Dagster instance on SQLite with a run for each stream and a report for those that a tick examines. A "
-        "tick is the evaluation that the daemon requests, from opening the catalog to the result. Dagster's "
-        "storing of the reports is not included."
+        "Dagster instance on SQLite with a run for each stream. A tick is the evaluation that the daemon requests, "
+        "from opening the catalog to the result, without Dagster's storing of the reports."
     ),
     measure=_measure,
 )

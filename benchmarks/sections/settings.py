@@ -142,11 +142,10 @@ SETTINGS = Section(
     name="settings",
     title="What settings change",
     method=(
-        "The large live directory: first snapshots and restores after 13 batches, with other numbers of "
-        "threads (`state.backend.rocksdb.checkpoint.transfer.thread.num`) against `rclone serve s3` on the "
-        "same two processors, and with other write buffers on the local disk. The threshold is measured with "
-        "a state of 100,000 keys in 20 partitions, of which a batch changes 1,000. Ratios are relative to the "
-        "default."
+        "First snapshots and restores of the large live directory after 13 batches: threads "
+        "(`state.backend.rocksdb.checkpoint.transfer.thread.num`) against `rclone serve s3` on the same two "
+        "processors, write buffers on the local disk. The threshold is measured with 100,000 keys in 20 partitions, "
+        "of which a batch changes 1,000. Ratios are relative to the default."
     ),
     measure=_measure,
 )

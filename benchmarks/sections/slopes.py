@@ -73,8 +73,8 @@ SLOPES = Section(
     title="What the cost grows with",
     method=(
         f"Three live directories written by Spark, with {BASE.partitions} partitions each. The second has ten "
-        "times the keys of the first. In the third, a batch changes ten times as many of them. A snapshot is "
-        "taken after three batches, the next after three more."
+        "times the keys of the first; in the third, a batch changes ten times as many. A snapshot is taken after "
+        "three batches, the next after three more."
     ),
     measure=_measure,
 )

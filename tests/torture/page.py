@@ -21,16 +21,13 @@ Written by `make torture`; a slice of it runs with `make test`.
 Each operation below runs again and again, each time in a new process, and each time another of its calls fails: a call
 that changes a local disk (open, write, flush, rename, link, delete, ...), a request to an object store (without rename
 or folders, holding snapshots, live directories and the sink's output), or a transaction with the catalog (SQLite). Only
-the fault is simulated: catalog, storage, live directories and sink logs are real. The test writes Spark's files itself,
-so no JVM is started. After each fault, once the process has ended:
+the fault is simulated; the test writes Spark's files itself, so no JVM is started. After each fault:
 
-- the next plain start recovers without a person, at a correct batch, in a complete live directory whose files are those
-  that Spark wrote, byte for byte; it never starts empty;
-- a second recovery finds nothing to do;
-- the sink's log has exactly the rows of an uninterrupted run up to the batch of the query, each file once, and the
-  files exist;
-- every listed checkpoint and savepoint passes verification of every byte, before and after housekeeping, and storage
-  and catalog list the same snapshots;
+- the next plain start recovers without a person, at a correct batch, in a complete live directory, byte for byte; it
+  never starts empty, and a second recovery finds nothing to do;
+- the sink's log has exactly the rows of an uninterrupted run up to the batch of the query, each file once;
+- every listed snapshot passes verification of every byte, before and after housekeeping, and storage and catalog list
+  the same snapshots;
 - a checkpoint that was listed before is still listed, or a newer one is; so is a savepoint, unless the operation was to
   delete it;
 - housekeeping leaves nothing half deleted or in progress;
@@ -39,9 +36,10 @@ so no JVM is started. After each fault, once the process has ended:
 - if the process was killed or an answer was lost, repeating the operation succeeds, and all of this holds again.
 
 Where the lease is lost, a successor takes it before the step, starts from the latest state, commits three batches, and
-takes a checkpoint. Then the old process continues to its end. All rows of the catalog, the successor's live directory and
-its sink are then unchanged, byte for byte, its snapshots pass verification, and its next start resumes after its last
-batch.
+takes a checkpoint. Then the old process continues to its end. The catalog, the successor's live directory and its sink
+are then unchanged, byte for byte, its snapshots pass verification, and its next start resumes after its last batch.
+
+The tables count the points tried; violations, where there are any, follow after a slash.
 
 """
 _TAIL = """
@@ -53,8 +51,8 @@ $ .venv/bin/python -m tests.torture --only 'fork' --fault POWER_SOME    # one op
 ```
 
 The number after a point in a message is the call: add `--first 17 --at-most 1` for that one alone. A run ends after 19.5
-minutes. Run it again to continue: results are kept until the package or the torture changes, and three runs on two
-cores try everything. The order is drawn from the day (`--seed` repeats a run, from its beginning).
+minutes. Run it again to continue, until the package or the torture changes; three runs on two cores try everything. The
+order is drawn from the day; `--seed` repeats a run.
 
 ## Tried elsewhere
 
@@ -139,7 +137,7 @@ def _table(
     outcomes: Sequence[Outcome],
     faults: type[FileFault] | type[CatalogFault] | type[ObjectFault] | type[LeaseFault],
 ) -> str:
-    lines = [f"## {title}", "", "Points tried; violations, where there are any, after a slash.", ""]
+    lines = [f"## {title}", ""]
     lines += [f"- {fault.name}: {fault.value}" for fault in faults]
     columns = " | ".join(fault.name for fault in faults)
     lines += ["", f"| operation | calls | {columns} |", "|---|---:|" + "---:|" * len(faults)]

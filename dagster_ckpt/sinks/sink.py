@@ -1,8 +1,7 @@
 """The protocol of a sink: what the package asks every sink about the batches that it has written.
 
 A query that goes back plans its batches again, so the same number can stand for other rows. Sinks identify a batch by
-its number: some whatever the query (the file sink), some with the query's id (Delta, Iceberg), some not at all. One
-class for each kind of sink knows what it does; `registry.py` finds the class.
+its number: some whatever the query (the file sink), some with the query's id (Delta, Iceberg), some not at all.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ class SinkEffect(StrEnum):
     LOSE: Rows may be lost.
     UNKNOWN: Cannot be told from here.
     UNREACHABLE: The sink did not answer: the start fails and can be retried.
-    IRREVERSIBLE: The sink has to be rolled back but cannot be: the start is refused.
+    IRREVERSIBLE: The sink would have to be rolled back but cannot be: the start is refused.
     UNTOUCHED: The query about to start does not write there.
     STARTS: The query has not written there before: the sink contains only rows from now on.
-    SHARED: Another stream wrote there last, and the query starts from the beginning: rows may be there twice.
+    SHARED: Another stream wrote there last, and the query starts from the beginning: rows may be twice.
     REFUSED: The sink belongs to another query, or is not at the query's batch: the start is refused.
     """
 
@@ -67,8 +66,6 @@ class SinkEffect(StrEnum):
 
 @dataclass(frozen=True)
 class SinkForecast:
-    """The expected effect on one sink, why, and how to make it exact."""
-
     sink: str
     effect: SinkEffect
     reason: str
@@ -83,7 +80,7 @@ class Replay:
         to_batch: The batch to which the query goes back; -1 is before the first.
         query_id: Id of the query before the start.
         in_flight: The batch after `to_batch` if exactly its rows are replayed.
-        log_entries: Log entries of each file sink from a snapshot, by folder; None: the sink's own log counts.
+        log_entries: Log of each file sink in a snapshot, by folder; None: the sink's own log counts.
         query_ids: All ids that the stream's query has had.
         roll_back_tables: Whether the start may roll a table back; otherwise a person does.
     """
@@ -98,7 +95,7 @@ class Replay:
 
     @property
     def back(self) -> RollBack:
-        """Where a sink without a log in a snapshot is rolled back to."""
+        """For a sink without a log in a snapshot."""
         return RollBack(
             self.to_batch,
             query_id=self.query_id,
@@ -114,11 +111,11 @@ class RollBack:
 
     Attributes:
         batch_id: The last batch that the sink keeps; -1 keeps none.
-        entries: The sink's log as a snapshot has it; None: the sink's own memory counts.
+        entries: The sink's log in a snapshot; None: the sink's own memory counts.
         query_id: The id of the query that committed that batch; None if unknown.
         query_ids: All ids that the stream's query has had.
-        may_repeat: Whether a new query id was requested: a table in which others have written since stays as it is, and
-            gets the batches again.
+        may_repeat: A new query id was requested: a table in which others have written since stays as it is, and gets
+            the batches again.
         roll_back_tables: Whether this process may roll a table back; otherwise a person does.
     """
 
@@ -131,16 +128,15 @@ class RollBack:
 
     @property
     def own_ids(self) -> frozenset[str]:
-        """Ids of the queries whose batches are the stream's."""
         return frozenset((*self.query_ids, *(() if self.query_id is None else (self.query_id,))))
 
 
 @dataclass(frozen=True)
 class FoundSink:
-    """The table or topic that is now at the place of a sink.
+    """The table or topic now at the place of a sink.
 
     Attributes:
-        identity: Its id, which changes if it is dropped and made again; None if nothing is there.
+        identity: Its id, which changes if it is dropped and re-created; None if nothing is there.
         batch: The newest batch of the stream that readers see; None if they see none, or that is not known.
         is_certain: Whether `batch` comes from its whole history, and the stream writes there with each batch.
     """
@@ -153,8 +149,8 @@ class FoundSink:
 class Sink:
     """A sink of a query, and the protocol of all kinds of sinks.
 
-    The base class is a sink of which nothing is known. A kind overrides what it knows, and is registered with
-    `register_sink`. A table that can go back is a `TableSink`.
+    The base class is a sink of which nothing is known. A kind overrides what it knows. A table that can go back is a
+    `TableSink`.
 
     Attributes:
         names: The names that Spark gives such a sink; the group `place` is its folder, topic or table.
@@ -189,7 +185,7 @@ class Sink:
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """The sink of this kind with a name, or None if the name is that of another kind. By default by `names`.
+        """The sink of this kind with a name, or None if the name is of another kind. By default by `names`.
 
         Args:
             name: `sink.description` of the query's progress, such as `FileSink[file:/data/out]`. A `foreachBatch` query
@@ -205,11 +201,10 @@ class Sink:
 
     @property
     def shows_rows_once(self) -> bool:
-        """Whether a test with the real sink shows the rows of a repeated batch once."""
         return self.is_proven and self.on_repeat in (OnRepeat.SKIPS, OnRepeat.RUNS)
 
     def is_same(self, other: Sink) -> bool:
-        """Whether both are one sink, even if they spell its place differently."""
+        """Whether both are one sink, in any spelling of its place."""
         if self.name == other.name:
             return True
         if type(self) is not type(other) or self.place is None or other.place is None:
@@ -217,13 +212,12 @@ class Sink:
         return same_folder(self.place, other.place)
 
     def is_among(self, others: Collection[Sink]) -> bool:
-        """Whether it is one of some sinks."""
         return any(self.is_same(other) for other in others)
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
         """What is now at its place; None if it has no identity, or if that cannot be told from here.
 
-        Without the ids that the stream's query has had, no batch is looked for.
+        Without `query_ids`, no batch is looked for.
 
         Raises:
             StorageAccessError: It cannot be reached.
@@ -231,22 +225,18 @@ class Sink:
         return None
 
     def batch_after(self, replay: Replay) -> int | None:
-        """The newest batch of the stream that readers see after a roll-back; None if nothing changes, or it is unknown.
-
-        A roll-back may go forward, to batches that an earlier one has undone.
-        """
+        """None if nothing changes, or it is unknown. May go forward, to batches that a roll-back has undone."""
         return None
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """The newest batch of a query that it has; None if it has none, or keeps no memory of batches."""
+        """The newest batch of a query that it has; None also without a memory of batches."""
         return None
 
     def told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
-        """A forecast for this sink."""
         return SinkForecast(self.name, effect, reason, advice)
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """What a snapshot needs of it (see `SinkToCapture`); None for nothing."""
+        """What a snapshot needs of it; None for nothing."""
         return None
 
     def forecast(self, replay: Replay) -> SinkForecast:
@@ -272,10 +262,9 @@ class Sink:
         """
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
-        """Undo all batches after `to.batch_id`. The next start repeats it if it was interrupted.
+        """Undo all batches after `to.batch_id`. The next start repeats an interrupted roll-back.
 
         Args:
-            to: The point to go back to.
             still_mine: Enter it around each change (`with still_mine():`). It raises if another process has become the
                 writer of the stream.
 
@@ -285,7 +274,6 @@ class Sink:
         raise NotImplementedError(f"{type(self).__name__} sets rolls_back but does not define roll_back.")
 
     def examine(self, subject: Subject) -> Iterator[Finding]:
-        """Compare it with a live directory, for the doctor."""
         yield from ()
 
 
@@ -295,7 +283,7 @@ def newest_batch(sink: Sink, query_id: str | None) -> int | None:
         return sink.last_batch(query_id)
     except CkptError:
         raise
-    except Exception as error:  # a user's sink raises what its own library raises
+    except Exception as error:
         raise StorageAccessError(
             f"The newest batch of the sink {sink.name} cannot be read: {type(error).__name__}: {error}. Make it "
             "reachable, then start again."
@@ -308,7 +296,7 @@ def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
         sink.roll_back(to, still_mine)
     except CkptError:
         raise
-    except Exception as error:  # a user's sink raises what its own library raises
+    except Exception as error:
         raise SinkRollbackError(
             f"The sink {sink.name} could not be rolled back to batch {to.batch_id}: {type(error).__name__}: {error}. "
             "Make it reachable and start again: the rollback is repeated. Do not start the query before that."
@@ -316,7 +304,7 @@ def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
 
 
 def distinct(sinks: Sequence[Sink]) -> list[Sink]:
-    """The sinks, each once, the first of each spelling."""
+    """Each once, in its first spelling."""
     found: list[Sink] = []
     for sink in sinks:
         if not sink.is_among(found):

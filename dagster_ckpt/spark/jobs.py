@@ -143,7 +143,7 @@ class ExecutorCopy:
 
 def executors_above(total_bytes: int) -> ExecutorCopy | None:
     """Executors of this process's application, for snapshots above this size; None without an application."""
-    from pyspark import SparkContext  # noqa: PLC0415
+    from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
     return ExecutorCopy(context, total_bytes) if context is not None else None

@@ -194,7 +194,7 @@ def installed_release() -> SparkRelease:
     try:
         # Imported here, because reading live directories does not require Spark. The package's
         # metadata is not asked: a platform that brings Spark may have none.
-        from pyspark.version import __version__  # noqa: PLC0415
+        from pyspark.version import __version__
     except ImportError as error:
         raise SparkNotFoundError(
             f"PySpark cannot be imported ({error}). dagster_ckpt does not install it, so as not to replace the Spark "

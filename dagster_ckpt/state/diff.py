@@ -50,7 +50,7 @@ class StateDifference:
     @cached_property
     def counts(self) -> Mapping[Change, int]:
         """Number of rows by change; computed once."""
-        from pyspark.sql import functions as F  # noqa: PLC0415
+        from pyspark.sql import functions as F
 
         totals = self.rows.groupBy(CHANGE).agg(F.sum(ROWS).alias(ROWS))
         found = {row[0]: int(row[1]) for row in attempt(totals.collect, self.reader.live, str(self.name))}
@@ -112,7 +112,7 @@ def _difference(before: StateFrame | None, after: StateFrame | None, reader: Sta
 
 
 def _all_of(frame: StateFrame, change: Change) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     kind = frame.content.schema[VALUE].dataType
     nothing = F.lit(None).cast(kind)
@@ -127,7 +127,7 @@ def _all_of(frame: StateFrame, change: Change) -> DataFrame:
 
 
 def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     old, new = _marked(before, "b"), _marked(after, "a")
     # Prefixed: both sides may read the same files.
@@ -152,7 +152,7 @@ def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> D
 
 def _by_rows(before: StateFrame, after: StateFrame) -> DataFrame:
     """Compare states in which a key may have several rows: how often each whole row occurs."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     old, new = (frame.content.withColumn(ROWS, F.lit(sign).cast("long")) for frame, sign in ((before, -1), (after, 1)))
     kinds = {each.name: each.dataType for each in before.content.schema.fields}
@@ -170,14 +170,14 @@ def _by_rows(before: StateFrame, after: StateFrame) -> DataFrame:
 
 
 def _marked(frame: StateFrame, prefix: str) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     columns = [F.col(each).alias(f"{prefix}_{each}") for each in frame.content.columns]
     return frame.content.select(*columns, F.lit(True).alias(f"{prefix}_there"))
 
 
 def _all_equal(identity: Sequence[str]) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     condition = F.lit(True)
     for name in identity:
@@ -199,8 +199,8 @@ def _simple(schema: StructType, column: str) -> str:
 
 def comparable(column: Column, kind: DataType) -> Column:
     """A form of a column that can be compared and hashed, as maps, intervals and variants cannot."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
-    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, MapType, StructType
 
     if _is_comparable(kind):
         return column
@@ -220,7 +220,7 @@ def comparable(column: Column, kind: DataType) -> Column:
 
 
 def _is_comparable(kind: DataType) -> bool:
-    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415
+    from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):
         return all(_is_comparable(each.dataType) for each in kind.fields)

@@ -88,7 +88,7 @@ class PlannedEdit:
 
     @cached_property
     def _encoded(self) -> DataFrame | None:
-        from pyspark.sql import functions as F  # noqa: PLC0415
+        from pyspark.sql import functions as F
 
         if self.edit.replace is None:
             return None
@@ -119,7 +119,7 @@ def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
 
 def check_edited(planned: Sequence[PlannedEdit], difference: StateDifference, after: StateReader) -> None:
     """Check that a state differs in the rows that the edits name, and in no other."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     unasked, name = difference.rows, difference.name
     left = after.frame(name).rows
@@ -151,7 +151,7 @@ def _undecided(rows: DataFrame, later: Sequence[StateEdit]) -> DataFrame:
 
 
 def _other_keys(rows: DataFrame, asked: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     keys = asked.select(F.col(KEY).alias("__asked"))
     return rows.join(keys, F.col(KEY).eqNullSafe(F.col("__asked")), "left_anti")
@@ -165,7 +165,7 @@ def _wrong(name: StateName, what: str) -> StateRewriteError:
 
 
 def _can_forget(frame: StateFrame, condition: Column | str) -> str | None:
-    from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415
+    from pyspark.errors import AnalysisException, ParseException
 
     if frame.name.operator == _LIMIT:
         return "a limit keeps a counter and no keys."
@@ -193,14 +193,14 @@ def _is_true(condition: Column | str) -> bool:
 
 def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
     """The rows whose key does not meet a condition (null counts as not met)."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     left = _unmet(_with_fields(rows, key), condition)
     return left.select(*(F.col(f"__{name}").alias(name) for name in rows.columns))
 
 
 def _with_fields(rows: DataFrame, key: str) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     fields = rows.select(f"{key}.*").columns
     assert not set(fields) & {f"__{name}" for name in rows.columns}
@@ -209,7 +209,7 @@ def _with_fields(rows: DataFrame, key: str) -> DataFrame:
 
 
 def _unmet(rows: DataFrame, condition: Column | str) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     met = F.expr(condition) if isinstance(condition, str) else condition
     return rows.where(~F.coalesce(met, F.lit(False)))
@@ -250,13 +250,13 @@ def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequ
 
 
 def _partition_key(rows: DataFrame) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     fields = [F.col(KEY).getField(name).alias(name) for name in rows.select(f"{PARTITION_KEY}.*").columns]
     return F.struct(*fields).cast(rows.schema[PARTITION_KEY].dataType).alias(PARTITION_KEY)
 
 
 def _literal(text: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     return F.lit(text)

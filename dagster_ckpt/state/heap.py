@@ -88,7 +88,7 @@ def heap_snapshot(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
 
 
 def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow as pa
 
     for batch in batches:
         for partition in batch.column(0).to_pylist():
@@ -99,8 +99,8 @@ def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
 
 
 def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa  # noqa: PLC0415
-    from pyspark import TaskContext  # noqa: PLC0415
+    import pyarrow as pa
+    from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
@@ -148,7 +148,7 @@ class _Opened:
 
 
 def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
-    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow as pa
 
     if codec == "zstd":
         with pa.CompressedInputStream(pa.PythonFile(_Opened(stream), "rb"), "zstd") as plain:

@@ -92,8 +92,8 @@ class StateFrame:
 
     def where(self, condition: str) -> DataFrame:
         """The rows that meet an SQL condition on fields of the key by name, or on the columns of `rows`."""
-        from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415
-        from pyspark.sql import functions as F  # noqa: PLC0415
+        from pyspark.errors import AnalysisException, ParseException
+        from pyspark.sql import functions as F
 
         fields = self.key_fields
         named = [F.col(KEY).getField(each).alias(each) for each in fields if each not in self.rows.columns]
@@ -110,7 +110,7 @@ class StateFrame:
     @property
     def key_fields(self) -> tuple[str, ...]:
         """Names of the fields of the key; those of a join are `field0`, `field1` and so on."""
-        from pyspark.sql.types import StructType  # noqa: PLC0415
+        from pyspark.sql.types import StructType
 
         kind = self.rows.schema[KEY].dataType
         return tuple(kind.names) if isinstance(kind, StructType) else ()
@@ -264,7 +264,7 @@ def _states(operator: Row, stores: list[str]) -> Iterator[StateName]:
 
 
 def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[str, str]) -> StateFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     selected = [F.col(source).alias(column) for column, source in columns.items()]
     return StateFrame(name, kind, rows.select(*selected, F.col("partition_id").alias(PARTITION)))
@@ -272,8 +272,8 @@ def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[s
 
 def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
     """Read with Spark, and report a failure as that of the directory."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     try:
         return read()

@@ -55,7 +55,7 @@ class StoreDigest:
 
 def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
     """Count and hash the rows of a store (as bytes, with `column_family_name`) by partition, in a Spark job."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     hashed = F.xxhash64("column_family_name", "key_bytes", "value_bytes").cast("decimal(38,0)")
     placed = rows.select(partition.alias("partition"), hashed.alias("hash")).groupBy("partition")
@@ -77,7 +77,7 @@ def compare_rows(
     written: Callable[[Operator, StateStoreName], DataFrame],
 ) -> dict[StateStoreName, StoreDigest]:
     """Compare the rows of each store with those wanted, by partition, in Spark jobs; returns the content."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     found = {}
     for operator, store in stores:
@@ -274,7 +274,7 @@ class _Rewrite:
 
     def partition_of(self, operator: Operator) -> Column:
         """The partition in which the query looks for a row of an operator."""
-        from pyspark.sql import functions as F  # noqa: PLC0415
+        from pyspark.sql import functions as F
 
         if operator.single_partition:
             return F.lit(0)

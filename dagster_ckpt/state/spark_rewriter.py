@@ -92,7 +92,7 @@ class _RowsForSpark:
 
 
 def _null(offered: Any, column: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     kind = offered.schema().apply(column).dataType()
     return F.lit(None).cast(kind.sql()).alias(column)
@@ -105,9 +105,9 @@ def run_rewriter(
 
     Returns the unique ids of the state, in checkpoint format v2.
     """
-    from py4j.protocol import Py4JError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
-    from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import ensure_callback_server_started
 
     writing = state_session(spark, shape)
     jvm = _jvm(spark)
@@ -149,7 +149,7 @@ def _jvm(spark: SparkSession) -> Any:
 
 
 def _arities(spark: SparkSession) -> list[int]:
-    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from py4j.protocol import Py4JError
 
     loader = spark._jsparkSession.getClass().getClassLoader()
     try:

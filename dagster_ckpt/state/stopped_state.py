@@ -223,7 +223,7 @@ def rows_of(session: SparkSession, state: StoppedState, operator: Operator, stor
 
     Rows of RocksDB have a partition key too: see `RowChange`.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     assert state.stored is not None
     shape = state.stored.shape

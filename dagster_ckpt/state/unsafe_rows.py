@@ -48,7 +48,7 @@ EncodedType = Any
 
 def encoded_type(kind: DataType, where: str) -> EncodedType:
     """The description of a type for `encode`."""
-    from pyspark.sql.types import ArrayType, DecimalType, StringType, StructType  # noqa: PLC0415
+    from pyspark.sql.types import ArrayType, DecimalType, StringType, StructType
 
     if isinstance(kind, StructType):
         return ("struct", tuple(encoded_type(each.dataType, f"{where}.{each.name}") for each in kind.fields))
@@ -68,8 +68,8 @@ def encoded_type(kind: DataType, where: str) -> EncodedType:
 
 def plain(column: Column, kind: DataType) -> Column:
     """A column in the form that `encode` takes: times as numbers, independent of time zones."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
-    from pyspark.sql.types import ArrayType, StructType  # noqa: PLC0415
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, StructType
 
     if isinstance(kind, StructType):
         fields = [plain(column.getField(each.name), each.dataType).alias(each.name) for each in kind.fields]
@@ -88,7 +88,7 @@ def plain(column: Column, kind: DataType) -> Column:
 
 def encoder(schema: DataType, where: str) -> Any:
     """A UDF that encodes a struct of this type, converted by `plain`, as bytes."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     _, types = encoded_type(schema, where)
     return F.udf(lambda row: encode(row, types), "binary")

@@ -19,7 +19,7 @@ def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str,
     Ingestion and processing time are `current_timestamp()`: one time per batch, which Spark writes to the
     offset log, so a replayed batch has the same time. Processing time has no watermark.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     if characteristic is TimeCharacteristic.EventTime:
         return frame.withWatermark(column, delay)
@@ -55,7 +55,7 @@ class QueryToStart:
 
 def is_described_query(candidate: object) -> bool:
     """Whether this is a classic session's `DataFrame.writeStream`; Spark Connect's cannot be inspected."""
-    from pyspark.sql.streaming.readwriter import DataStreamWriter as ClassicWriter  # noqa: PLC0415
+    from pyspark.sql.streaming.readwriter import DataStreamWriter as ClassicWriter
 
     return isinstance(candidate, ClassicWriter)
 

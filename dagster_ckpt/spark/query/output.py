@@ -149,7 +149,7 @@ def load_table(session: SparkSession, name: str) -> Any | None:
 
     Takes an SQL name, or Iceberg's name of a table (catalog, namespace and table without quotes).
     """
-    from pyspark.errors import ParseException  # noqa: PLC0415
+    from pyspark.errors import ParseException
 
     state: Any = session._jsparkSession.sessionState()
     catalogs = state.catalogManager()
@@ -218,8 +218,8 @@ def sink_of(table: Any) -> str | None:
 
 def sink_of_name(session: SparkSession, table: str) -> str | None:
     """The recorded name of the sink behind a table; None if it does not exist or cannot be looked up."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     try:
         with active_in_thread(session):

@@ -199,7 +199,7 @@ def describe_plan(plan: Any, output_mode: object = None) -> PlanDescription:
 
 
 def _seen(describe: Callable[[], PlanDescription]) -> PlanDescription | None:
-    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from py4j.protocol import Py4JError
 
     try:
         return describe()

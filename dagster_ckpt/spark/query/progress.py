@@ -219,7 +219,7 @@ def _started_at(execution: Any) -> Any:
 
 def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:
     """The result of a look at a query's `StreamExecution`; None if that fails, which must not end the query."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from py4j.protocol import Py4JError
 
     jvm_query: Any = getattr(query, "_jsq", None)
     if jvm_query is None:
@@ -231,7 +231,7 @@ def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:
 
 
 def _numbers(array: Any) -> set[int]:
-    from pyspark import SparkContext  # noqa: PLC0415
+    from pyspark import SparkContext
 
     jvm: Any = SparkContext._jvm
     return set(json.loads(str(jvm.java.util.Arrays.toString(array))))

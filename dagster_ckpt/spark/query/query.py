@@ -70,7 +70,7 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
 
 def jvm_pid(spark: SparkSession) -> int | None:
     """Pid of the JVM of a classic session; None for Spark Connect."""
-    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
+    from pyspark.sql import SparkSession as ClassicSession
 
     jvm: Any = spark.sparkContext._jvm if isinstance(spark, ClassicSession) else None
     return None if jvm is None else int(jvm.java.lang.ProcessHandle.current().pid())
@@ -111,7 +111,7 @@ class SupervisedQuery:
     @_asks_jvm
     def wait(self, timeout_s: float) -> bool:
         """Wait at most this long, at least 1 ms, for the end of the query; True once it has ended or failed."""
-        from pyspark.errors import StreamingQueryException  # noqa: PLC0415
+        from pyspark.errors import StreamingQueryException
 
         try:
             return bool(self._query.awaitTermination(max(timeout_s, 0.001)))  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ class SupervisedQuery:
     @_asks_jvm
     def trace(self) -> str | None:
         """Why the query failed, with causes and frames, without secrets; None if not visible."""
-        from pyspark import SparkContext  # noqa: PLC0415
+        from pyspark import SparkContext
 
         query: Any = getattr(self._query, "_jsq", None)
         jvm: Any = SparkContext._jvm

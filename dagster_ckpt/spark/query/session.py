@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def active_session() -> SparkSession | None:
     """The session of the application in this process, if any; does not start one."""
     try:
-        from pyspark import SparkContext  # noqa: PLC0415
-        from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession as ClassicSession
     except ImportError:
         # Not installed, or only the client of Spark Connect.
         return None
@@ -72,7 +72,7 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
 
 def is_classic_session(candidate: object) -> bool:
     """Whether a session has access to its JVM, as Spark Connect's has not."""
-    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
+    from pyspark.sql import SparkSession as ClassicSession
 
     return isinstance(candidate, ClassicSession)
 
@@ -84,8 +84,8 @@ _QUIET = {"spark.ui.showConsoleProgress": "false"}
 def session_with(settings: Mapping[str, str]) -> SparkSession:
     """Start Spark, or use the application of this process, and set these settings."""
     installed_release()
-    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
-    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession as ClassicSession
 
     builder = ClassicSession.builder
     for name, value in (_QUIET | dict(settings)).items():

@@ -105,7 +105,7 @@ def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
 
 def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | None:
     """What the sources of a described query read, in the order of its offset log; None over Spark Connect."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from py4j.protocol import Py4JError
 
     try:
         leaves = streaming_leaves(writer)
@@ -187,7 +187,7 @@ def _delta(session: SparkSession, folder: str) -> dict[str, str]:
 
 
 def _name(leaf: Any) -> str | None:
-    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from py4j.protocol import Py4JError
 
     try:
         given = leaf.sourceIdentifyingName()

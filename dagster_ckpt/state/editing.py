@@ -1,4 +1,4 @@
-"""Edits of state: rows to forget, and rows to write instead, which a rewrite of state applies."""
+"""Edits of state: rows to forget, and rows to write instead."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class StateEdit:
     Attributes:
         operator: Number or name; None for every operator whose key has the columns of `forget`.
         forget: Keys to forget: a condition on the fields of the key, as a column or in SQL.
-        replace: Rows with the columns `key` and `value` as `StreamState.rows` returns them; each replaces the
-            row with its key.
+        replace: Rows with the columns `key` and `value` as `StreamState.rows` returns them; each replaces the row with
+            its key.
 
     Example:
         >>> StateEdit(forget="user_id = 7")
@@ -50,7 +50,6 @@ class StateEdit:
     replace: DataFrame | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an edit that does nothing, and rows without an operator."""
         if self.forget is None and self.replace is None:
             raise StateRewriteError("The edit changes nothing. Name the keys to forget, or the rows to write.")
         if self.replace is not None and self.operator is None:
@@ -59,11 +58,7 @@ class StateEdit:
 
 @dataclass(frozen=True)
 class PlannedEdit:
-    """An edit that was checked against the state that it changes.
-
-    Attributes:
-        skipped: States whose keys do not have the columns of `forget`.
-    """
+    """An edit checked against its state; the keys of the `skipped` states lack the columns of `forget`."""
 
     edit: StateEdit
     reader: StateReader
@@ -71,11 +66,10 @@ class PlannedEdit:
     skipped: tuple[StateName, ...]
 
     def changes(self, store: StateStoreName) -> bool:
-        """Whether it changes rows of a store."""
         return store.operator_id in {name.operator_id for name in self.states}
 
     def apply(self, store: StateStoreName, rows: DataFrame) -> DataFrame:
-        """The rows to write instead of those of a store: see `rewrite_state`."""
+        """The rows to write instead: see `rewrite_state`."""
         if not self.changes(store):
             return rows
         if self.edit.forget is not None:
@@ -102,7 +96,7 @@ class PlannedEdit:
 
 
 def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
-    """Check an edit against the state that it changes, before anything is written."""
+    """Check an edit before anything is written."""
     wanted = reader.select(edit.operator)
     states, skipped = list(wanted), []
     if edit.forget is not None:
@@ -192,7 +186,7 @@ def _is_true(condition: Column | str) -> bool:
 
 
 def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
-    """The rows whose key does not meet a condition (null counts as not met)."""
+    """Null counts as not met."""
     from pyspark.sql import functions as F
 
     left = _unmet(_with_fields(rows, key), condition)

@@ -26,7 +26,7 @@ VALUE = "value"
 PARTITION = "partition"
 
 _FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-# Settings that a copied session keeps: of state stores, and what SQL conditions depend on.
+# Kept by a copied session: settings of state stores, and what SQL conditions depend on.
 _KEPT = (
     "spark.sql.streaming.stateStore.",
     "spark.sql.session.timeZone",
@@ -72,7 +72,7 @@ class StateName:
 
 @dataclass(frozen=True)
 class StateFrame:
-    """The rows of one state: columns `key`, `value` and `partition`, and `map_key` for a map."""
+    """Columns `key`, `value` and `partition`, and `map_key` for a map."""
 
     name: StateName
     kind: StateKind
@@ -87,11 +87,11 @@ class StateFrame:
 
     @property
     def content(self) -> DataFrame:
-        """The rows without their partition, which says nothing about the state."""
+        """Without the partition, which says nothing about the state."""
         return self.rows.drop(PARTITION)
 
     def where(self, condition: str) -> DataFrame:
-        """The rows that meet an SQL condition on fields of the key by name, or on the columns of `rows`."""
+        """An SQL condition on fields of the key by name, or on the columns of `rows`."""
         from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import functions as F
 
@@ -109,7 +109,7 @@ class StateFrame:
 
     @property
     def key_fields(self) -> tuple[str, ...]:
-        """Names of the fields of the key; those of a join are `field0`, `field1` and so on."""
+        """Those of a join are `field0`, `field1` and so on."""
         from pyspark.sql.types import StructType
 
         kind = self.rows.schema[KEY].dataType
@@ -118,8 +118,6 @@ class StateFrame:
 
 @dataclass(frozen=True)
 class StateRows:
-    """One state of an operator, and its number of rows."""
-
     operator_id: int
     operator: str
     state: str
@@ -130,8 +128,8 @@ class StateRows:
 class StateReader:
     """The state of a query after a committed batch, in a directory in which no query runs.
 
-    Frames are lazy: the directory must exist, where the executors reach it, until they were computed. State
-    of another checkpoint format gets a session of its own.
+    Frames are lazy: the directory must exist, where the executors reach it, until they were computed. State of another
+    checkpoint format gets a session of its own.
     """
 
     def __init__(self, spark: SparkSession, live: LiveDirectory, batch_id: int) -> None:
@@ -152,11 +150,11 @@ class StateReader:
 
     @cached_property
     def states(self) -> tuple[StateName, ...]:
-        """Every state of every operator, in the operators' order."""
+        """In the operators' order."""
         return tuple(name for operator, stores in self._operators for name in _states(operator, stores))
 
     def select(self, operator: int | str | None = None, state: str | None = None) -> list[StateName]:
-        """The states with this operator (number or name) and this name; an error without any."""
+        """An error if there is none. `operator` is a number or name."""
         wanted = None if operator is None else str(operator)
         found = [
             name
@@ -171,7 +169,6 @@ class StateReader:
         return found
 
     def frame(self, name: StateName) -> StateFrame:
-        """The rows of a state."""
         rows = self._load(name.operator_id, name.options, str(name))
         if "list_element" in rows.columns:
             # Flattened, the order would be lost.
@@ -186,7 +183,6 @@ class StateReader:
         return _frame(name, kind, rows, {KEY: "key", VALUE: "value"})
 
     def count(self) -> list[StateRows]:
-        """Read every state, and count its rows."""
         counted = []
         for name in self.states:
             rows = attempt(self.frame(name).rows.count, self.live, str(name))
@@ -215,14 +211,14 @@ class StateReader:
 
 
 def _session_for(spark: SparkSession, format_version: str) -> SparkSession:
-    """A session that reads state of this checkpoint format: readers take it from the session, also when computing."""
+    """Readers take the checkpoint format from the session, also when computing."""
     if spark.conf.get(_FORMAT_VERSION, "1") == format_version:
         return spark
     return session_like(spark, format_version)
 
 
 def session_like(spark: SparkSession, format_version: str) -> SparkSession:
-    """A session for a checkpoint format in which a condition means the same as in the caller's."""
+    """For a checkpoint format; a condition means the same as in the caller's session."""
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if name.startswith(_KEPT):
@@ -271,7 +267,7 @@ def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[s
 
 
 def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
-    """Read with Spark, and report a failure as that of the directory."""
+    """A failure is reported as that of the directory."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

@@ -25,7 +25,7 @@ _STATE_STORE = "spark.sql.streaming.stateStore."
 
 
 class Feature(StrEnum):
-    """A feature that not every supported Spark has; the value is its name in messages."""
+    """The value is its name in messages."""
 
     MAINTENANCE_THREADS = "a number of threads that upload state"
     OPERATOR_METADATA = "metadata of stateful operators"
@@ -106,7 +106,6 @@ class SparkRelease:
         return f"Spark {self.minor}"
 
     def has(self, feature: Feature) -> bool:
-        """Whether it has a feature."""
         return feature in self.features
 
     def require(self, feature: Feature, what: str) -> None:
@@ -159,7 +158,7 @@ PINNED_SINCE_OPERATOR_METADATA = f"{_STATE_STORE}encodingFormat"
 
 
 def release_of(version: str) -> SparkRelease:
-    """The release of a version such as `4.1.4`, or a vendor's `3.5.6-amzn-1`."""
+    """Of a version such as `4.1.4`, or a vendor's `3.5.6-amzn-1`."""
     found = _MINOR.match(version)
     minor = f"{found[1]}.{found[2]}" if found else ""
     for release in RELEASES:
@@ -173,7 +172,7 @@ def release_of(version: str) -> SparkRelease:
 
 
 def oldest_release(features: Iterable[Feature]) -> SparkRelease:
-    """The oldest release that has all of some features."""
+    """That has all of some features."""
     needed = frozenset(features)
     for release in RELEASES:
         if needed <= release.features:
@@ -182,7 +181,7 @@ def oldest_release(features: Iterable[Feature]) -> SparkRelease:
 
 
 def written_by(settings: Iterable[str], features: Iterable[Feature]) -> str:
-    """Which releases may have written a live directory, in words: Spark does not record its version there."""
+    """In words: Spark does not record its version in a live directory."""
     oldest = oldest_release(features)
     if PINNED_SINCE_OPERATOR_METADATA not in settings:
         return f"{RELEASES[0]} or older"
@@ -192,8 +191,7 @@ def written_by(settings: Iterable[str], features: Iterable[Feature]) -> str:
 def installed_release() -> SparkRelease:
     """The release that this process uses."""
     try:
-        # Imported here, because reading live directories does not require Spark. The package's
-        # metadata is not asked: a platform that brings Spark may have none.
+        # Reading live directories does not require Spark. A platform that brings Spark may lack the package's metadata.
         from pyspark.version import __version__
     except ImportError as error:
         raise SparkNotFoundError(
@@ -248,8 +246,7 @@ def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
 def refuse_names_without_offsets(version: str, setting: Callable[[str], str | None]) -> None:
     """Refuse named sources without offset log version 2.
 
-    Spark 4.2 then names the log of a source but numbers its offset; later releases always use version 2 for
-    names.
+    Spark 4.2 then names the log of a source but numbers its offset; later releases always use version 2 for names.
     """
     release = release_of(version)
     if Feature.NAMED_SOURCES not in release.features or Feature.OFFSET_LOG_2_FOR_NAMES in release.features:
@@ -263,7 +260,7 @@ def refuse_names_without_offsets(version: str, setting: Callable[[str], str | No
 
 
 class SparkFile(Enum):
-    """A kind of file in a live directory, and its versions that some supported release writes."""
+    """With the versions that some supported release writes."""
 
     OFFSETS = "an offset log entry", {1, 2}
     COMMITS = "a commit log entry", {1, 2, 3}
@@ -280,7 +277,7 @@ class SparkFile(Enum):
         self.versions = frozenset(versions)
 
     def version_in(self, line: str, where: str) -> int | None:
-        """Parse a version line such as `v2`; None if it is none. An unknown version is an error."""
+        """A version line such as `v2`; None if it is none. An unknown version is an error."""
         match = _FILE_VERSION.fullmatch(line.strip())
         if match is None:
             return None

@@ -1,8 +1,7 @@
 """Verify files with the checksums that they carry, or that Hadoop wrote beside them.
 
-These are blocks of state files (LZ4), zips, and RocksDB's tables with a binary index, versions 2 to 5 (Spark
-writes 5; https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format). Of other tables only the
-end is verified.
+These are blocks of state files (LZ4), zips, and RocksDB's tables with a binary index, versions 2 to 5 (Spark writes 5;
+https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format). Of other tables only the end is verified.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _FRAMED = (".delta", ".snapshot", ".changelog")
 
 
 def check_of(path: str, size: int, open_file: Callable[[], BinaryIO]) -> ContentCheck | None:
-    """The check of a file that carries checksums, given its path in a live directory; None for any other file."""
+    """By the file's path in a live directory; None if it carries no checksums."""
     if path.endswith(".sst"):
         return SstCheck(size, open_file)
     if path.startswith("state/") and path.endswith(_FRAMED):
@@ -53,12 +52,12 @@ def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
 
 
 def is_lz4(data: bytes) -> bool:
-    """Whether a file is a stream of lz4-java, which has its own checksums."""
+    """A stream of lz4-java, which has its own checksums."""
     return data.startswith(MAGIC)
 
 
 class Lz4Check:
-    """Verifies the blocks of lz4-java, piece by piece; output of another codec is not examined.
+    """Verifies the blocks of lz4-java; output of another codec is not examined.
 
     Without `checksums`, only the headers are verified.
     """
@@ -71,7 +70,6 @@ class Lz4Check:
         self._trouble: str | None = None
 
     def update(self, chunk: bytes) -> None:
-        """Verify the blocks that end in the next piece."""
         if self._is_over:
             return
         self._buffer += chunk
@@ -83,7 +81,6 @@ class Lz4Check:
             pass
 
     def trouble(self) -> str | None:
-        """What is wrong, once all of it was passed to `update`."""
         if self._is_over:
             return self._trouble
         if not self._buffer and self._is_empty:
@@ -148,7 +145,7 @@ _HADOOP_MAGIC = b"crc\0"
 
 
 class HadoopCheck:
-    """Compares a small file with Hadoop's checksum file, if there is one."""
+    """Compares a small file with Hadoop's checksum file, if any."""
 
     def __init__(self, folder: FileIO, path: str) -> None:
         self.folder = folder
@@ -156,24 +153,21 @@ class HadoopCheck:
         self.data = b""
 
     def update(self, chunk: bytes) -> None:
-        """Pass the next piece of the file."""
         self.data += chunk
 
     def trouble(self) -> str | None:
-        """What is wrong with it."""
         if fits_hadoop(self.folder, self.path, self.data) is not False:
             return None
         return f"its content does not match Hadoop's checksum {checksum_file(self.path)}"
 
 
 def checksum_file(path: str) -> str:
-    """The checksum file of a file."""
     directory, slash, name = path.rpartition("/")
     return f"{directory}{slash}.{name}.crc"
 
 
 def fits_hadoop(folder: FileIO, path: str, data: bytes) -> bool | None:
-    """Whether a file matches Hadoop's checksum file; None if there is none."""
+    """None if there is no checksum file."""
     try:
         sums = folder.read(checksum_file(path))
     except FileNotFoundError:
@@ -225,7 +219,6 @@ class SstCheck:
         self._blocks.sort(reverse=True)
 
     def update(self, chunk: bytes) -> None:
-        """Verify the blocks that end in the next piece."""
         if not self._blocks or self._trouble is not None:
             return
         self._buffer += chunk
@@ -247,7 +240,6 @@ class SstCheck:
         self._at += used
 
     def trouble(self) -> str | None:
-        """What is wrong, once all of it was passed to `update`."""
         return self._trouble or (DAMAGED if self._blocks else None)
 
     def _read_end(self, file: BinaryIO, size: int) -> None:
@@ -279,7 +271,7 @@ class SstCheck:
 
 
 def _data_blocks(index: bytes, *, has_lengths: bool) -> Iterator[_Handle]:
-    """Handles of the data blocks from the index, whose entries are complete: Spark shares no prefixes."""
+    """Handles from the index, whose entries are complete: Spark shares no prefixes."""
     if not index:
         return
     end = len(index) - 4
@@ -342,7 +334,7 @@ def _plain(raw: memoryview) -> bytes | None:
 
 
 def _is_summed(raw: memoryview, checksum: int) -> bool:
-    """Whether a block with its trailer has its checksum; unknown kinds of checksum are not compared."""
+    """Unknown kinds of checksum are not compared."""
     (noted,) = struct.unpack_from("<I", raw, len(raw) - 4)
     summed = raw[:-4]
     if checksum == _XXH3:

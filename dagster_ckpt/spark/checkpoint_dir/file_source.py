@@ -1,7 +1,7 @@
 """File sources: the entries of their log that a resume needs, and the input files that they have read.
 
-The log (`FileStreamSourceLog`) has one entry per planned batch, and every tenth is a `.compact` entry with
-all files so far. Other sources write a few small files once.
+The log (`FileStreamSourceLog`) has one entry per planned batch, and every tenth is a `.compact` entry with all files so
+far. Other sources write a few small files once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPACT = ".compact"
 
 
 def log_offset(offset: str | None) -> int | None:
-    """The log position in a file source's offset; None for another kind of source."""
+    """None for another kind of source."""
     if offset is None:
         return None
     try:
@@ -49,7 +49,7 @@ def log_offset(offset: str | None) -> int | None:
 
 
 def entry_id(name: str) -> int | None:
-    """Id of a log entry from its file name (`12`, `19.compact`); None for any other file."""
+    """From a file name (`12`, `19.compact`); None for any other file."""
     return number_in(name.removesuffix(COMPACT))
 
 
@@ -63,7 +63,7 @@ class SourceFile:
 
 
 def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
-    """The files that a file source has found after a position of its log; empty for another kind of source."""
+    """After a position of its log; empty for another kind of source."""
     directory = f"{SOURCES}/{source}"
     names = {name: number for name in folder.listing(directory).names if (number := entry_id(name)) is not None}
     newest = max((number for name, number in names.items() if name.endswith(COMPACT)), default=-1)
@@ -77,7 +77,7 @@ def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
 
 
 def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
-    """The files that log entries (content by path) name, each once; entries of other sources are skipped."""
+    """From the content of log entries by path, each file once; other sources' entries are skipped."""
     found: dict[SourceFile, None] = {}
     for path, data in entries.items():
         if entry_id(path.rpartition("/")[2]) is None:
@@ -113,8 +113,8 @@ def source_files(
 ) -> list[NeededFile]:
     """Files of one source that a resume after `committed` needs.
 
-    Without the offsets of the batch in flight, Spark would merge later entries into the next batch. It reads
-    `before`, the previous batch's offsets, again.
+    Without the offsets of the batch in flight, Spark would merge later entries into the next batch. It reads `before`,
+    the previous batch's offsets, again.
     """
     directory = f"{SOURCES}/{source}"
     offset = committed.sources.get(source)
@@ -182,7 +182,7 @@ _STATUS = re.compile(r"path=([^;]*);(?:(?!path=).)*?modification_time=(\d+)", re
 def existing_files(
     uris: Sequence[str], session: SparkSession | None = None, *, reachable_scheme: str = "file"
 ) -> dict[str, int | None] | None:
-    """Which of some files exist, with modification times in ms since the epoch; None if that cannot be determined.
+    """Which of some files exist, with modification times in ms since the epoch; None if unknown.
 
     Without a session, this process looks; `reachable_scheme` is a scheme that it can read.
     """
@@ -212,7 +212,7 @@ def _found_here(folder: str, files: Iterable[str]) -> dict[str, int | None] | No
     try:
         entries = open_file_io(place).list(hidden=True)
         if path is None and not entries and not open_file_io("/".join(place.split("/")[:3])).list(hidden=True):
-            # This process's store has no such bucket: it is another one.
+            # This process's store has no such bucket.
             return None
         for each in files:
             entry = entries.get(unquote(each.rpartition("/")[2]))

@@ -1,7 +1,4 @@
-"""Inspect a live directory: whether Spark, and which Spark, can resume in it, what it pins, and what it contains.
-
-The checks are those of a cut.
-"""
+"""Inspect a live directory: whether Spark, and which Spark, can resume in it, what it pins, and what it contains."""
 
 from __future__ import annotations
 
@@ -39,8 +36,6 @@ _JOIN_STATE = "spark.sql.streaming.join.stateFormatVersion"
 
 
 class LiveStatus(StrEnum):
-    """Status of a live directory."""
-
     MISSING = "MISSING"
     EMPTY = "EMPTY"
     GOOD = "GOOD"
@@ -52,8 +47,8 @@ class LiveState:
     """Result of an inspection.
 
     Attributes:
-        status: EMPTY: no batch is committed, and Spark can begin there. GOOD: Spark resumes after `batch_id`.
-            BROKEN: Spark could not start, or would compute wrong results.
+        status: EMPTY: no batch is committed, and Spark can begin there. GOOD: Spark resumes after `batch_id`. BROKEN:
+            Spark could not start, or would compute wrong results.
         in_flight: The planned batch that Spark will replay.
         fenced_at: The batch that a fence prevents from being planned.
     """
@@ -66,7 +61,7 @@ class LiveState:
 
 
 def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOWN) -> LiveState:
-    """Inspect a live directory without changing it."""
+    """Changes nothing."""
     if not live.exists():
         return LiveState(LiveStatus.MISSING, f"{live.url} does not exist.")
     positions = live.positions()
@@ -87,7 +82,7 @@ def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOW
 
 
 def retained_batches(live: LiveDirectory) -> list[int]:
-    """Committed batches to which the logs can be rewound, ascending; only a cut shows whether their state is there."""
+    """Batches to which the logs can be rewound, ascending; only a cut shows whether their state is there."""
     offsets = set(batch_ids(live.folder, OFFSETS))
     # Spark also needs the offsets of the batch before.
     return [
@@ -96,7 +91,7 @@ def retained_batches(live: LiveDirectory) -> list[int]:
 
 
 def live_query_id(live: LiveDirectory) -> str | None:
-    """Id of the query of a live directory; None if it cannot be read."""
+    """None if it cannot be read."""
     try:
         return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (FileNotFoundError, LiveDirectoryError):
@@ -104,7 +99,7 @@ def live_query_id(live: LiveDirectory) -> str | None:
 
 
 def state_edits(live: LiveDirectory) -> tuple[str, ...]:
-    """Ids of the edits that the state in a directory contains, oldest first."""
+    """Ids, oldest first."""
     try:
         return parse_edits(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except FileNotFoundError:
@@ -112,7 +107,7 @@ def state_edits(live: LiveDirectory) -> tuple[str, ...]:
 
 
 def pinned_state(live: LiveDirectory) -> PinnedState:
-    """The backend and settings of the query in a live directory; empty before its first planned batch."""
+    """The backend and settings of the query; empty before its first planned batch."""
     positions = live.positions()
     if positions.offset is None:
         return PinnedState(None)
@@ -124,7 +119,7 @@ def pinned_state(live: LiveDirectory) -> PinnedState:
 
 
 def check_pinned_provider(live: LiveDirectory) -> None:
-    """Check that the newest two entries of the offset log name one provider, which Spark never changes."""
+    """The newest two entries of the offset log must name one provider, which Spark never changes."""
     newest = live.positions().offset
     named: dict[str, str | None] = {}
     for number in (newest, newest - 1 if newest is not None else None):
@@ -140,7 +135,7 @@ def check_pinned_provider(live: LiveDirectory) -> None:
 
 
 def pinned_partitions(live: LiveDirectory) -> int | None:
-    """The number of state partitions of the query in a live directory; None if it keeps no state."""
+    """None if the query keeps no state."""
     settings = pinned_state(live).settings
     number = settings.get(INTERNAL_PARTITIONS) or settings.get(SHUFFLE_PARTITIONS)
     return int(number) if number else None
@@ -154,7 +149,7 @@ def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
 
 
 def features_in_use(live: LiveDirectory) -> list[Feature]:
-    """The features of Spark that a query needs to resume in a live directory; none before its first commit."""
+    """Features that a Spark needs to resume there; none before the first commit."""
     batch_id = live.positions().commit
     if batch_id is None:
         return []
@@ -227,11 +222,7 @@ def _check_in_flight(live: LiveDirectory, whole: Cut, known: KnownQuery) -> None
 
 @dataclass(frozen=True)
 class CheckpointDescription:
-    """What a checkpoint directory says of its query.
-
-    Attributes:
-        named_sinks: Sinks that its code names (Spark 4.2 and later).
-    """
+    """`named_sinks` are those that the code names (Spark 4.2 and later)."""
 
     url: str
     batch_id: int
@@ -246,7 +237,7 @@ class CheckpointDescription:
     watermark_ms: int
 
     def messages(self) -> list[str]:
-        """The description in a few lines."""
+        """In a few lines."""
         flight = f"; batch {self.in_flight} is planned and not committed" if self.in_flight is not None else ""
         state = ", ".join(self.operators) or "none"
         kept = f", in {self.state_store}" if self.state_store is not None else ""
@@ -260,7 +251,7 @@ class CheckpointDescription:
 
 
 def describe_checkpoint(live: LiveDirectory) -> CheckpointDescription:
-    """Describe a checkpoint directory. Its query may be running."""
+    """The query may be running."""
     found = cut(live, carry_in_flight=True)
     properties = found.properties
     features = features_in_use(live)

@@ -38,8 +38,8 @@ def unwatched() -> None:
 class DonorCheck(Enum):
     """What to compare between a linked file and the file in the snapshot.
 
-    Spark renames finished files into place: same device, inode, time and length means the same file, but does
-    not reveal damage by disk, power or a user.
+    Spark renames finished files into place: same device, inode, time and length means the same file, but does not
+    reveal damage by disk, power or a user.
 
     Attributes:
         DIGEST: The content.
@@ -67,7 +67,7 @@ class Materialized:
     """A live directory built from a snapshot.
 
     Attributes:
-        sinks: Index of a sink in the snapshot's properties to its log entries.
+        sinks: Log entries by index of the sink in the snapshot's properties.
         carries_state: It has the state after the batch in flight, so a sink may skip that batch.
     """
 
@@ -166,7 +166,7 @@ def clone(
 
 
 def give_query_id(live: LiveDirectory, query_id: str) -> None:
-    """Change the query id of a live directory that is not in use yet."""
+    """The live directory must not be in use yet."""
     # A new file: the old one may be a hard link.
     data = with_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}", query_id)
     live.folder.write(METADATA, [data])
@@ -197,7 +197,6 @@ class Filler:
         self.sinks: dict[int, list[SinkEntry]] = {}
 
     def __call__(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Place one file."""
         chunks = self._watched(chunks)
         parts = path.split("/")
         if path.startswith("/") or ".." in parts:
@@ -228,13 +227,13 @@ class Filler:
             yield chunk
 
     def write_logs(self) -> None:
-        """Write the entries kept by `logs_last`: offsets first, then commits, the newest commit last."""
+        """Offsets first, then commits, the newest commit last."""
         # A commit makes a directory one in which a query has run.
         for log, name in sorted(self._logs, key=lambda entry: (_LOGS.index(entry[0]), entry[1].zfill(20))):
             self._folder.place(f"{log}/{name}", [self._logs[log, name]])
 
     def link(self, file: NeededFile) -> bool:
-        """Place a file as a hard link; False if it has to be passed as bytes."""
+        """As a hard link; False if the file has to be passed as bytes."""
         if not isinstance(file.folder, LocalFileIO) or self._linker is None:
             return False
         if not self.takes_as_it_is(file.path):
@@ -267,7 +266,6 @@ class Filler:
             )
 
     def close(self) -> None:
-        """Close the directories that were linked from."""
         if self._linker is not None:
             self._linker.close()
 

@@ -1,7 +1,6 @@
 """Staging: protect the files of a cut from Spark's purging during a slow upload.
 
-Spark never modifies a file in place: it writes a new one and renames it. A file that is hard-linked or kept
-open can therefore neither vanish nor change.
+Spark never modifies a file in place, so a file that is hard-linked or kept open can neither vanish nor change.
 """
 
 from __future__ import annotations
@@ -48,9 +47,8 @@ T = TypeVar("T")
 class StagedCut:
     """A cut (`cut`, without files), with protection for the files that will be read.
 
-    Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked or
-    copied. Remote files with a uuid in their name never change and are read in place; others are copied to
-    this machine.
+    Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked or copied.
+    Remote files with a uuid in their name never change and are read in place; others are copied to this machine.
     """
 
     def __init__(self, taken: Cut, live: LiveDirectory, release: contextlib.ExitStack) -> None:
@@ -61,7 +59,7 @@ class StagedCut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """The files as inputs of a snapshot. Call `stage` on those to read before reading them."""
+        """Call `stage` on those to read before reading them."""
         return list(self._needed)
 
     def hand_over(self) -> Iterator[NeededFile]:
@@ -114,14 +112,14 @@ class StagedCut:
 
 @contextlib.contextmanager
 def staged_cut(live: LiveDirectory, **options: Unpack[CutOptions]) -> Iterator[StagedCut]:
-    """Cut a live directory for a snapshot, with protection for the files that it reads; see `cut`."""
+    """A `cut` for a snapshot, with protection for the files that it reads."""
     with contextlib.ExitStack() as release:
-        # Not bound to a variable: handed-over files can be freed.
+        # Not bound to a variable, which would keep handed-over files.
         yield StagedCut(cut(live, **options), live, release)
 
 
 def until_not_overtaken(work: Callable[[], T]) -> T:
-    """Run a function that makes a cut, and retry it if Spark purged or replaced a file."""
+    """Run a function that makes a cut, again if Spark purged or replaced a file."""
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(CutOvertakenError):
             return work()
@@ -137,7 +135,7 @@ class _Place:
 
     @staticmethod
     def beside(live: LiveDirectory) -> _Place:
-        """Create the folder beside the live directory, where hard links work, or else on a local disk."""
+        """Beside the live directory, where hard links work, or else on a local disk."""
         root = live.local_path
         try:
             if root is None:
@@ -165,7 +163,6 @@ class _Place:
 
     @cached_property
     def folder(self) -> LocalFileIO:
-        """The folder."""
         return LocalFileIO(self.path)
 
     @cached_property
@@ -173,7 +170,6 @@ class _Place:
         return Linker(self.path)
 
     def remove(self) -> None:
-        """Delete the folder."""
         self._linker.close()
         # `rmtree` would create an object for each file.
         with contextlib.suppress(OSError), os.scandir(self.path) as held:
@@ -183,7 +179,7 @@ class _Place:
         os.close(self.lock)
 
     def pin(self, file: NeededFile, number: int) -> None:
-        """Protect one file: it then refers to a link or a copy here."""
+        """The file then refers to a link or a copy here."""
         is_local = isinstance(file.folder, LocalFileIO)
         if file.identity is not None and not is_local:
             return
@@ -239,7 +235,6 @@ def _cannot_pin(file: NeededFile, error: OSError, advice: str) -> StorageAccessE
 
 
 def overtaken(file: NeededFile, what: str) -> CutOvertakenError:
-    """The error that reports what Spark did to a file of a cut."""
     return _overtaken(f"{file.folder.url}/{file.source}", what)
 
 

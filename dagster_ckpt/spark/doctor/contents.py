@@ -25,7 +25,7 @@ _READERS = 8
 
 
 def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
-    """Read files that a resume needs, and compare them with all available checksums."""
+    """Of files that a resume needs, with all available checksums."""
 
     def examined(file: NeededFile, _check: CancelCheck) -> list[Finding]:
         try:
@@ -39,7 +39,6 @@ def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
 
 
 def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
-    """Read one file."""
     data = folder.read(path)
     fits = fits_hadoop(folder, path, data)
     # Hadoop's checksum makes decompressing unnecessary.
@@ -92,7 +91,7 @@ def _differs(path: str) -> Finding:
 
 
 def _spark_checksum(folder: FileIO, path: str, data: bytes, *, known: bool) -> Iterator[Finding]:
-    """Compare with the checksum file of `ChecksumCheckpointFileManager`, if there is one.
+    """Compare with the checksum file of `ChecksumCheckpointFileManager`, if any.
 
     Content that is `known` to be as written is not summed again, which is slow.
     """
@@ -127,7 +126,7 @@ _SUM = ".crc"
 
 
 def examine_log_contents(subject: Subject) -> Iterator[Finding]:
-    """Compare each log entry and metadata file with its checksum file, if there is one."""
+    """Compare each log entry and metadata file with its checksum file, if any."""
     for hidden in sorted(path for path in subject.hidden_files() if path.endswith(_SUM)):
         directory, slash, name = hidden.rpartition("/")
         summed = name[1 : -len(_SUM)]
@@ -155,7 +154,7 @@ def _is_log(path: str) -> bool:
 
 
 def _is_read_by_a_start(subject: Subject, path: str) -> bool:
-    """Whether a start reads a file: of a log only the end, of anything else all."""
+    """A start reads only the end of a log, but all of anything else."""
     folder, _, name = path.partition("/")
     if folder == SOURCES and name.count("/") == 1:
         return _is_after_a_compacted_entry(subject, path)
@@ -194,7 +193,7 @@ class KnownSnapshot:
 def examine_against_snapshot(
     subject: Subject, snapshot: KnownSnapshot, needed: Sequence[NeededFile]
 ) -> Iterator[Finding]:
-    """Compare logs, and the state files that a resume needs, with the digests in a snapshot."""
+    """Logs, and the state files that a resume needs, by the digests in a snapshot."""
     tokens = {file.source: file.token for file in needed}
     # A start widens those of Spark 3.5.
     has_fixed_schemas = all(operator.metadata_version > 0 for operator in subject.operators or ())
@@ -229,7 +228,7 @@ def examine_against_snapshot(
 
 
 def _note_against_snapshot(subject: Subject, snapshot: KnownSnapshot, entry: FileEntry) -> Iterator[Finding]:
-    """Compare metadata of the state, which Spark rewrites if a column gets another name."""
+    """Metadata of the state, which Spark rewrites if a column gets another name."""
     if is_metadata_v2(entry.path):
         # A restore rewrites its paths.
         return

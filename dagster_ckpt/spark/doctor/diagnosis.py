@@ -26,7 +26,6 @@ from dagster_ckpt.spark.doctor.state_files import examine_operator_notes, examin
 
 
 def examine_identity(subject: Subject) -> Iterator[Finding]:
-    """Examine the query id."""
     try:
         query_id = parse_query_id(subject.folder.read(METADATA), f"{subject.live.url}/{METADATA}")
     except FileNotFoundError:
@@ -75,8 +74,8 @@ def good_back_to(
 ) -> int | None:
     """The newest committed batch after which a resume finds everything that it needs; None without one.
 
-    Going back to another than the newest (`start_from=batch-<n>`) replays the batch after it, whose plan has
-    to be intact too. `deep` also reads the files.
+    Going back to another than the newest (`start_from=batch-<n>`) replays the batch after it, whose plan has to be
+    intact too. `deep` also reads the files.
     """
     bad = dict.fromkeys(damaged, True)
     newest = Subject.of(live)
@@ -136,7 +135,7 @@ class Diagnosis:
 
     @property
     def worst(self) -> Severity | None:
-        """The worst severity, or None without findings."""
+        """None without findings."""
         return self.findings[0].severity if self.findings else None
 
     @property
@@ -145,7 +144,6 @@ class Diagnosis:
         return self.worst is not Severity.ERROR
 
     def as_record(self) -> dict[str, Any]:
-        """As plain data."""
         return {
             "url": self.url,
             "batch_id": self.batch_id,

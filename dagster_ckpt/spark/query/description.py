@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str, delay: str) -> DataFrame:
     """Add the time column that a stream's windows and timers use.
 
-    Ingestion and processing time are `current_timestamp()`: one time per batch, which Spark writes to the
-    offset log, so a replayed batch has the same time. Processing time has no watermark.
+    Ingestion and processing time are `current_timestamp()`: one time per batch, which Spark writes to the offset log,
+    so a replayed batch has the same time. Processing time has no watermark.
     """
     from pyspark.sql import functions as F
 
@@ -35,7 +35,7 @@ _Node = dict[str, Any]
 
 
 class QueryToStart:
-    """A query that is described lazily, and again for each further start."""
+    """Described lazily, and again for each further start."""
 
     def __init__(self, describe: Callable[[], DataStreamWriter]) -> None:
         self._describe = describe
@@ -48,7 +48,6 @@ class QueryToStart:
         return self._writer
 
     def take(self) -> DataStreamWriter:
-        """Return the description for a start."""
         writer, self._writer = self.described(), None
         return writer
 
@@ -73,12 +72,11 @@ def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
 
 
 def session_of(writer: DataStreamWriter) -> SparkSession:
-    """The session in which a query was described and will start."""
+    """In which the query was described and will start."""
     return writer._df.sparkSession
 
 
 def same_session(one: SparkSession, other: SparkSession) -> bool:
-    """Whether two handles refer to one session."""
     return bool(one._jsparkSession.equals(other._jsparkSession))
 
 
@@ -122,7 +120,7 @@ def described_field(described: Any, name: str) -> Any:
 
 
 def described_options(writer: DataStreamWriter) -> dict[str, str]:
-    """Options of a described query, names in lower case, as Spark compares them."""
+    """Names are in lower case, as Spark compares them."""
     pairs = described_field(writer._jwrite, "extraOptions").iterator()
     options = {}
     while pairs.hasNext():

@@ -26,7 +26,7 @@ class IcebergOffset:
 
 
 def iceberg_offset(text: str | None) -> IcebergOffset | None:
-    """Parse the offset of a source; None if it is not one of Iceberg."""
+    """None if it is not an offset of Iceberg."""
     try:
         found = from_json(text or "")
         return IcebergOffset(int(found["snapshot_id"])) if "position" in found else None
@@ -43,12 +43,12 @@ def iceberg_table(leaf: Any) -> Any | None:
 
 
 def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:
-    """The Iceberg tables of a described query in the order of its offset log; None for other sources."""
+    """In the order of the offset log; None for other sources."""
     return [iceberg_table(leaf) for leaf in streaming_leaves(writer)]
 
 
 def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) -> list[str]:
-    """What an Iceberg source of a described query would read next and no longer has."""
+    """What the source would read next and its table no longer has."""
     if offset.snapshot_id == _BEFORE_THE_FIRST:
         return []
     jvm: Any = session_of(writer)._jvm

@@ -51,12 +51,11 @@ class QueryFacts:
 
     @property
     def plan_fingerprint(self) -> str | None:
-        """Fingerprint of the plan."""
         return self.plan.fingerprint if self.plan is not None else None
 
 
 def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirectory) -> SupervisedQuery:
-    """Start a query in a live directory, which replaces the writer's name and checkpoint location."""
+    """Replaces the writer's name and checkpoint location."""
     if is_described_query(writer):
         session = session_of(writer)
         refuse_unknown_state(live_directory, release_of(session.version))
@@ -69,7 +68,7 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
 
 
 def jvm_pid(spark: SparkSession) -> int | None:
-    """Pid of the JVM of a classic session; None for Spark Connect."""
+    """None for Spark Connect."""
     from pyspark.sql import SparkSession as ClassicSession
 
     jvm: Any = spark.sparkContext._jvm if isinstance(spark, ClassicSession) else None
@@ -90,11 +89,7 @@ def _asks_jvm(method: _Method) -> _Method:
 
 
 class SupervisedQuery:
-    """A started query.
-
-    Attributes:
-        call: Identifies the call that waits for the JVM at this moment; None without one.
-    """
+    """A started query; `call` identifies the call that waits for the JVM at this moment."""
 
     def __init__(self, query: StreamingQuery, output: NamedOutput | None = None) -> None:
         self.call: object | None = None
@@ -105,7 +100,7 @@ class SupervisedQuery:
 
     @property
     def query_id(self) -> str:
-        """Id of the query, kept across restarts from its checkpoint."""
+        """Kept across restarts from its checkpoint."""
         return str(self._query.id)
 
     @_asks_jvm
@@ -120,7 +115,7 @@ class SupervisedQuery:
 
     @_asks_jvm
     def progress(self) -> QueryProgress | None:
-        """The newest report of a batch, or None before the first one."""
+        """The newest report of a batch."""
         return next(self._reports(), None)
 
     @_asks_jvm
@@ -140,7 +135,7 @@ class SupervisedQuery:
 
     @_asks_jvm
     def facts(self) -> QueryFacts:
-        """Facts about the query; without its plan until Spark has created one."""
+        """Without the plan until Spark has created one."""
         if self._facts is not None:
             return self._facts
         execution: Any = getattr(self._query, "_jsq", None) and self._query._jsq.streamingQuery()
@@ -166,17 +161,16 @@ class SupervisedQuery:
 
     @_asks_jvm
     def activity(self) -> QueryActivity:
-        """The current activity of the query."""
         return activity_of(self._query)
 
     @_asks_jvm
     def tasks(self) -> TaskCounts | None:
-        """Task counts of its Spark jobs; None over Spark Connect."""
+        """None over Spark Connect."""
         return tasks_of(self._query)
 
     @_asks_jvm
     def stack(self) -> list[str]:
-        """Stack of its thread, innermost frame first; empty over Spark Connect."""
+        """Innermost frame first; empty over Spark Connect."""
         return stack_of(self._query)
 
     def stop(self, *, within_ms: int | None = None) -> None:
@@ -223,7 +217,7 @@ class SupervisedQuery:
 
     @_asks_jvm
     def trace(self) -> str | None:
-        """Why the query failed, with causes and frames, without secrets; None if not visible."""
+        """As `exception`, with frames; None if not visible."""
         from pyspark import SparkContext
 
         query: Any = getattr(self._query, "_jsq", None)

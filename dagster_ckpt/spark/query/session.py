@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def active_session() -> SparkSession | None:
-    """The session of the application in this process, if any; does not start one."""
+    """Of the application in this process, if any; does not start one."""
     try:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession as ClassicSession
@@ -48,8 +48,8 @@ def default_file_system() -> str | None:
 def active_in_thread(session: SparkSession) -> Iterator[None]:
     """Make a session the active one of this thread for a while; no effect for Spark Connect.
 
-    In other threads than the creating one, Spark 3.5 parses expressions with default settings, and finds
-    neither a Delta table by name nor an Iceberg table by folder.
+    In other threads than the creating one, Spark 3.5 parses expressions with default settings, and finds neither a
+    Delta table by name nor an Iceberg table by folder.
     """
     if not is_classic_session(session):
         yield
@@ -71,7 +71,7 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
 
 
 def is_classic_session(candidate: object) -> bool:
-    """Whether a session has access to its JVM, as Spark Connect's has not."""
+    """Whether a session has access to its JVM, unlike Spark Connect's."""
     from pyspark.sql import SparkSession as ClassicSession
 
     return isinstance(candidate, ClassicSession)
@@ -102,8 +102,8 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
 def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession:
     """Start Spark, or use the application of this process.
 
-    Keeps the master of `spark-submit` or PYSPARK_SUBMIT_ARGS; otherwise runs on this machine with `threads`
-    task threads.
+    Keeps the master of `spark-submit` or PYSPARK_SUBMIT_ARGS; otherwise runs on this machine with `threads` task
+    threads.
     """
     master = {} if _names_a_master(os.environ) else {"spark.master": f"local[{threads}]"}
     return session_with(master | dict(settings))
@@ -111,19 +111,18 @@ def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession
 
 @dataclass(frozen=True)
 class SparkApplication:
-    """Identity of a Spark application, with the URL of its web UI if it has one."""
+    """With the URL of its web UI if it has one."""
 
     application_id: str
     master: str
     page: str | None
 
     def as_record(self) -> dict[str, str | None]:
-        """The application as plain data, for the catalog."""
         return {"id": self.application_id, "master": self.master, "page": self.page}
 
 
 def application_of(spark: SparkSession) -> SparkApplication | None:
-    """The application of a classic session; None for Spark Connect."""
+    """None for Spark Connect."""
     if not is_classic_session(spark):
         return None
     context = spark.sparkContext
@@ -131,7 +130,7 @@ def application_of(spark: SparkSession) -> SparkApplication | None:
 
 
 def application_settings(spark: SparkSession) -> dict[str, str]:
-    """The settings with which the application of a session was started."""
+    """With which the application of a session was started."""
     return dict(spark.sparkContext.getConf().getAll())
 
 
@@ -204,14 +203,12 @@ _HOW_TO = (
 
 @dataclass(frozen=True)
 class Java:
-    """A Java runtime."""
-
     executable: str
     version: int
 
 
 def require_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """Find the Java that Spark will start: in JAVA_HOME, else on the PATH, as Spark's scripts do."""
+    """In JAVA_HOME, else on the PATH, as Spark's scripts do."""
     home = environment.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environment.get("PATH", ""))
     where = "JAVA_HOME" if home else "the PATH"

@@ -1,7 +1,6 @@
 """What the sources of a query read (position, kind, identity), and how much input lies between two batches.
 
-Spark records only offsets and continues with whatever source stands at that position, so another folder or
-swapped sources go unnoticed until rows are missing.
+Spark records only offsets, so another folder or swapped sources go unnoticed until rows are missing.
 """
 
 from __future__ import annotations
@@ -66,18 +65,17 @@ class SourceIdentity:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """For messages, without ids."""
+        """Without ids."""
         what = (self.identity.get(each) for each in (PATH, TABLE, TOPICS, PATTERN))
         return " ".join([self.kind, *(each for each in what if each)])
 
     def as_record(self) -> dict[str, Any]:
-        """The form in which the catalog and snapshots keep it."""
         named = {"name": self.name} if self.name is not None else {}
         return {"kind": self.kind, **named, "identity": dict(self.identity), "options": dict(self.options)}
 
     @staticmethod
     def of_record(record: object) -> SourceIdentity | None:
-        """Read the recorded form; None if it is not one."""
+        """None if it is not a record of one."""
         if not isinstance(record, Mapping) or not isinstance(record.get("kind"), str):
             return None
         name = record.get("name")
@@ -90,7 +88,7 @@ class SourceIdentity:
 
 
 def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
-    """Read recorded sources; None if any cannot be read, or none was recorded."""
+    """None if any cannot be read, or none was recorded."""
     if not isinstance(record, Sequence) or isinstance(record, str):
         return None
     found = [SourceIdentity.of_record(each) for each in record]
@@ -99,12 +97,12 @@ def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
 
 
 def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
-    """The sources by the name under which Spark keeps their logs: their own, else their position."""
+    """By the name under which Spark keeps their logs: their own, else their position."""
     return {source.name or str(index): source for index, source in enumerate(sources)}
 
 
 def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | None:
-    """What the sources of a described query read, in the order of its offset log; None over Spark Connect."""
+    """In the order of the offset log; None over Spark Connect."""
     from py4j.protocol import Py4JError
 
     try:
@@ -198,7 +196,7 @@ def _name(leaf: Any) -> str | None:
 
 
 def _qualified(session: SparkSession, path: str) -> str:
-    """A path as Spark compares it: absolute, with its scheme (`s3://` and `s3a://` differ)."""
+    """As Spark compares it: absolute, with its scheme (`s3://` and `s3a://` differ)."""
     jvm: Any = session._jvm
     place = jvm.org.apache.hadoop.fs.Path(path)
     found = _known(
@@ -245,7 +243,7 @@ class SourceDistance:
 
     @property
     def rows(self) -> int | None:
-        """Number of rows, if rows were counted."""
+        """If rows were counted."""
         return self.count if self.kind in ("Kafka records", "rows") else None
 
 

@@ -1,7 +1,7 @@
 """Find the state files that were added since an earlier snapshot, without inspecting older files.
 
-Heap deltas and RocksDB changelogs add one file per store and batch to those of an earlier snapshot. An
-occasional full snapshot finds newer state snapshots, which shorten the chain.
+Heap deltas and RocksDB changelogs add one file per store and batch to those of an earlier snapshot. An occasional full
+snapshot finds newer state snapshots, which shorten the chain.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Look:
 
 
 def layout_of(state: CommittedState) -> list[list[object]]:
-    """The layout, which must be equal for one state to extend another; includes the id of a rewrite."""
+    """Must be equal for one state to extend another; includes the id of a rewrite."""
     offsets = state.offsets
     layout: list[list[object]] = [
         [operator.number, operator.name, list(operator.stores), offsets.provider_class, offsets.partitions]
@@ -56,13 +56,13 @@ def layout_of(state: CommittedState) -> list[list[object]]:
 
 
 def rewrite_of(properties: Mapping[str, Any]) -> str | None:
-    """Id of the rewrite that wrote the state in a snapshot, from its properties; None if the query wrote all of it."""
+    """Id of the rewrite that wrote the state in a snapshot; None if the query wrote all of it."""
     layout: list[list[object]] = properties.get(LAYOUT) or [[]]
     return str(layout[-1][0]) if len(layout[-1]) == 1 else None
 
 
 def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] | None:
-    """Files that a state has in addition to those of an earlier snapshot; None if that cannot be determined."""
+    """None if that cannot be determined."""
     folder, offsets, commit = state.folder, state.offsets, state.commit
     header = base.manifest.header
     chain = header.properties.get(CHAIN)
@@ -142,7 +142,7 @@ def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newes
 
 
 def _check_anchor(base: BaseSnapshot, path: str, lineage: Mapping[int, str]) -> None:
-    """Reject a lineage that begins with a state snapshot that the base does not contain, as an older base does."""
+    """Reject a lineage that begins with a state snapshot that the base does not contain."""
     if 1 in lineage:
         return
     snapshots = [f"{path}/{version}_{lineage[version]}.zip" for version in sorted(lineage, reverse=True)]

@@ -1,12 +1,10 @@
 """Files that make up one version of a state store, for each of Spark's formats.
 
-- Heap (`HDFSBackedStateStoreProvider`): the newest `<S>.snapshot` up to the version, and every later
-  `.delta`.
-- RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` up to it, the SST and log files
-  that it lists, and every later `.changelog`.
-- RocksDB in checkpoint format v2: file names contain the unique id of the attempt that wrote them, so
-  leftovers of failed attempts do not count. The commit log has the newest id, the head of the changelog
-  earlier ones.
+- Heap (`HDFSBackedStateStoreProvider`): the newest `<S>.snapshot` up to the version, and every later `.delta`.
+- RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` up to it, the SST and log files that it
+  lists, and every later `.changelog`.
+- RocksDB in checkpoint format v2: file names contain the unique id of the attempt that wrote them, so leftovers of
+  failed attempts do not count. The commit log has the newest id, the head of the changelog earlier ones.
 """
 
 from __future__ import annotations
@@ -55,13 +53,12 @@ class _Snapshot(BaseModel):
 
 
 def rocksdb_files(store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files that make up a version of a store."""
     base = store.newest(".zip", version)
     files = snapshot_files(store, f"{base}.zip") if base else []
     since = f"{base}.zip" if base else "the empty database"
     why = f"there is no {version}.zip, so version {version} is {since} and every changelog after it"
     changelogs = [store.need(f"{number}.changelog", why) for number in range(base + 1, version + 1)]
-    # One is enough: every partition has the same version.
+    # Every partition has the same version.
     if changelogs and store.is_first_partition:
         with changelogs[-1].open() as stream:
             check_version(stream, f"{store.folder.url}/{changelogs[-1].source}")
@@ -77,7 +74,7 @@ def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
     files = [zip_file]
     stores = {directory: StoreDirectory(store.folder, f"{store.path}/{directory}") for directory in (_SSTS, _LOGS)}
     for directory, item, size in _named_files(zip_file):
-        # Names contain a uuid: equal names mean equal content in any snapshot.
+        # Names contain a uuid: equal names mean equal content.
         file = stores[directory].need(item, f"{name} is built on it", identity=item)
         if file.size != size:
             raise stores[directory].incomplete(item, f"{name} needs {size} bytes of it, but it has {file.size}")
@@ -116,7 +113,6 @@ _CHECKSUM = ".crc"
 
 
 def format_v2_files(store: StoreDirectory, version: int, unique_id: str) -> list[NeededFile]:
-    """Files that make up a version of a store."""
     newest = f"{version}_{unique_id}"
     if f"{newest}.zip" in store.names:
         return _snapshot(store, newest)
@@ -163,7 +159,6 @@ def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[Needed
 
 
 def heap_files(store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files that make up a version of a store."""
     base = store.newest(".snapshot", version)
     files = [store.need(f"{base}.snapshot", "it holds the state")] if base else []
     since = f"{base}.snapshot" if base else "the empty state"
@@ -183,12 +178,11 @@ class StoreDirectory:
 
     @property
     def is_first_partition(self) -> bool:
-        """Whether it belongs to partition 0."""
         return self.path.split("/")[2] == "0"
 
     @property
     def names(self) -> Set[str]:
-        """Names in the directory, as of the first access."""
+        """As of the first access."""
         return self._listing.names
 
     def newest(self, suffix: str, at_most: int) -> int:
@@ -223,7 +217,6 @@ class StoreDirectory:
         return file
 
     def incomplete(self, name: str, why: str) -> IncompleteCutError:
-        """The error that reports what is missing and why it is needed."""
         return IncompleteCutError(
             f"{self.folder.url}/{self.path}/{name} is missing: {why}. If the query runs, the next attempt reads a "
             "newer commit. If it stays missing, the live directory is damaged: restore a snapshot."
@@ -248,7 +241,7 @@ _HARMLESS_FLAGS = 0x0808
 
 
 def read_member(archive: bytes, name: str) -> bytes:
-    """Content of a member of a ZIP, verified with its checksum."""
+    """Verified with its checksum."""
     try:
         content = _read_plain(archive, name.encode())
     except (struct.error, zlib.error, EOFError, ValueError):
@@ -328,7 +321,7 @@ def check_version(stream: BinaryIO, where: str) -> None:
     try:
         version = _text(Pieces(read_blocks(stream, verify=False)), at_most=8)
     except (ValueError, EOFError):
-        # Another codec, or no header: then it begins with the length of a key.
+        # Another codec, or no header: it begins with the length of a key.
         return
     SparkFile.CHANGELOG.version_in(version, where)
 

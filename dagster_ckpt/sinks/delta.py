@@ -1,8 +1,6 @@
 """Delta tables, written by Delta's own sink or by a `foreachBatch` function, such as with MERGE.
 
-What the table remembers is read from its log (`delta_log.py`). A roll-back restores an earlier version in one
-conditional commit (`delta_commit.py`); the query continues under a new id, because the table still skips the undone
-batches of the old one.
+After a roll-back the query continues under a new id, because the table still skips the undone batches of the old one.
 
 Delta drops a write whose `txnAppId` and `txnVersion` it has already; `delta_transaction` sets them to the query's id
 and the batch, as Delta's own sink does. The session forgets the version after the first write (`autoReset`), so that
@@ -103,7 +101,7 @@ class DeltaTable(TableSink):
             return found
         session = active_session()
         if session is not None:
-            # Delta also skips a batch that it knows from a checkpoint.
+            # Delta also skips a batch that only a checkpoint of its log has.
             with suppress(UnknownDeltaError):
                 return newest_transaction(session, self.folder, query_id)
         return None
@@ -115,7 +113,7 @@ class DeltaTable(TableSink):
             return None
         version = -1 if found.version is None else found.version
         quoted = "delta.`{}`".format(self.folder.replace("`", "``"))
-        # The stream has created the table: it has no version before.
+        # The stream created the table.
         is_emptied = version < 0
         return TablePlan(
             moves=found.version is not None,
@@ -147,7 +145,7 @@ class DeltaTable(TableSink):
 
     def fence(self, plan: TablePlan) -> None:
         session = active_session()
-        # Without Delta, no roll-back of a former holder can come from this process.
+        # Without Delta, this process has rolled nothing back.
         if session is not None:
             with suppress(UnknownDeltaError):
                 record_roll_back(session, self.folder, decided_on=plan.basis.decided_on)
@@ -163,8 +161,6 @@ class DeltaTable(TableSink):
 
 
 class DeltaMerge(DeltaTable):
-    """A Delta table that a `foreachBatch` function writes within `delta_transaction`."""
-
     names = re.compile(rf"ForeachBatchSink\[{_SCHEME}(?P<place>.+)\]")
     has_parts = True
 

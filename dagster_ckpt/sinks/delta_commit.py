@@ -1,6 +1,6 @@
 """Commits to a Delta table on condition that it is still at the version that they were decided on.
 
-SQL's `RESTORE` reads the newest version when it begins, so a process paused before it would undo a successor's commits.
+SQL's `RESTORE` reads the newest version when it begins: a process paused before it would undo a successor's commits.
 `commitLarge`, which `RESTORE` uses too, writes the version after the one decided on or fails. The actions are those of
 `RestoreTableCommand`.
 """
@@ -24,12 +24,12 @@ _NAME_FOLLOWS = "/"
 _KEY = "dagster_ckpt_key"
 _ADD = "dagster_ckpt_add"
 _MISSING_SHOWN = 5
-# Later than any version: nothing is committed.
+# Later than any version.
 _NEVER = 2**63 - 1
 
 
 def app_id_of(query_id: str, write: str = "") -> str:
-    """The id under which a table remembers a query, or one named write of its batches."""
+    """Under it, a table remembers a query, or one named write of its batches."""
     return f"{query_id}{_NAME_FOLLOWS}{write}" if write else query_id
 
 
@@ -38,7 +38,7 @@ def query_of(app_id: str) -> str:
 
 
 class UnknownDeltaError(SinkRollbackError):
-    """This Delta lacks an interface that a conditional commit needs; the table is unchanged."""
+    """This Delta lacks an interface; the table is unchanged."""
 
 
 def restore_version(session: SparkSession, folder: str, version: int, *, decided_on: int) -> None:
@@ -46,7 +46,7 @@ def restore_version(session: SparkSession, folder: str, version: int, *, decided
 
     Raises:
         VersionTakenError: Another commit has that version.
-        UnknownDeltaError: This Delta lacks an interface; the table is unchanged.
+        UnknownDeltaError: This Delta lacks an interface.
         SinkRollbackError: Data files of the version to restore were deleted.
     """
     with _Table.opened(session, folder, decided_on) as table:
@@ -70,14 +70,14 @@ def restore_version(session: SparkSession, folder: str, version: int, *, decided
 
 
 def record_roll_back(session: SparkSession, folder: str, *, decided_on: int) -> None:
-    """Commit that nothing is undone: roll-backs decided on earlier versions then fail."""
+    """Roll-backs decided on earlier versions then fail."""
     with _Table.opened(session, folder, decided_on) as table:
         record = [table.roll_back_mark(decided_on)]
         table.commit(table.transaction(table.snapshot(decided_on)), record, table.manual_update())
 
 
 def newest_transaction(session: SparkSession, folder: str, query_id: str) -> int | None:
-    """Unlike `DeltaLog.last_batch`, also from checkpoints of the log."""
+    """Also from checkpoints of the log."""
     with _Table.opened(session, folder, _NEVER) as table:
         batches = (batch for app_id, batch in table.transactions() if query_of(app_id) == query_id)
         return max(batches, default=None)
@@ -99,12 +99,12 @@ class _Table:
     @classmethod
     @contextmanager
     def opened(cls, session: SparkSession, folder: str, decided_on: int) -> Iterator[_Table]:
-        # Reading a table's log does not require Spark.
+        # Reading a log does not require Spark.
         from py4j.protocol import Py4JError, Py4JJavaError
         from pyspark.errors import PySparkException
 
         table = None
-        # Delta reads the table with it, also after a commit has written the new version.
+        # Delta also reads the table with it after the commit.
         with active_in_thread(session):
             try:
                 table = cls(session, folder)
@@ -178,17 +178,17 @@ class _Table:
         return [changed.apply(index) for index in range(changed.length())]
 
     def metadata(self, wanted: Any, newest: Any) -> Any:
-        """Identity columns do not go back, so that no value is issued twice."""
+        """Identity columns do not go back: no value is issued twice."""
         to, now = wanted.metadata(), newest.metadata()
         merge = self.delta.IdentityColumn.copySchemaWithMergedHighWaterMarks
         schema = merge(self._log, to.schema(), now.schema()).json()
-        # The parameters of `copy` differ between versions of Delta.
+        # Its parameters differ between versions of Delta.
         text = json.loads(to.json())
         text["metaData"]["schemaString"] = schema
         return self.delta.actions.Action.fromJson(json.dumps(text))
 
     def protocol(self, wanted: Any, newest: Any) -> Any:
-        """Both: without a feature that one of them needs, its files could not be read."""
+        """Both: without a feature of either, its files could not be read."""
         others = self._scala([newest.protocol()]).toList()
         return wanted.protocol().merge(others)
 
@@ -218,7 +218,7 @@ class _Table:
 
 
 def _with_defaults(target: Any, method: str, *given: object) -> Any:
-    """Call a Scala method with its default values, whose number differs between versions."""
+    """The number of default values differs between versions."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
     arguments = list(given)

@@ -23,9 +23,9 @@ from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
-# Commits searched for the table's id, and for the stream's newest batch.
+# Searched for the table's id and the stream's newest batch.
 _COMMITS_LOOKED_AT = 200
-# How Delta writes the predicate of a statement without a WHERE.
+# The predicate of a statement without a WHERE.
 _NO_PREDICATE = (None, "[]", '["true"]')
 
 
@@ -36,9 +36,9 @@ class DeltaCommit:
     Attributes:
         batches: By query id (`txn` actions).
         restored_to: For a RESTORE, the version of its files.
-        empties: Whether it removed all rows.
-        is_roll_back: Whether this package committed it to undo batches.
-        changes: Whether it changed rows, schema or settings.
+        empties: It removed all rows.
+        is_roll_back: This package undid batches with it.
+        changes: It changed rows, schema or settings.
     """
 
     version: int
@@ -58,7 +58,7 @@ class DeltaPlan:
 
     Attributes:
         decided_on: The newest version at that time.
-        version: The version to restore; -1 is before the first, None if nothing has to be undone.
+        version: To restore; -1 is before the first, None if nothing has to be undone.
         others: Versions of others that this would undo too.
         reaches_back: Whether the readable commits are sufficient to decide.
     """
@@ -87,7 +87,6 @@ class DeltaLog:
             self.oldest -= 1
 
     def commit(self, version: int) -> DeltaCommit:
-        """Between `oldest` and `newest`."""
         if version not in self._commits:
             self._commits[version] = _read(self._table, version)
         return self._commits[version]
@@ -137,7 +136,7 @@ class DeltaLog:
         return None
 
     def newest_batch_shown(self, own: Collection[str], at: int | None = None) -> tuple[int | None, bool]:
-        """The newest batch in the rows of a version (default: the newest), and whether it is certain."""
+        """Of the rows of a version (default: the newest); and whether it is certain."""
         at = self.newest if at is None else at
         for _ in range(_COMMITS_LOOKED_AT):
             if at < self.oldest:
@@ -152,7 +151,7 @@ class DeltaLog:
         return None, False
 
     def _version_of(self, own: Collection[str], query_id: str | None, batch_id: int) -> int | None:
-        """The version after which the table holds the rows up to a batch; None if unknown."""
+        """The version that holds the rows up to a batch."""
         first_own, first_of_query = self.newest + 1, self.newest + 1
         for at in range(self.newest, self.oldest - 1, -1):
             commit = self.commit(at)

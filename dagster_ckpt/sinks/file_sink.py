@@ -35,12 +35,12 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.doctor.finding import Finding, Subject
 
-# `ManifestFileCommitProtocol`: a uuid makes the bare name unique.
+# A uuid makes the bare name unique (`ManifestFileCommitProtocol`).
 _PART = re.compile(r"part-\d{5,}-(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}).*")
 # Left by a batch job (`FileOutputCommitter`).
 _SUCCESS = "_SUCCESS"
 _NAMED = 5
-# Spark's own; others with a path (Delta, Iceberg) keep their own record of batches.
+# Others with a path (Delta, Iceberg) keep their own record of batches.
 _FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
 
 
@@ -73,7 +73,7 @@ class Leftovers:
 
     Attributes:
         files: Listed before the log: a file committed in between is then in the log.
-        now_ms: The time by the clock that dates the files; None if it dates none.
+        now_ms: By the clock that dates the files; None if it dates none.
     """
 
     files: tuple[PartFile, ...]
@@ -83,8 +83,6 @@ class Leftovers:
 
 
 class FileSink(Sink):
-    """A folder with the log `_spark_metadata`, which skips known batches of any query."""
-
     names = re.compile(r"FileSink\[(?P<place>.+)\]")
     on_repeat = OnRepeat.SKIPS
     rolls_back = True
@@ -175,12 +173,12 @@ class FileSink(Sink):
 
 
 def part_files(path: str) -> list[PartFile]:
-    """Files below a folder that are named like those of Spark's file sink."""
+    """Named like those of Spark's file sink."""
     return sorted((file for file in _all_files(path) if _PART.fullmatch(file.name)), key=lambda file: file.path)
 
 
 def storage_time_ms(path: str) -> int | None:
-    """The time by the clock that dates the files of a folder; None if it dates none."""
+    """By the clock that dates the files of a folder; None if it dates none."""
     # Hidden, so that readers ignore it.
     return open_file_io(path).clock_ms(f".dagster_ckpt-probe-{uuid.uuid4().hex}")
 
@@ -224,7 +222,7 @@ def fork_output(
     still_mine: StillMine,
     may_link: bool = True,
 ) -> None:
-    """Copy the rows of a folder up to a batch, whose log is `entries`, to another folder; repeatable if interrupted.
+    """Copy the rows of `old` up to a batch, whose log is `entries`; repeatable if interrupted.
 
     With `may_link`, files on one disk are hard-linked.
     """
@@ -242,12 +240,12 @@ def fork_output(
 
 
 def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[str]:
-    """The files that the log of `new` lists after `fork_output`."""
+    """In the log of `new` after `fork_output`."""
     return frozenset(url_of(new, name_below(old, where)) for where in files_of(entries, old))
 
 
 def unexpected_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str | None:
-    """A file that `fork_output` would not have created, or None."""
+    """A file that `fork_output` would not have created."""
     known = {name_below(old, where) for where in files_of(entries, old)} | {f"{LOG}/{entry.name}" for entry in entries}
     return next((path for path, _ in open_file_io(new).find() if path not in known), None)
 

@@ -37,7 +37,7 @@ class DamagedLog:
 
 
 def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None = None) -> DamagedLog | None:
-    """The damage of a log; None if it is whole, or if what is left of it is not this stream's.
+    """None if the log is whole, or if what is left of it is not this stream's.
 
     `captured` is the log in a snapshot, `committed` a batch that the sink must have.
     """
@@ -66,15 +66,13 @@ def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None 
 
 
 def missing_part_files(path: str, captured: Sequence[SinkEntry]) -> list[str]:
-    """Bare names of files in a captured log that the folder lacks or has with another length."""
+    """Files of a captured log that the folder lacks or has with another length."""
     listed = _Noted.of(captured, path).files
     return _absent(open_file_io(path), listed)
 
 
 @dataclass(frozen=True)
 class _Noted:
-    """The log in a snapshot."""
-
     last: int
     entries: Mapping[str, _Files]
     files: _Files
@@ -133,7 +131,7 @@ def _is_anothers(name: str, files: _Files, noted: _Noted) -> bool:
     """Whether an entry lists files that the snapshot, complete up to its batch, does not."""
     if (entry_id(name) or 0) <= noted.last:
         return not files.keys() <= noted.files.keys()
-    # A later compact entry has all before, except what exceeds the sink's retention time.
+    # A later compact entry has all before, within the sink's retention time.
     return name.endswith(COMPACT) and bool(noted.files) and not files.keys() & noted.files.keys()
 
 
@@ -160,7 +158,7 @@ class LogTrouble(StrEnum):
 
 
 def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
-    """Check a log by the names of its entries up to a batch and the first lines of each, which show a moved folder."""
+    """By the names of its entries up to a batch and their first lines, which show a moved folder."""
     folder = open_file_io(path)
     names, is_below = log_entries(folder), below(path)
     if up_to is not None:
@@ -182,7 +180,7 @@ def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
 
 
 def examine_log(subject: Subject, folder: FileIO) -> Iterator[Finding]:
-    # The reverse of a running query's write order: later reads may be newer.
+    # The reverse of a running query's write order.
     committed = max(batch_ids(subject.folder, COMMITS), default=-1)
     names = log_entries(folder)
     planned = max(batch_ids(subject.folder, OFFSETS), default=-1)
@@ -196,7 +194,7 @@ def examine_log(subject: Subject, folder: FileIO) -> Iterator[Finding]:
             f"every batch up to {last}, and rows are lost if a batch has other boundaries the second time.",
         )
     has_ids = subject.commit_entry is not None and bool(subject.commit_entry.state_ids)
-    # A running query may have committed the batch meanwhile.
+    # A running query may have committed it meanwhile.
     if has_ids and last == planned == committed + 1 > max(batch_ids(subject.folder, COMMITS), default=-1):
         yield note(
             Code.SINK_HAS_BATCH_IN_FLIGHT,

@@ -81,8 +81,8 @@ def has_beginning(names: Mapping[int, str]) -> bool:
 def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
     """Roll a file sink back to the batch of a snapshot; -1 empties the log. Durable on return.
 
-    Files of later batches stay on disk. Repeatable if interrupted, even by a power failure: the needed entries are
-    durable before anything is deleted, and the newest are deleted first, so the log never has a hole.
+    Files of later batches stay on disk. Repeatable after any interruption: the needed entries are durable before
+    anything is deleted, and the newest are deleted first, so the log never has a hole.
     """
     folder = open_file_io(path)
     wanted = {entry.name: entry.data for entry in entries}
@@ -97,7 +97,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
             with still_mine():
                 folder.delete(f"{LOG}/.{name}.crc")
         if present:
-            # After a power failure, deleted entries could reappear, and Spark would skip their batches.
+            # After a power failure, deleted entries could reappear.
             folder.flush(LOG)
     except (StorageAccessError, FileNotFoundError) as error:
         raise SinkRollbackError(
@@ -108,7 +108,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
 
 
 def write_entries(folder: FileIO, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
-    """Write entries durably, oldest first, unless they are as wanted already."""
+    """Durably, oldest first, unless they are as wanted already."""
     present = folder.list(LOG)
     for entry in sorted(entries, key=lambda entry: entry_id(entry.name) or 0):
         if entry.name in present and folder.read(f"{LOG}/{entry.name}") == entry.data:
@@ -153,7 +153,7 @@ def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
 def _beginning(batch_id: int) -> list[SinkEntry]:
     """A log that lists no file and ends at a batch, as one compact entry.
 
-    Spark derives its compaction interval from it (`deriveCompactInterval`), not from the settings of query and readers.
+    Spark derives its compaction interval from it (`deriveCompactInterval`), not from settings.
     """
     # As a compact entry, batch 0 alone would make every later batch one.
     return [SinkEntry(f"{batch_id}{COMPACT}" if batch_id > 0 else str(batch_id), _NOTHING)]
@@ -164,7 +164,7 @@ def logged_batch(path: str) -> int | None:
 
 
 def begin_log(path: str, batch_id: int, *, still_mine: StillMine = nullcontext) -> None:
-    """Create a log that lists no file and ends at a batch, in a folder that may not exist; repeatable."""
+    """A log that lists no file and ends at a batch, in a folder that may not exist; repeatable."""
     roll_back(path, -1, (), still_mine=still_mine)
     roll_back(path, batch_id, _beginning(batch_id), still_mine=still_mine)
 
@@ -172,7 +172,6 @@ def begin_log(path: str, batch_id: int, *, still_mine: StillMine = nullcontext) 
 class Past(StrEnum):
     """Relation of the current log to that of a snapshot.
 
-    NONE: There is no current log.
     SAME: Up to the snapshot's batch it lists the same files.
     PART: It ends at or before that batch, with only some of the snapshot's files.
     SHARED: They have files in common, but diverge before that batch, for example by a rewind.
@@ -191,8 +190,8 @@ class SinkLogAtHand:
     """The files that a log lists, up to the requested batch and in later entries.
 
     Attributes:
-        later: After a compaction, these include all earlier files.
-        compacted: Whether a later entry is a compact one.
+        later: With all earlier files after a compaction.
+        compacted: A later entry is a compact one.
     """
 
     last_batch: int | None
@@ -207,7 +206,7 @@ class SinkLogAtHand:
 
 
 def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
-    """Compare the current log with the files that a snapshot lists. Pure."""
+    """Pure: compare the current log with the files that a snapshot lists."""
     if at_hand.last_batch is None:
         return Past.NONE
     known = at_hand.up_to | at_hand.later
@@ -238,7 +237,7 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
 
 
 def committed_files(path: str) -> list[str]:
-    """The log's files, as local paths or URLs."""
+    """As local paths or URLs."""
     urls = [unquote(url) for url in read_log_at_hand(path, -1).later]
     return [str(local_path(url) or url) for url in urls]
 
@@ -248,7 +247,7 @@ def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:
 
 
 def listed(data: bytes, where: str) -> dict[str, object]:
-    """Files as the entry spells them, with their sizes."""
+    """As the entry spells them, with their sizes."""
     return {str(line.get("path")): line.get("size") for line in parse_log_lines(data, where)}
 
 
@@ -262,7 +261,7 @@ def entry_of(name: str, lines: Sequence[Mapping[str, Any]]) -> SinkEntry:
 
 
 def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
-    """The entries that list all files up to the batch, and all later ones."""
+    """Entries with all files up to the batch, and all later ones."""
     compacts = [number for number, name in names.items() if name.endswith(COMPACT)]
     below = max((number for number in compacts if number <= batch_id), default=-1)
     newest = max(compacts, default=-1)
@@ -272,7 +271,7 @@ def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
 def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -> list[str]:
     """Later entries, and those of another timeline."""
     compacts = [number for name in wanted if name.endswith(COMPACT) and (number := entry_id(name)) is not None]
-    # Spark reads no entry below the compact one, but derives its compaction interval from all.
+    # Spark derives its compaction interval from all, but reads none below the compact one.
     unread_below = max(compacts, default=-1)
     return [
         name
@@ -298,14 +297,14 @@ def _missing(folder: FileIO, name: str, last: int) -> IncompleteCutError:
 
 
 def url_of(folder: str, name: str) -> str:
-    """How Spark writes a file of a folder in its log."""
+    """As Spark writes it in its log."""
     root = local_path(folder)
     place = f"file://{quote(str(root), safe=_SAFE)}" if root is not None else folder.rstrip("/")
     return f"{place}/{quote(name, safe=_SAFE)}"
 
 
 def name_below(folder: str, where: str) -> str:
-    """Path of a listed file relative to its folder."""
+    """Relative to the folder."""
     root, file = local_path(folder), local_path(unquote(where))
     if root is not None and file is not None and file.is_relative_to(root):
         return file.relative_to(root).as_posix()
@@ -319,7 +318,7 @@ def name_below(folder: str, where: str) -> str:
 
 
 def below(folder: str) -> Callable[[str], bool]:
-    """Whether a listed file lies in a folder, in any spelling. Looks at each parent folder once."""
+    """Whether a file lies in a folder, in any spelling. Looks at each parent folder once."""
     known: dict[str, bool] = {}
 
     def check(where: str) -> bool:

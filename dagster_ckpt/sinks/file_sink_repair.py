@@ -1,7 +1,7 @@
 """Repairs the log of a file sink: relocates it after its folder was moved or copied, and rebuilds it from a snapshot.
 
 Both only write entries whose part files exist with the listed length, delete only the Hadoop checksum of an entry that
-changes, and can be repeated if interrupted.
+changes, and are repeatable.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Relocation:
     """A log whose paths were written for another folder.
 
     Attributes:
-        entries: The entries that change.
-        files: How many files they list that lay elsewhere.
+        entries: Those that change.
+        files: How many they list elsewhere.
         old_place: The folder of the first of them.
     """
 
@@ -99,7 +99,7 @@ def relocate(relocation: Relocation) -> None:
 
 
 def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
-    """Whether a log lists the files captured for another folder, by the uuids in their names."""
+    """By the uuids in their names."""
     noted = {bare(path) for entry in captured for path in _listed(entry, folder)}
     last = max((entry_id(entry.name) or 0 for entry in captured), default=-1)
     try:
@@ -126,11 +126,7 @@ def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEnt
 
 @dataclass(frozen=True)
 class RebuiltLog:
-    """What a log can be rebuilt to.
-
-    Attributes:
-        unknown: Later batches that the log should have, and whose files nothing lists.
-    """
+    """`unknown` are later batches that the log should have, and whose files nothing lists."""
 
     folder: str
     entries: tuple[SinkEntry, ...]
@@ -139,7 +135,7 @@ class RebuiltLog:
 
 
 def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int | None) -> RebuiltLog:
-    """Complete a log from a snapshot and its own later entries; `committed` is the query's newest batch, if known."""
+    """From a snapshot and its own later entries; `committed` is the query's newest batch, if known."""
     there = open_file_io(folder)
     at_hand, noted = _intact(there, log_entries(there)), {entry_id(entry.name) or 0: entry for entry in captured}
     for number, entry in noted.items():
@@ -171,7 +167,7 @@ def rebuild_log(rebuilt: RebuiltLog, still_mine: StillMine) -> None:
 
 
 def is_intact(there: FileIO, name: str) -> bool:
-    """Whether an entry can be parsed and matches Hadoop's checksum, if any."""
+    """It can be parsed and matches Hadoop's checksum, if any."""
     data = there.read(f"{LOG}/{name}")
     try:
         parse_log_lines(data, name)

@@ -24,8 +24,7 @@ class Guarantees:
     They require sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
 
     Attributes:
-        state: For its state and its position in the input.
-        sink: For the output in its sinks.
+        state: Also for its position in the input.
         unaligned: Whether a snapshot may include the batch in flight, so that exactly this batch is replayed.
     """
 
@@ -82,7 +81,7 @@ def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
         return Guarantees(mode, exactly, exactly, unaligned=True, why=why)
     unsure = _unsure(forgetful[0]) if forgetful else "its sinks are unknown"
     why = f"Every batch is replayed with the same offsets and state, but {unsure}: a replayed batch may appear twice."
-    # The user decides whether the sink may get the batch in flight twice.
+    # The user may let the sink get the batch twice.
     return Guarantees(mode, exactly, at_least, unaligned=True, why=why)
 
 
@@ -93,5 +92,5 @@ def _unsure(sink: Sink) -> str:
 
 
 def can_replay_a_batch(sinks: Sequence[str]) -> bool:
-    """Whether every sink shows a repeated batch once, so that a snapshot may carry the batch in flight."""
+    """Whether every sink shows a repeated batch once."""
     return all(sink.shows_rows_once for sink in sinks_of(sinks))

@@ -20,9 +20,9 @@ from dagster_ckpt.spark.query.output import NamedOutput
 class Start(StrEnum):
     """Kind of start, as seen by a sink.
 
-    TO_SNAPSHOT, TO_BATCH: It goes back to a snapshot, or to a batch in the live directory.
-    EMPTY: It starts with empty state.
-    FORKED: It starts with the state of another stream, whose output it does not own.
+    TO_SNAPSHOT, TO_BATCH: Back to a snapshot, or to a batch in the live directory.
+    EMPTY: With empty state.
+    FORKED: With the state of another stream, whose output it does not own.
     CLEAN: Nothing is started: files that no log lists are deleted.
     """
 
@@ -39,9 +39,8 @@ class Verdict(StrEnum):
 
     LEAVE: Nothing: the query does not write there.
     CONTINUE: Nothing: it is at the query's batch.
-    ROLL_BACK: It is rolled back to the batch, or emptied for a start with empty state.
+    ROLL_BACK: It goes back to the batch, or is emptied for a start with empty state.
     BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole.
-    REFUSE: The query is not started.
     """
 
     LEAVE = "LEAVE"
@@ -78,14 +77,14 @@ class SinkFacts:
     Attributes:
         batch_id: The batch after which the query continues; -1 is before the first.
         named: The query about to start writes there.
-        ours: According to the catalog, this stream wrote there last.
+        ours: By the catalog, this stream wrote there last.
         others_known: The catalog knows other folders to which this stream wrote last.
         noted: The snapshot names the sink.
         originals: It is the output of the stream that a fork or an import comes from.
-        anothers: According to the catalog, another stream wrote there last.
+        anothers: By the catalog, another stream wrote there last.
         mapped: The start is not an import, or the import maps a sink to the folder.
         last: Newest batch of its log; None if it has none.
-        planned: Newest batch that the query has planned, read after the log; None if unknown.
+        planned: Newest planned batch of the query, read after the log; None if unknown.
         blank: Its log lists no file.
         past: Relation of its log to the snapshot's; for a fork, to the log that it gets.
         left_behind: The snapshot is of an abandoned timeline: the log may have diverged since.
@@ -215,7 +214,7 @@ def _clean(facts: SinkFacts) -> Verdict | Refusal:
 
 
 def _where_the_query_stands(facts: SinkFacts) -> Verdict | Refusal:
-    # Ahead by the batch in flight, decided separately, or by what a running query plans.
+    # The batch in flight is decided separately; a running query may plan more.
     ahead = max(facts.batch_id + 1, facts.planned if facts.planned is not None else -1)
     last = facts.last if facts.last is not None else -1
     return Verdict.CONTINUE if facts.batch_id <= last <= ahead else Refusal.LOG_ELSEWHERE
@@ -240,7 +239,7 @@ class NamedSinks:
     """The sinks to which the query about to start writes, as far as they can be rolled back.
 
     Attributes:
-        is_seen: Whether they come from the query itself, not from the catalog and the snapshot.
+        is_seen: They come from the query itself, not from the catalog and the snapshot.
     """
 
     sinks: tuple[Sink, ...]
@@ -248,13 +247,13 @@ class NamedSinks:
 
     @staticmethod
     def of(output: NamedOutput | None, last_sinks: Sequence[Sink], noted: Sequence[Sink] = ()) -> NamedSinks:
-        """The sink of a described query; without one, those to which the stream is known to write."""
+        """Without a description, those to which the stream is known to write."""
         if output is None:
             known = [sink for sink in (*last_sinks, *noted) if sink.rolls_back]
             return NamedSinks(tuple(distinct(known)), is_seen=False)
         sink = described_sink(output)
         if sink is None and output.place is None:
-            # The description names no place: take the sink written last.
+            # The description names no place.
             same_kind = [each for each in last_sinks if each.rolls_back and _may_be_that_of(each, output)]
             return NamedSinks(tuple(distinct(same_kind)), is_seen=False)
         return NamedSinks((sink,) if sink is not None and sink.rolls_back else (), is_seen=True)

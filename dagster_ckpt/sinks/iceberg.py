@@ -1,6 +1,6 @@
 """Iceberg tables: what one remembers of a stream, and how it is rolled back.
 
-Only a Spark session with the table's catalog knows the current table. A process without one, such as a command line,
+Only a Spark session with the table's catalog knows the current table. Another process, such as a command line,
 forecasts from the newest metadata file in the table's folder.
 """
 
@@ -36,7 +36,7 @@ class IcebergTable(TableSink):
     table_format = "Iceberg"
     on_repeat = OnRepeat.RUNS
     knows_queries = True
-    # With a new query id for each timeline, query id and batch identify one snapshot.
+    # Query id and batch identify one snapshot: each timeline has a new query id.
     remembers_undone = True
 
     def __init__(self, name: str, table: str, location: str | None) -> None:
@@ -64,7 +64,6 @@ class IcebergTable(TableSink):
         return mine is not None and others is not None and same_folder(mine, others)
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
-        """A table by its folder needs no catalog."""
         session = active_session()
         try:
             if session is not None:
@@ -120,7 +119,6 @@ class IcebergTable(TableSink):
             raise VersionTakenError(self.table)
 
     def fence(self, plan: TablePlan) -> None:
-        """Commits an empty snapshot."""
         opened, _ = plan.basis
         opened.add_fence(FENCE)
 
@@ -200,7 +198,7 @@ class IcebergTable(TableSink):
     @property
     def _quoted(self) -> tuple[str, str]:
         if "/" in self.table:
-            # Any catalog of Iceberg finds a table by its folder.
+            # Every Iceberg catalog finds a table by its folder.
             return "<catalog>", f"`{self.table}`"
         catalog, _, table = self.table.partition(".")
         return catalog, table

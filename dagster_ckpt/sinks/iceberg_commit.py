@@ -24,7 +24,7 @@ _TO_EXAMINE_AGAIN = ("CommitFailedException", "CommitStateUnknownException", "Va
 
 
 class OpenIcebergTable:
-    """An `org.apache.iceberg.Table` as its catalog had it when it was opened."""
+    """As its catalog had it when it was opened."""
 
     def __init__(self, jvm: Any, table: Any) -> None:
         self._jvm = jvm
@@ -36,7 +36,7 @@ class OpenIcebergTable:
 
     @classmethod
     def find(cls, session: SparkSession, name: str) -> Self | None:
-        """Open a table by its name in a catalog, such as `lake.db.orders`, or its folder.
+        """By its name in a catalog, such as `lake.db.orders`, or its folder.
 
         Raises:
             StorageAccessError: The session lacks Iceberg or this catalog, or the catalog does not answer.
@@ -57,12 +57,12 @@ class OpenIcebergTable:
             return self._move(self._base, snapshot_id)
 
     def delete_rows(self, mark: str) -> bool:
-        """Delete all rows, with `mark` in the summary; False if the table changed since."""
+        """`mark` goes into the summary. False if the table changed since it was opened."""
         with _asking(self.name):
             staged = str(uuid.uuid4())
             everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
             delete = self._table.newDelete().deleteFromRowFilter(everything)
-            # A deletion that is not staged would commit on the newest metadata.
+            # Unstaged, it would commit on the newest metadata.
             delete.set(mark, staged).stageOnly().commit()
             self._table.refresh()
             base = self._table.operations().current()
@@ -73,7 +73,7 @@ class OpenIcebergTable:
             return False
 
     def add_fence(self, mark: str) -> None:
-        """Commit an empty snapshot with `mark` in its summary: nothing decided before can be committed any more."""
+        """Commit an empty snapshot with `mark` in its summary: earlier decisions can no longer be committed."""
         with _asking(self.name):
             self._table.newFastAppend().set(mark, str(uuid.uuid4())).commit()
 

@@ -2,7 +2,7 @@
 
 A streaming write stores query id and epoch (the batch) in its snapshot's summary, and skips an epoch not greater than
 that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). After a roll-back the query
-has a new id, so (query id, batch) identifies one snapshot on any timeline.
+has a new id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagster_ckpt.sinks.sink import RollBack
 from dagster_ckpt.values.untrusted import inflated, number_in, reading
 
 METADATA_FOLDER = "metadata"
-# Keys in the summaries of this package's own snapshots.
+# In the summaries of this package's own snapshots.
 FENCE, EMPTIED = "dagster-ckpt.fence", "dagster-ckpt.emptied"
 _MAIN = "main"
 _QUERY = "spark.sql.streaming.queryId"
@@ -43,7 +43,7 @@ class IcebergSnapshot(BaseModel):
 
     @property
     def changes_rows(self) -> bool:
-        """A rewritten file or an empty commit changes no rows."""
+        """A rewritten file or an empty commit changes none."""
         if EMPTIED in self.summary or FENCE in self.summary:
             return False
         return self.summary.get("operation") != "replace" and self.summary.get("changed-partition-count") != "0"
@@ -55,11 +55,10 @@ class IcebergPlan:
 
     Attributes:
         moves: Whether anything has to be undone, or done again.
-        snapshot_id: The snapshot to make current; None if all rows are deleted. The newest of the branch if not
-            `reaches_back`.
+        snapshot_id: To make current; None if all rows are deleted. The newest of the branch if not `reaches_back`.
         others: Snapshots of others that this would undo too.
         reaches_back: Whether the remaining snapshots are sufficient to decide.
-        branch: The branch that the stream writes to; None for main. Not certain if not `reaches_back`.
+        branch: The stream's; None for main. Not certain if not `reaches_back`.
     """
 
     moves: bool = False
@@ -75,7 +74,7 @@ class _Ref(BaseModel):
 
 
 class MainEntry(BaseModel):
-    """Since when a snapshot was the current one of main."""
+    """Since when a snapshot was the current one."""
 
     snapshot: int = Field(alias="snapshot-id")
     at_ms: int = Field(default=0, alias="timestamp-ms")
@@ -127,7 +126,7 @@ class IcebergHistory:
         return max((batch for batch in batches if batch is not None), default=None)
 
     def newest_batch_shown(self, own: Collection[str]) -> tuple[int | None, bool]:
-        """The newest batch of these queries in main or a branch, and whether that is certain."""
+        """In main or a branch; and whether it is certain."""
         heads = [self._current, *(self._snapshots.get(head) for head in self._branches.values())]
         newest: list[int] = []
         is_certain = True
@@ -181,7 +180,7 @@ class IcebergHistory:
         return (name, found[name]) if name is not None and found[name] > of_main else (None, of_main)
 
     def _is_in_reach_of_log(self, at_ms: int) -> bool:
-        """Whether the log of main would have a snapshot committed then, had it been current."""
+        """Whether the log of main would have a snapshot that was current then."""
         return self._log_begins_ms is not None and at_ms > self._log_begins_ms + _CLOCKS_DIFFER_MS
 
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
@@ -204,7 +203,7 @@ class IcebergHistory:
         return None
 
     def _back(self, wanted: IcebergSnapshot | None, own: Collection[str], batch_id: int) -> IcebergPlan:
-        """Undo what the stream wrote after a snapshot, or, without one, its batches above `batch_id`."""
+        """To a snapshot, or, without one, undo the stream's batches above `batch_id`."""
         oldest: IcebergSnapshot | None = None
         foreign: list[int] = []
         others: list[int] = []
@@ -243,7 +242,7 @@ class IcebergHistory:
         return IcebergPlan(True, wanted.id, tuple(sorted(others)))
 
     def _from(self, snapshot: IcebergSnapshot | None) -> Iterator[IcebergSnapshot]:
-        """The snapshot first, then its ancestors."""
+        """The snapshot first."""
         seen: set[int] = set()
         # A damaged snapshot may be its own ancestor.
         while snapshot is not None and snapshot.id not in seen:
@@ -268,7 +267,7 @@ def history_in(text: str | bytes, where: str) -> IcebergHistory:
 
 
 def history_in_folder(table: FileIO) -> IcebergHistory:
-    """Read the newest metadata file: certain to be the current one only in a Hadoop table.
+    """The newest metadata file is certain to be the current one only in a Hadoop table.
 
     Raises:
         FileNotFoundError: The folder contains no Iceberg metadata.

@@ -32,8 +32,8 @@ BEFORE_THE_FIRST_BATCH = -1
 class InFlight(StrEnum):
     """What happens to the batch after the committed one.
 
-    RUN: The sink does not have it: Spark runs it.
-    SKIPPED: The sink has it, and its state is available or the query keeps none: Spark skips it.
+    RUN: The sink does not have it.
+    SKIPPED: The sink has it, and its state is available or the query keeps none.
     ROLL_BACK: The sink has it without its state: it goes back, and Spark runs the batch again.
     REFUSE: As ROLL_BACK, but the sink cannot be rolled back from here.
     FOREIGN: Another query wrote later batches there: Spark would skip this query's own up to them.
@@ -52,7 +52,7 @@ class Unfinished:
 
     Attributes:
         batch_id: The newest committed batch; -1 before the first.
-        planned: The offsets of the next batch exist, so exactly that batch is run again.
+        planned: The offsets of the next batch exist: exactly it is run again.
         unique_ids: State is in checkpoint format v2.
         state_is_there: The complete state after the next batch is available.
     """
@@ -150,7 +150,7 @@ def keeps_state(live: LiveDirectory) -> bool:
 def forecast_in_flight(
     live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool = True
 ) -> list[SinkForecast]:
-    """Of the sinks that have the batch in flight already."""
+    """Of the sinks that have the batch in flight."""
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     return [forecast for each in found if (forecast := each.forecast()) is not None]
 
@@ -163,9 +163,9 @@ def settle_in_flight(
     roll_back_tables: bool = True,
     before_roll_back: Callable[[int], None] = lambda _batch_id: None,
 ) -> list[Sink]:
-    """Roll back the sinks that would skip a batch whose state is missing, before a query starts; returns them.
+    """Roll back the sinks that would skip a batch whose state is missing; returns them. Repeatable if interrupted.
 
-    Repeatable if interrupted. `before_roll_back` is called with the batch to which a sink goes back.
+    `before_roll_back` is called with the batch to which a sink goes back.
     """
     found = refuse_skipped_batch(live, sinks, roll_back_tables=roll_back_tables)
     to_roll_back = [each for each in found if each.what is InFlight.ROLL_BACK]
@@ -214,7 +214,7 @@ def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: boo
 
 
 def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
-    # A running query plans a batch before it writes to the sink.
+    # A running query plans before it writes.
     planned = live.positions().offset
     return planned is None or batch_id > planned
 

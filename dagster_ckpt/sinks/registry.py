@@ -1,7 +1,7 @@
 """Finds the kind of a sink by Spark's name for it. `register_sink` adds a kind of your own.
 
-Spark calls every `foreachBatch` query `ForeachBatchSink`. If the writer has the option `path` or `table`, the package
-adds it, as in `ForeachBatchSink[sqlite:/data/totals.db]`, and a kind of sink of your own recognizes it.
+Spark calls every `foreachBatch` query `ForeachBatchSink`. The package adds the writer's option `path` or `table`, as in
+`ForeachBatchSink[sqlite:/data/totals.db]`, for a kind of sink of your own to recognize.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MemorySink(Sink):
 
 class ForeachBatchSink(Sink):
     names = re.compile(r"ForeachBatchSink(\[(?P<place>.+)\])?")
-    # As far as is known, a second stream may write there.
+    # As far as is known.
     knows_queries = True
 
     reason = (
@@ -92,7 +92,7 @@ class HudiOrPaimonTable(Sink):
     advice = "Roll the table back to the batch (Hudi: a savepoint, or another checkpoint identifier), then start."
 
 
-# Class names are matched before the general form of a table name.
+# Before the general form of a table name.
 _BUILT_IN: tuple[type[Sink], ...] = (
     FileSink,
     DeltaTable,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class OnRepeat(StrEnum):
     """What a sink does with a batch of its query that it already has.
 
-    SKIPS: Skips it without running it: its rows are there once, and no state is written for it.
+    SKIPS: Does not run it: its rows are there once, and no state is written for it.
     RUNS: Runs it again; its rows are there once.
     REPEATS: Writes its rows twice.
     UNKNOWN: Cannot be told from here.
@@ -39,7 +39,7 @@ class SinkEffect(StrEnum):
     """Effect of a start on the rows of a sink.
 
     EXACT: Each row is there exactly once, as a test with the real sink shows.
-    SKIP: As EXACT, because the sink skips batches that it has, with the same rows.
+    SKIP: As EXACT, because the sink skips batches that it has.
     DUPLICATE: Rows of the rewound batches are written twice.
     LOSE: Rows may be lost.
     UNKNOWN: Cannot be told from here.
@@ -48,7 +48,7 @@ class SinkEffect(StrEnum):
     UNTOUCHED: The query about to start does not write there.
     STARTS: The query has not written there before: the sink contains only rows from now on.
     SHARED: Another stream wrote there last, and the query starts from the beginning: rows may be twice.
-    REFUSED: The sink belongs to another query, or is not at the query's batch: the start is refused.
+    REFUSED: The sink belongs to another query, or is not at the query's batch.
     """
 
     EXACT = "EXACT"
@@ -112,7 +112,7 @@ class RollBack:
     Attributes:
         batch_id: The last batch that the sink keeps; -1 keeps none.
         entries: The sink's log in a snapshot; None: the sink's own memory counts.
-        query_id: The id of the query that committed that batch; None if unknown.
+        query_id: The query that committed that batch, if known.
         query_ids: All ids that the stream's query has had.
         may_repeat: A new query id was requested: a table in which others have written since stays as it is, and gets
             the batches again.
@@ -136,8 +136,8 @@ class FoundSink:
     """The table or topic now at the place of a sink.
 
     Attributes:
-        identity: Its id, which changes if it is dropped and re-created; None if nothing is there.
-        batch: The newest batch of the stream that readers see; None if they see none, or that is not known.
+        identity: Its id, which changes if it is re-created; None if nothing is there.
+        batch: The newest batch of the stream that readers see, if known.
         is_certain: Whether `batch` comes from its whole history, and the stream writes there with each batch.
     """
 
@@ -149,7 +149,7 @@ class FoundSink:
 class Sink:
     """A sink of a query, and the protocol of all kinds of sinks.
 
-    The base class is a sink of which nothing is known. A kind overrides what it knows. A table that can go back is a
+    The base class is a sink of which nothing is known; a kind overrides what it knows. A table that can go back is a
     `TableSink`.
 
     Attributes:
@@ -160,8 +160,8 @@ class Sink:
         rolls_back: Whether `roll_back` brings it back to an earlier batch.
         knows_queries: Whether it keeps the batches of different queries apart, so that several streams may write there.
         has_parts: Whether a batch is several writes, so that it may know a batch without having all rows.
-        remembers_undone: Whether it still skips an undone batch of the same query id, so that the query continues under
-            a new one after a roll-back.
+        remembers_undone: Whether it still skips an undone batch of the same query id, so that the query needs a new one
+            after a roll-back.
         effect: Effect of a replay, for a sink that does not roll back; `reason` and `advice` explain it.
     """
 
@@ -185,7 +185,7 @@ class Sink:
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """The sink of this kind with a name, or None if the name is of another kind. By default by `names`.
+        """The sink of this kind with a name, by default by `names`; None for another kind.
 
         Args:
             name: `sink.description` of the query's progress, such as `FileSink[file:/data/out]`. A `foreachBatch` query
@@ -240,7 +240,7 @@ class Sink:
         return None
 
     def forecast(self, replay: Replay) -> SinkForecast:
-        """Forecast what it does with the batches after `replay.to_batch`. Changes nothing."""
+        """Of the batches after `replay.to_batch`. Changes nothing."""
         if not self.rolls_back:
             return self.told(self.effect, self.reason, self.advice)
         try:
@@ -265,8 +265,7 @@ class Sink:
         """Undo all batches after `to.batch_id`. The next start repeats an interrupted roll-back.
 
         Args:
-            still_mine: Enter it around each change (`with still_mine():`). It raises if another process has become the
-                writer of the stream.
+            still_mine: Enter it around each change (`with still_mine():`). It raises if the stream has another writer.
 
         Raises:
             SinkRollbackError: The sink cannot be reached or changed.
@@ -278,7 +277,7 @@ class Sink:
 
 
 def newest_batch(sink: Sink, query_id: str | None) -> int | None:
-    """`sink.last_batch`, with the errors of a user's sink as StorageAccessError."""
+    """Errors of a user's sink become StorageAccessError."""
     try:
         return sink.last_batch(query_id)
     except CkptError:
@@ -291,7 +290,7 @@ def newest_batch(sink: Sink, query_id: str | None) -> int | None:
 
 
 def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
-    """`sink.roll_back`, with the errors of a user's sink as SinkRollbackError."""
+    """Errors of a user's sink become SinkRollbackError."""
     try:
         sink.roll_back(to, still_mine)
     except CkptError:

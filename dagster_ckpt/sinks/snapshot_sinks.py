@@ -1,4 +1,4 @@
-"""The sinks that a snapshot names, and the logs of its file sinks. The only reader of these properties.
+"""The only reader of the sinks in a snapshot's properties.
 
 `sinks` lists what the snapshot has captured, `other_sinks` names the sinks that have no log to capture.
 """

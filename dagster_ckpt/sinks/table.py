@@ -1,7 +1,7 @@
 """Tables that remember batches and can go back: one decision for all of them.
 
-`TableSink.plan` says what a roll-back would do, `commit` does it. One `verdict` decides whether a start may do it, what
-the preview says, and why a start is refused (cases: tests/sinks/table_verdicts.yaml).
+One `verdict` decides whether a start may roll a table back, what the preview says, and why a start is refused (cases:
+tests/sinks/table_verdicts.yaml).
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class VersionTakenError(Exception):
 class Obstacle:
     """Why a table cannot be rolled back.
 
-    Attributes:
-        effect: LOSE if it is unknown what to undo, IRREVERSIBLE if that is known, UNKNOWN if only the start can tell.
+    Its effect is LOSE if it is unknown what to undo, IRREVERSIBLE if that is known, UNKNOWN if only the start can tell.
     """
 
     effect: SinkEffect
@@ -43,8 +42,8 @@ class TablePlan:
 
     Attributes:
         moves: Whether anything has to be undone, or brought back.
-        how: As the beginning of a sentence, such as "The table is restored to version 3".
-        command: A command by which a person does the same; may be empty.
+        how: Begins a sentence, such as "The table is restored to version 3".
+        command: For a person to do the same; may be empty.
         others: What others have written since and would lose, such as "versions 4, 5"; may be empty.
         obstacle: Why it cannot be done.
         basis: Whatever `commit` needs, such as the table's version at the time.
@@ -119,11 +118,7 @@ def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
 
 
 class TableSink(Sink):
-    """A table that is rolled back with the stream. A kind of table has `names`, `last_batch`, `plan`, `commit`.
-
-    Attributes:
-        table_format: Its format, for messages.
-    """
+    """A table that is rolled back with the stream: override `names`, `last_batch`, `plan`, `commit`, `table_format`."""
 
     noun = "table"
     table_format: ClassVar[str] = ""
@@ -150,7 +145,7 @@ class TableSink(Sink):
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define commit.")
 
     def fence(self, plan: TablePlan) -> None:
-        """Where nothing is undone: make what a former holder of the lease has planned fail. See `commit`."""
+        """Where nothing is undone: make what a former holder of the lease has planned fail. Raises as `commit`."""
 
     def foresee(self, to: RollBack) -> TablePlan | None:
         """Like `plan`, where a forecast needs less than a roll-back."""
@@ -182,11 +177,11 @@ class TableSink(Sink):
         """Plan, check and commit, again after `VersionTakenError`. Repeated, it finds nothing to undo.
 
         The lease is asked between plan and commit: if it is still held then, every commit of a successor comes after
-        the plan, and this commit fails. A table with nothing to undo is fenced, so what a former holder has planned
-        fails too.
+        the plan, and this commit fails. A table with nothing to undo is fenced, so that what a former holder has
+        planned fails too.
         """
         if not to.roll_back_tables:
-            # A person has done it already, or it is refused.
+            # A person did it, or it is refused.
             self.check_roll_back(to)
             return
         taken: VersionTakenError | None = None

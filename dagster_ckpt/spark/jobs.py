@@ -30,7 +30,7 @@ _Result = TypeVar("_Result")
 
 
 class JobProgress:
-    """What a long job does just now: the working thread sets `step`, the waiting thread reports it."""
+    """Set by the working thread, reported by the waiting one."""
 
     def __init__(self, report: Callable[[str], None], every_s: float | None = None) -> None:
         self.step = ""
@@ -39,7 +39,6 @@ class JobProgress:
         self._reported = time.monotonic()
 
     def tick(self, context: SparkContext, group: str) -> None:
-        """Report if it is time to."""
         if not self.step or time.monotonic() - self._reported < self._every_s:
             return
         done, total = _tasks(context, group)

@@ -1,8 +1,7 @@
 """What differs between the versions of Spark: the one place that knows.
 
-Another Spark than the installed one may have written a directory, so readers go by the version line of each
-file. An unknown version is refused before anything is copied: its files may refer to others that would be
-missed.
+Another Spark than the installed one may have written a directory, so readers go by the version line of each file. An
+unknown version is refused: its files may refer to others that would be missed.
 
 Sources: the class files and package metadata of pyspark 3.5.9, 4.0.5, 4.1.4, 4.2.1 and 4.3.0.
 """
@@ -50,7 +49,7 @@ class Feature(StrEnum):
 
 
 class TableFormat(StrEnum):
-    """A table format whose sink is rolled back; its jar is built for one minor release of Spark."""
+    """Its sink is rolled back; its jar is built for one minor release of Spark."""
 
     DELTA = "delta"
     ICEBERG = "iceberg"
@@ -89,7 +88,7 @@ _OF_4_3 = _OF_4_2 | {
 
 @dataclass(frozen=True)
 class SparkRelease:
-    """A minor release of Spark, with packages that it needs in another version than pip would choose.
+    """A minor release of Spark, with packages that pip would choose in another version.
 
     Attributes:
         jars: Maven coordinates of the newest jar of each table format.
@@ -109,7 +108,6 @@ class SparkRelease:
         return feature in self.features
 
     def require(self, feature: Feature, what: str) -> None:
-        """Refuse what needs a feature that this release lacks."""
         if feature in self.features:
             return
         having = [str(release) for release in RELEASES if feature in release.features]
@@ -172,7 +170,6 @@ def release_of(version: str) -> SparkRelease:
 
 
 def oldest_release(features: Iterable[Feature]) -> SparkRelease:
-    """That has all of some features."""
     needed = frozenset(features)
     for release in RELEASES:
         if needed <= release.features:
@@ -181,7 +178,7 @@ def oldest_release(features: Iterable[Feature]) -> SparkRelease:
 
 
 def written_by(settings: Iterable[str], features: Iterable[Feature]) -> str:
-    """In words: Spark does not record its version in a live directory."""
+    """Spark does not record its version in a live directory."""
     oldest = oldest_release(features)
     if PINNED_SINCE_OPERATOR_METADATA not in settings:
         return f"{RELEASES[0]} or older"
@@ -189,7 +186,6 @@ def written_by(settings: Iterable[str], features: Iterable[Feature]) -> str:
 
 
 def installed_release() -> SparkRelease:
-    """The release that this process uses."""
     try:
         # Reading live directories does not require Spark. A platform that brings Spark may lack the package's metadata.
         from pyspark.version import __version__
@@ -235,7 +231,7 @@ def spark_packages(*formats: TableFormat | str) -> str:
 
 
 def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
-    """Refuse settings that a release would silently ignore."""
+    """A release would silently ignore them."""
     needed = {name: feature for name in settings if (feature := SETTINGS.get(name)) is not None}
     if needed:
         release = release_of(version)
@@ -277,7 +273,7 @@ class SparkFile(Enum):
         self.versions = frozenset(versions)
 
     def version_in(self, line: str, where: str) -> int | None:
-        """A version line such as `v2`; None if it is none. An unknown version is an error."""
+        """Of a line such as `v2`; None if it is none. An unknown version is an error."""
         match = _FILE_VERSION.fullmatch(line.strip())
         if match is None:
             return None

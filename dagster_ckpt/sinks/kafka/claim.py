@@ -23,7 +23,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import KafkaPlace
 
-# When claims fence each other, the one with the later live directory wins.
+# The later live directory wins.
 _CLAIMS = 3
 # Kafka keeps an idle stream's markers for `offsets.retention.minutes`: 7 days by default, rarely less than this.
 KEPT_FOR_MS = 6 * 3_600_000
@@ -40,7 +40,7 @@ class Past:
     """What a claim has to know of earlier starts.
 
     Attributes:
-        places: Other topics and prefixes with which the stream has written since its last batch at this one.
+        places: Topics and prefixes with which the stream has written since its last batch at this one.
         has_written: Whether the query may have written the next batch: then there are markers.
         may_lack_markers: Whether Kafka may have deleted the markers since the last batch, and no batch is planned,
             which could be in the topic.
@@ -58,7 +58,7 @@ def place_in(sink: str) -> KafkaPlace | None:
 
 
 def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: LiveDirectory, *, now_ms: float) -> Past:
-    """From a stream's executions, newest first, for a query about to start in a live directory."""
+    """For a query about to start in a live directory; `executions` are the newest first."""
     query_id = live_query_id(live)
     here = (place.topic, place.prefix)
     places: list[tuple[str, str]] = []
@@ -77,8 +77,8 @@ def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: Live
             wrote_at_ms = max(wrote_at_ms, execution.heartbeat_at_ms)
             wrote_from_here |= execution.live_directory == live.url
     positions = live.positions()
-    # A batch that this start plans where the query stopped is in no topic; one planned before, or after a restored
-    # snapshot, may be.
+    # A batch that this start plans where the query stopped is in no topic; an earlier planned one, or one after a
+    # restored snapshot, may be.
     is_new = wrote_from_here and positions.offset == positions.commit
     is_long_ago = now_ms - wrote_at_ms > KEPT_FOR_MS
     return Past(tuple(places), wrote and not is_new, may_lack_markers=wrote and is_new and is_long_ago)
@@ -88,7 +88,7 @@ _NO_PAST = Past()
 
 
 def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
-    """Make this start of the query the owner of every marker, before its first batch. Run on the driver.
+    """Make this start the owner of every marker, before its first batch. Run on the driver.
 
     Former topics and prefixes are claimed too: a predecessor that still runs is fenced, and its newest batch is not
     written again.
@@ -116,7 +116,7 @@ def _claim(target: Transactions, first: int, past: Past) -> None:
         own = [each for each in every if each.query == target.query_id and each.entry]
         entries = {each.batch: each.entry for each in own} | {first: target.entry}
         earlier = earlier_queries(every, target.query_id)
-        # The former places last: until then, an interrupted claim is repeated. From the last writer: the markers of the
+        # The former places last: until then, an interrupted claim is repeated. From the last writer: markers of the
         # previous number of writers stay together.
         for place in places:
             for (session, _), marker in reversed([*zip(place, found, strict=False)]):
@@ -136,7 +136,7 @@ def _fenced(target: Transactions, stack: ExitStack, *, is_former: bool = False) 
     writers = target.writers
     while len(held) < writers:
         writer = len(held)
-        # Before a producer is opened: a replaced process must not disturb its successor.
+        # Before opening a producer: a replaced process must not disturb its successor.
         marker = marker_at_a_glance(target, writer)
         if is_former and (marker is None or marker.is_anothers(target)):
             held.append((None, None))
@@ -173,7 +173,7 @@ def _refuse_a_left_query(target: Transactions, markers: Sequence[Marker]) -> Non
 def _position(
     target: Transactions, found: Sequence[Marker | None], first: int, *, must_exist: bool = False
 ) -> int | None:
-    """The batch that all markers get; None to leave each, because the shares of the batch in flight differ."""
+    """For all markers; None leaves each, because the shares of the batch in flight differ."""
     known = {
         writer: marker for writer, marker in enumerate(found) if marker is not None and marker.query == target.query_id
     }

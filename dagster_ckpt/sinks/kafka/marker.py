@@ -1,4 +1,4 @@
-"""The markers of the transactional sink: who may write, and which batch is written."""
+"""Markers of the transactional sink: who may write, and which batch is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagster_ckpt.errors import LeaseLostError, OptionError
 
 # Version of a marker's metadata.
 FORMAT = 2
-# Earlier queries in a marker: two thirds of the 4,096 bytes of `offset.metadata.max.bytes`, with the other fields.
+# With the other fields two thirds of the 4,096 bytes of `offset.metadata.max.bytes`.
 MOST_EARLIER = 40
 
 
@@ -30,7 +30,7 @@ class Transactions:
     Attributes:
         client: Properties for librdkafka; they may contain secrets.
         topic: Its partition 0 names the markers.
-        prefix: Beginning of the ids of transactions and groups, unique among deployments that share a cluster.
+        prefix: Begins the ids of transactions and groups; unique among deployments that share a cluster.
         owner: Identifies this start of the query.
         entry: Digest of the plan of the batch to write.
     """
@@ -49,7 +49,7 @@ class Transactions:
     def id_of(self, writer: int) -> str:
         """The `transactional.id` of a writer, and the consumer group of its marker.
 
-        With the topic, so that a writer to another topic fences none of this one.
+        With the topic: a writer to another topic fences none of this one.
         """
         return f"{self.prefix}.{self.stream}:{self.topic}:{writer}"
 
@@ -59,7 +59,7 @@ class Marker:
     """What a writer has committed together with its newest share.
 
     Attributes:
-        batch: The newest batch whose share it has written, or that a claim treats as written.
+        batch: The newest batch that it has written, or that a claim treats as written.
         owner: The start of the query that may write.
         entry: Digest of the plan of that batch; empty if no share of it was written.
         earlier: Earlier queries of the stream, the newest last, each with its newest batch.
@@ -81,7 +81,6 @@ class Marker:
         return Epoch(self.token, self.generation)
 
     def newest(self, query_id: str) -> int | None:
-        """None if the writer has written none."""
         return self.batch if self.query == query_id else self.earlier.get(query_id)
 
     def is_later(self, target: Transactions) -> bool:
@@ -136,7 +135,7 @@ class Marker:
 
 
 def fields_of(metadata: str | None) -> dict[str, Any] | None:
-    """Of a marker of any version; None for an offset of another application."""
+    """None for an offset of another application."""
     try:
         fields = json.loads(metadata or "")
     except ValueError:
@@ -145,7 +144,7 @@ def fields_of(metadata: str | None) -> dict[str, Any] | None:
 
 
 def earlier_queries(markers: Iterable[Marker], query_id: str) -> dict[str, int]:
-    """Queries before this one, the newest last, each with its newest batch."""
+    """The newest last, each with its newest batch."""
     found: dict[str, int] = {}
     for marker in markers:
         for query, batch in (*marker.earlier.items(), (marker.query, marker.batch)):

@@ -24,13 +24,13 @@ _CALL_S = 10.0
 _ABORT_S = 5.0
 _POLL_EVERY = 2000
 
-# The Java client's names, which Spark's users know, and librdkafka's.
+# The Java client's names and librdkafka's.
 _RENAMED = {
     "max.request.size": "message.max.bytes",
     "reconnect.backoff.ms": "reconnect.backoff.ms",
     "ssl.keystore.password": "ssl.keystore.password",
 }
-# The Java client's only; they do not affect what is written.
+# The Java client's only; without effect on what is written.
 _DROPPED = frozenset(
     {"key.serializer", "value.serializer", "max.block.ms", "buffer.memory", "client.dns.lookup", "metadata.max.idle.ms"}
 )
@@ -72,7 +72,7 @@ Header = tuple[str, bytes | None]
 
 
 class Record(NamedTuple):
-    """One record to send; without a partition, the partitioner decides."""
+    """Without a partition, the partitioner decides."""
 
     value: bytes | None
     key: bytes | None = None
@@ -127,7 +127,7 @@ class Session:
         return sent
 
     def commit(self, batch: int, entry: str) -> None:
-        """Commit the open transaction with the marker; without an open one, the marker alone."""
+        """Together with the marker; without an open transaction, the marker alone."""
         from confluent_kafka import TopicPartition
 
         producer, target = self._producer, self._target
@@ -155,7 +155,7 @@ class Session:
         self.last = batch
 
     def abandon(self) -> None:
-        """End a failed share; what it sent is never visible."""
+        """What the failed share sent is never visible."""
         if self._is_open:
             # Otherwise consumers wait for a successor's `init_transactions`.
             with suppress(Exception):
@@ -174,7 +174,7 @@ class Session:
 
 
 def await_topic(client: Mapping[str, str], topic: str) -> None:
-    """Make sure that a topic exists for the markers; a cluster may create it on demand."""
+    """For the markers; a cluster may create it on demand."""
     from confluent_kafka import Producer as KafkaProducer
 
     producer = _created(lambda: KafkaProducer(dict(client)))
@@ -230,12 +230,12 @@ def _flush(producer: Producer) -> None:
 
 
 def marker_at_a_glance(target: Transactions, writer: int) -> Marker | None:
-    """The newest committed marker, without waiting for an open transaction, which may be a dead process's."""
+    """The newest committed one, without waiting for an open transaction, perhaps a dead process's."""
     return _looked_up(target, writer, "read_uncommitted")
 
 
 def marker_before_share(target: Transactions, writer: int, batch: int) -> Marker | None:
-    """The marker that a share of a batch finds after the claim of its run.
+    """What a share finds after the claim of its run.
 
     A glance is believed if it shows the batch or the one before, of this run, or a later run. Anything else may be
     stale: `commit_transaction` returns before its marker is seen.
@@ -303,7 +303,7 @@ def _created(create: Callable[[], _T]) -> _T:
 
 
 def _patiently(call: Callable[[], _T]) -> _T:
-    """Repeat a call as long as a broker may need to restart."""
+    """As long as a broker may need to restart."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -318,7 +318,7 @@ def _patiently(call: Callable[[], _T]) -> _T:
 
 
 def _bounded(call: Callable[[], _T], limit_s: float) -> _T:
-    """Abandon a call that does not return: librdkafka's own limits do not hold after a broker was killed."""
+    """Limits of librdkafka do not hold after a broker was killed."""
     from confluent_kafka import KafkaError as Reason
 
     done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
@@ -352,7 +352,7 @@ def reason_of(error: Exception) -> KafkaError | None:
 
 
 def is_fenced(error: Exception) -> bool:
-    """Whether another producer of the writer has been started since."""
+    """Another producer of the writer was started since."""
     reason = reason_of(error)
     return reason is not None and reason.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "_FATAL")
 
@@ -385,7 +385,7 @@ def kafka_errors() -> type[Exception]:
 
 
 def client_properties(options: Mapping[str, str]) -> dict[str, str]:
-    """For librdkafka, from a writer's options below `kafka.`, which may have the Java client's names."""
+    """From a writer's options below `kafka.`, which may have the Java client's names."""
     properties: dict[str, str] = {}
     for name, value in options.items():
         if name in _JAVA_ONLY:

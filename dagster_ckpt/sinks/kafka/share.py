@@ -1,6 +1,6 @@
 """The executors' part of the protocol: the share of one writer, in one transaction.
 
-Every Python worker of Spark imports this module, so it imports nothing of Spark and little else.
+Every Python worker of Spark imports this module, so it imports little and nothing of Spark.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ def write_share(target: Transactions, writer: int, batch: int, records: Iterable
 
 
 def _checked(target: Transactions, writer: int, batch: int, marker: Marker | None) -> bool:
-    """Whether the share is written already."""
     if marker is None:
         raise RowsAtRiskError(
             f"The marker {target.id_of(writer)} of topic {target.topic} is missing: its consumer group was "
@@ -107,12 +106,12 @@ def _keep(name: str, session: Session) -> None:
 
 
 def batch_property(owner: str, batch: int, entry: str) -> tuple[str, str]:
-    """The local property that tells a job's tasks their batch and the digest of its plan."""
+    """Tells a job's tasks their batch and the digest of its plan."""
     return f"dagster_ckpt.kafka.{owner}", f"{batch} {entry}"
 
 
 def share_writer(target: Transactions) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
-    """The function that Spark maps over the partitions of a batch, one for each writer; it returns no rows."""
+    """What Spark maps over the partitions of a batch, one for each writer; it returns no rows."""
     name, _ = batch_property(target.owner, 0, "")
 
     def write(rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
@@ -131,8 +130,7 @@ def _forget_archives_of_spark() -> None:
     """Spare the next task of this Python worker 0.1 s.
 
     Spark's worker calls `importlib.invalidate_caches()` before each task. Up to Python 3.12, each importer of an
-    archive (`pyspark.zip` for each package in it, Py4J, Spark's jar) then reads its directory again, unless it is
-    missing from this cache.
+    archive (`pyspark.zip`, Py4J, Spark's jar) then reads its directory again, unless it is missing from this cache.
     """
     for path, importer in list(sys.path_importer_cache.items()):
         if _ARCHIVE_OF_SPARK.fullmatch(getattr(importer, "archive", "")):

@@ -1,4 +1,4 @@
-"""Kafka topics: Spark's own sink, which remembers no batch, and the transactional one (protocol: `__init__.py`)."""
+"""Kafka topics: Spark's own sink, which remembers no batch, and the transactional one."""
 
 from __future__ import annotations
 
@@ -33,8 +33,6 @@ class KafkaSink(Sink):
 
 
 class TransactionalKafkaSink(Sink):
-    """A Kafka topic, written in transactions that also commit the number of the batch."""
-
     noun = "topic"
     on_repeat = OnRepeat.RUNS
     knows_queries = True
@@ -51,11 +49,11 @@ class TransactionalKafkaSink(Sink):
         return self._topic.topic == other._topic.topic and self._topic.prefix == other._topic.prefix
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
-        """Its retention decides whether the topic still has the records of a batch."""
+        """The topic's retention decides whether it still has the records of a batch."""
         return topic_id(self._topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """The newest batch of which the topic has at least one writer's share."""
+        """The newest that at least one writer's share has."""
         if query_id is None:
             return None
         return max((batch for each in self._markers() if (batch := each.newest(query_id)) is not None), default=None)
@@ -115,7 +113,7 @@ class TransactionalKafkaSink(Sink):
 
 
 def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
-    """Of all streams that write to a topic with the same prefix."""
+    """Of all streams with the same topic and prefix."""
     try:
         from confluent_kafka import (
             ConsumerGroupTopicPartitions,
@@ -186,7 +184,7 @@ def _settings(place: KafkaPlace) -> dict[str, Any]:
 
 
 def may_hold_marker(place: KafkaPlace, group: str) -> bool:
-    """Whether a consumer group may be named by `Transactions.id_of`."""
+    """By the names of `Transactions.id_of`."""
     return bool(re.fullmatch(rf"{re.escape(place.prefix)}\..+:{re.escape(place.topic)}:\d+", group))
 
 

@@ -1,7 +1,6 @@
 """Writes the batches of a query to Kafka in transactions, with `foreachBatch` in place of Spark's sink.
 
-`foreachBatch` gets the batch number; a streaming writer of Spark 4's Python data sources learns it only when its tasks
-have finished.
+A streaming writer of Spark 4's Python data sources learns the batch number only when its tasks have finished.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class StreamOwner:
 
 
 def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDirectory) -> DataStreamWriter:
-    """Let a query write to Kafka in transactions, if its options ask for that; any other query stays as it is.
+    """Let a query write to Kafka in transactions, if its options ask for that.
 
     Raises:
         OptionError: An option is missing or wrong, or extra `kafka` is not installed.
@@ -81,7 +80,7 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
     refuse_shared_threads(session_of(writer))
     past = past_of(place, owner.executions(), live, now_ms=time.time() * 1000)
     if past.may_lack_markers:
-        # Once Spark has planned a batch, a start without markers is refused: the batch may be in the topic.
+        # After that, a start without markers is refused: the batch may be in the topic.
         await_topic(client_properties(place.client), place.topic)
     return writer.foreachBatch(TransactionalBatches(place, owner, live, past))
 
@@ -98,7 +97,7 @@ class TransactionalBatches:
         self._job: BatchJob | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Shares that are written already are left out."""
+        """Without the shares that are written already."""
         if self._target is None or self._job is None:
             self._target = self._transactions()
             self._job = BatchJob(batch, self._target)
@@ -141,8 +140,8 @@ class TransactionalBatches:
 def _interrupted_in_brief() -> Iterator[None]:
     """Shorten the error of a job that ended because its query is stopped.
 
-    Spark searches its text, stack traces included, with a regular expression that overflows the stack (`PROXY_ERROR` in
-    StreamExecution): a stop then prints a thousand lines.
+    Spark searches it with a regular expression that overflows the stack (`PROXY_ERROR` in StreamExecution), which would
+    print a thousand lines.
     """
     from py4j.protocol import Py4JJavaError
 
@@ -202,7 +201,7 @@ def refuse_shared_threads(session: SparkSession) -> None:
 
 
 def _without_rows(batch: DataFrame) -> DataFrame:
-    """The columns of a batch, nullable as another batch may need; rows would keep their shuffle files."""
+    """Nullable as another batch may need. References to rows would keep their shuffle files."""
     from pyspark.sql import DataFrame
 
     jvm_session: Any = batch.sparkSession._jsparkSession
@@ -220,7 +219,7 @@ def _rows_of(batch: DataFrame) -> Any:
 
 @contextmanager
 def _planned_once(session: SparkSession) -> Iterator[None]:
-    """Without adaptive execution, which would plan the jobs again after their shuffle."""
+    """Adaptive execution would plan the jobs again after their shuffle."""
     before = session.conf.get(_ADAPTIVE)
     session.conf.set(_ADAPTIVE, "false")
     try:
@@ -233,9 +232,9 @@ def _planned_once(session: SparkSession) -> Iterator[None]:
 def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterator[None]:
     """Run the functions mapped meanwhile in Python workers that no other stream uses.
 
-    A producer is kept in its Python worker, and Spark gives a task the worker idle for longest: with more workers than
+    A producer stays in its Python worker, and Spark gives a task the worker idle for longest: with more workers than
     writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps workers apart by
-    their environment, whose value is the same after a restart.
+    their environment, which is the same after a restart.
     """
     context = session.sparkContext
     # Other streams of this process have threads of their own.
@@ -252,7 +251,7 @@ def record_columns(batch: DataFrame) -> list[Column]:
     """The columns of a batch that Kafka takes.
 
     Missing ones are not added: with a column of nulls, Spark asks for the size of its Arrow batch after each row, which
-    takes long with a list of structs such as `headers`.
+    takes long with structs such as `headers`.
     """
     from pyspark.sql import functions as F
 
@@ -280,7 +279,7 @@ class Division:
     Python worker only sees that no more rows come.
 
     Attributes:
-        columns: The columns of a record, its place, and, with several writers, its hash.
+        columns: Of a record, with its place, and, with several writers, its hash.
     """
 
     columns: list[Column]

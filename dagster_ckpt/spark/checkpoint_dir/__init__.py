@@ -1,4 +1,1 @@
-"""Spark's checkpoint directory: layout and logs, consistent cuts, and restoring a directory from a snapshot.
-
-Start with `layout.py`, `cut.py` and `restore.py`.
-"""
+"""Spark's checkpoint directory: layout and logs, consistent cuts, and restoring a directory from a snapshot."""

@@ -25,8 +25,8 @@ class CapturedSink:
     """What one sink remembers of its batches up to that of a snapshot.
 
     Attributes:
-        last_batch: Newest batch in it, up to the snapshot's.
-        newest: Newest batch in it, even if later.
+        last_batch: Its newest one, up to the snapshot's.
+        newest: Its newest one, even if later.
     """
 
     place: str
@@ -36,7 +36,6 @@ class CapturedSink:
     kind: str = "file"
 
     def properties(self) -> dict[str, Any]:
-        """As a snapshot has them."""
         return {"kind": self.kind, "path": self.place, "last_batch": self.last_batch}
 
 
@@ -47,7 +46,7 @@ class SinkEntry:
 
 
 class SinkLogFile(NeededFile):
-    """An entry of a sink's log, which a restore writes back as it is."""
+    """Written back by a restore as it is."""
 
     def check(self) -> ContentCheck:
         return _EntryCheck(self.folder, self.source)
@@ -66,7 +65,7 @@ class _EntryCheck(HadoopCheck):
 
 class SinkToCapture(Protocol):
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """What a snapshot needs to roll the sink back to a batch; None if nothing."""
+        """None if a snapshot needs nothing to roll the sink back to a batch."""
 
 
 def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]:
@@ -78,7 +77,7 @@ def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]
 
 
 def sink_entry(path: str) -> tuple[int, str]:
-    """Index of the sink, and name of the log entry, in a path of a snapshot."""
+    """Index of the sink, and name of the log entry."""
     _, *rest = path.split("/")
     index = number_in(rest[0]) if rest else None
     if index is None or len(rest) != 2 or entry_id(rest[1]) is None:

@@ -36,7 +36,7 @@ def check_of(path: str, size: int, open_file: Callable[[], BinaryIO]) -> Content
 
 
 def content_trouble(path: str, data: bytes) -> str | None:
-    """What is wrong with a file by its own checksums; None if it is intact or carries none."""
+    """By its own checksums; None if it is intact or carries none."""
     check = check_of(path, len(data), lambda: io.BytesIO(data))
     if check is None:
         return None
@@ -45,7 +45,7 @@ def content_trouble(path: str, data: bytes) -> str | None:
 
 
 def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
-    """What is wrong with the blocks of a state file; None if they are complete, or it uses another codec."""
+    """None if the blocks are complete, or the file uses another codec."""
     check = Lz4Check(checksums=checksums)
     check.update(data)
     return check.trouble()
@@ -57,10 +57,7 @@ def is_lz4(data: bytes) -> bool:
 
 
 class Lz4Check:
-    """Verifies the blocks of lz4-java; output of another codec is not examined.
-
-    Without `checksums`, only the headers are verified.
-    """
+    """Verifies the blocks of lz4-java, without `checksums` only their headers; ignores another codec's output."""
 
     def __init__(self, *, checksums: bool = True) -> None:
         self._checksums = checksums
@@ -145,8 +142,6 @@ _HADOOP_MAGIC = b"crc\0"
 
 
 class HadoopCheck:
-    """Compares a small file with Hadoop's checksum file, if any."""
-
     def __init__(self, folder: FileIO, path: str) -> None:
         self.folder = folder
         self.path = path
@@ -203,7 +198,7 @@ _Handle = tuple[int, int]
 
 
 class SstCheck:
-    """Verifies a table while it is read. `open_file` opens it once more: its end says where the blocks are."""
+    """`open_file` opens the table once more: its end says where the blocks are."""
 
     def __init__(self, size: int, open_file: Callable[[], BinaryIO]) -> None:
         self._at = 0
@@ -254,7 +249,7 @@ class SstCheck:
         self._checksum = footer[0]
         meta, at = _handle(footer, 1)
         index, _ = _handle(footer, at)
-        # One request for the whole end: the index is behind the data.
+        # The index is behind the data: one request.
         first = min(meta[0], index[0])
         file.seek(first)
         tail = file.read(size - first)
@@ -271,7 +266,7 @@ class SstCheck:
 
 
 def _data_blocks(index: bytes, *, has_lengths: bool) -> Iterator[_Handle]:
-    """Handles from the index, whose entries are complete: Spark shares no prefixes."""
+    """The index entries are complete: Spark shares no prefixes."""
     if not index:
         return
     end = len(index) - 4

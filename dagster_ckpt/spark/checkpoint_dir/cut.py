@@ -45,7 +45,7 @@ from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT, grown_
 from dagster_ckpt.values.untrusted import from_json
 
 ATTEMPTS = 5
-# Snapshot property: ids of the edits in its state, oldest first.
+# Snapshot property: ids of edits, oldest first.
 STATE_EDITS = "state_edits"
 
 
@@ -69,7 +69,6 @@ class Cut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """Read from where Spark wrote them."""
         return self.needed
 
 
@@ -82,7 +81,7 @@ class CutOptions(TypedDict, total=False):
         at_batch: A retained batch after which to resume; by default the newest committed one.
         carry_state: The state after the batch in flight, if complete: a sink that has the batch skips it, so nothing
             would write its state again.
-        known: Facts from elsewhere; without them, missing state may go unnoticed.
+        known: Without these facts, missing state may go unnoticed.
     """
 
     carry_in_flight: Required[bool]
@@ -198,7 +197,7 @@ def state_after(
 
 
 def _state(committed: CommittedState, base: BaseSnapshot | None) -> tuple[list[NeededFile], int, bool]:
-    """State files, their longest chain of changes, and whether they extend the base snapshot."""
+    """State files, their longest chain of changes, and whether they extend `base`."""
     if base is not None and base.can_be_extended:
         grown = grown_since(base, committed)
         if grown is not None:
@@ -222,13 +221,13 @@ def _offsets(live: LiveDirectory, file: NeededFile) -> OffsetEntry:
 
 
 def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> NeededFile | None:
-    """The entry before the committed one, which Spark requires to start."""
+    """Spark requires it to start."""
     if batch_id == 0:
         return None
     try:
         return read_needed(live.folder, f"{OFFSETS}/{batch_id - 1}")
     except FileNotFoundError as error:
-        # Asynchronous progress tracking (stateless only) leaves gaps; Spark then uses an earlier entry.
+        # Asynchronous progress tracking leaves gaps; Spark then uses an earlier entry.
         earlier = [number for number in batch_ids(live.folder, OFFSETS) if number < batch_id]
         if earlier and not stateful and batch_id - 1 not in batch_ids(live.folder, COMMITS):
             return read_needed(live.folder, f"{OFFSETS}/{earlier[-1]}")
@@ -274,7 +273,7 @@ def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Seque
 
 
 def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile) -> None:
-    """At the end: without the commit, other files may be gone too."""
+    """Without the commit, other files may be gone too."""
     commits = batch_ids(live.folder, COMMITS)
     if batch_id not in commits:
         raise IncompleteCutError(
@@ -305,7 +304,7 @@ _STATE_FORMATS = {
 
 @dataclass(frozen=True)
 class CutFacts:
-    """What a cut has read; `in_flight` is the entry of the batch in flight, if included."""
+    """What a cut has read; `in_flight` is an entry."""
 
     committed: OffsetEntry
     before: OffsetEntry | None
@@ -316,7 +315,7 @@ class CutFacts:
 
 
 def describe(facts: CutFacts) -> dict[str, Any]:
-    """The properties of a snapshot (docs/coverage.md), as far as the live directory has them."""
+    """As far as the live directory has them (docs/coverage.md)."""
     committed, commit, operators = facts.committed, facts.commit, facts.operators
     return {
         "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),

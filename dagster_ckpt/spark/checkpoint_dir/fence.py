@@ -4,8 +4,8 @@ Spark plans a batch by writing `offsets/<batch>`, and fails if that entry exists
 concurrently using ..."). A fence is such an entry for the first unplanned batch. Spark cannot read it, so no query can
 start there; a successor continues from a clone.
 
-The marker `offsets/fenced-at-<batch>` shows it in listings. It is written first and means nothing without the entry: if
-the query was faster, the next batch is fenced. Fencing can be repeated.
+The marker `offsets/fenced-at-<batch>` shows it in listings. Written first, it means nothing without the entry: if the
+query was faster, the next batch is fenced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COMMITS = "commits"
 _MARK = "fenced-at-"
 _HEADER = b"dagster_ckpt fence 1\n"
 _POLL_S = 0.25
-# Longest time between a query's check for an entry and its write.
+# Longest time between a query's check and its write.
 _SETTLE_S = 0.2
 _SETTLE_REMOTE_S = 2.0
 
@@ -48,7 +48,6 @@ def planned(folder: FileIO) -> list[int]:
 
 
 def fenced_at(folder: FileIO) -> int | None:
-    """None without a fence."""
     names = folder.listing(_OFFSETS).names
     return next((batch for batch in reversed(_numbers(names)) if _is_fenced(folder, batch, names)), None)
 
@@ -80,7 +79,7 @@ def fence(
             still_mine()
             with step():
                 folder.create_if_absent(f"{_OFFSETS}/{batch}", content)
-        # A query that checked before and wrote after the fence has replaced it by now.
+        # A query that checked before has replaced the fence by now.
         sleep(_SETTLE_S if folder.width == 1 else _SETTLE_REMOTE_S)
         if fenced_at(folder) != batch:
             continue
@@ -90,7 +89,6 @@ def fence(
 
 
 def lift_fence(folder: FileIO, batch_id: int) -> None:
-    """A query can then start in the directory again."""
     if fenced_at(folder) == batch_id:
         folder.delete(f"{_OFFSETS}/{batch_id}")
         folder.delete(f"{_OFFSETS}/{_MARK}{batch_id}")

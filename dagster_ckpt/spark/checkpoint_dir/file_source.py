@@ -49,21 +49,19 @@ def log_offset(offset: str | None) -> int | None:
 
 
 def entry_id(name: str) -> int | None:
-    """From a file name (`12`, `19.compact`); None for any other file."""
+    """From a name such as `12` or `19.compact`; None for any other file."""
     return number_in(name.removesuffix(COMPACT))
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that a source has found, at a position of its log."""
-
     path: str
     position: int
     modified_at_ms: int | None = None
 
 
 def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
-    """After a position of its log; empty for another kind of source."""
+    """Empty for another kind of source."""
     directory = f"{SOURCES}/{source}"
     names = {name: number for name in folder.listing(directory).names if (number := entry_id(name)) is not None}
     newest = max((number for name, number in names.items() if name.endswith(COMPACT)), default=-1)
@@ -77,7 +75,7 @@ def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
 
 
 def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
-    """From the content of log entries by path, each file once; other sources' entries are skipped."""
+    """`entries` are contents by path. Each file once, of file sources only."""
     found: dict[SourceFile, None] = {}
     for path, data in entries.items():
         if entry_id(path.rpartition("/")[2]) is None:
@@ -90,7 +88,7 @@ def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
 
 
 def refuse_positions_of_names(folder: FileIO, committed: OffsetEntry, names: Iterable[str]) -> None:
-    """Refuse a directory whose offsets cannot be assigned to its sources."""
+    """Offsets that cannot be assigned to the sources."""
     unnumbered = sorted(name for name in names if number_in(name) is None)
     if committed.format_version > 1 or not unnumbered:
         return
@@ -159,7 +157,7 @@ def _entries(folder: FileIO, directory: str, base_limit: int, last: int) -> list
 
 
 def _is_file_source_log(folder: FileIO, directory: str) -> bool:
-    """Tell a file source without committed data from other sources by the files that it wrote."""
+    """For a source without committed data, by the files that it wrote."""
     entries: dict[str, Entry] = folder.list(directory)
     for name in entries:
         if entry_id(name) is None:
@@ -173,7 +171,7 @@ def _is_file_source_log(folder: FileIO, directory: str) -> bool:
     return False
 
 
-# From this number of files in a folder on, list it.
+# List a folder from this number of files on.
 _LISTED_FROM = 20
 # One file in the text of a listing.
 _STATUS = re.compile(r"path=([^;]*);(?:(?!path=).)*?modification_time=(\d+)", re.DOTALL)
@@ -182,9 +180,9 @@ _STATUS = re.compile(r"path=([^;]*);(?:(?!path=).)*?modification_time=(\d+)", re
 def existing_files(
     uris: Sequence[str], session: SparkSession | None = None, *, reachable_scheme: str = "file"
 ) -> dict[str, int | None] | None:
-    """Which of some files exist, with modification times in ms since the epoch; None if unknown.
+    """With modification times in ms since the epoch; None if unknown.
 
-    Without a session, this process looks; `reachable_scheme` is a scheme that it can read.
+    Without a session, this process looks; `reachable_scheme` is one that it can read.
     """
     by_folder: dict[str, list[str]] = defaultdict(list)
     for uri in uris:

@@ -49,8 +49,8 @@ class LiveState:
     Attributes:
         status: EMPTY: no batch is committed, and Spark can begin there. GOOD: Spark resumes after `batch_id`. BROKEN:
             Spark could not start, or would compute wrong results.
-        in_flight: The planned batch that Spark will replay.
-        fenced_at: The batch that a fence prevents from being planned.
+        in_flight: Spark will replay it.
+        fenced_at: A fence prevents this batch from being planned.
     """
 
     status: LiveStatus
@@ -61,7 +61,6 @@ class LiveState:
 
 
 def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOWN) -> LiveState:
-    """Changes nothing."""
     if not live.exists():
         return LiveState(LiveStatus.MISSING, f"{live.url} does not exist.")
     positions = live.positions()
@@ -72,7 +71,7 @@ def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOW
         whole = cut(live, carry_in_flight=True, known=known)
         _check_in_flight(live, whole, known)
     except UnknownLayoutError:
-        # Not broken: a newer Spark may resume, and no older snapshot must replace it.
+        # A newer Spark may resume, and no older snapshot must replace the directory.
         raise
     except LiveDirectoryError as error:
         return LiveState(LiveStatus.BROKEN, str(error))
@@ -82,7 +81,7 @@ def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOW
 
 
 def retained_batches(live: LiveDirectory) -> list[int]:
-    """Batches to which the logs can be rewound, ascending; only a cut shows whether their state is there."""
+    """To which the logs can be rewound, ascending; only a cut shows whether their state is there."""
     offsets = set(batch_ids(live.folder, OFFSETS))
     # Spark also needs the offsets of the batch before.
     return [
@@ -91,7 +90,6 @@ def retained_batches(live: LiveDirectory) -> list[int]:
 
 
 def live_query_id(live: LiveDirectory) -> str | None:
-    """None if it cannot be read."""
     try:
         return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (FileNotFoundError, LiveDirectoryError):
@@ -99,7 +97,7 @@ def live_query_id(live: LiveDirectory) -> str | None:
 
 
 def state_edits(live: LiveDirectory) -> tuple[str, ...]:
-    """Ids, oldest first."""
+    """Oldest first."""
     try:
         return parse_edits(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except FileNotFoundError:
@@ -107,7 +105,7 @@ def state_edits(live: LiveDirectory) -> tuple[str, ...]:
 
 
 def pinned_state(live: LiveDirectory) -> PinnedState:
-    """The backend and settings of the query; empty before its first planned batch."""
+    """Empty before the first planned batch."""
     positions = live.positions()
     if positions.offset is None:
         return PinnedState(None)
@@ -119,7 +117,7 @@ def pinned_state(live: LiveDirectory) -> PinnedState:
 
 
 def check_pinned_provider(live: LiveDirectory) -> None:
-    """The newest two entries of the offset log must name one provider, which Spark never changes."""
+    """The newest two entries of the offset log must agree; Spark never changes the provider."""
     newest = live.positions().offset
     named: dict[str, str | None] = {}
     for number in (newest, newest - 1 if newest is not None else None):
@@ -142,14 +140,14 @@ def pinned_partitions(live: LiveDirectory) -> int | None:
 
 
 def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
-    """Refuse to start a Spark in a directory whose formats only a later one reads. Damage is not reported."""
+    """Refuse formats that only a later Spark reads. Damage is not reported."""
     with suppress(LiveDirectoryError, FileNotFoundError):
         for feature in features_in_use(live):
             release.require(feature, f"Resuming the query of {live.url}")
 
 
 def features_in_use(live: LiveDirectory) -> list[Feature]:
-    """Features that a Spark needs to resume there; none before the first commit."""
+    """None before the first commit."""
     batch_id = live.positions().commit
     if batch_id is None:
         return []
@@ -237,7 +235,6 @@ class CheckpointDescription:
     watermark_ms: int
 
     def messages(self) -> list[str]:
-        """In a few lines."""
         flight = f"; batch {self.in_flight} is planned and not committed" if self.in_flight is not None else ""
         state = ", ".join(self.operators) or "none"
         kept = f", in {self.state_store}" if self.state_store is not None else ""

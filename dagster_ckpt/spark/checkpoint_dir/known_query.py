@@ -72,7 +72,7 @@ class KnownQuery:
 
     @staticmethod
     def of(plan: object, properties: Mapping[str, Any] | None = None) -> KnownQuery:
-        """From the query's plan and the properties of the newest snapshot of its state."""
+        """`properties` are those of the newest snapshot of the query's state."""
         noted = properties or {}
         is_same = not plan or not noted.get("plan") or noted["plan"] == plan
         listed = noted.get("state_operators")
@@ -111,5 +111,5 @@ NOTHING_KNOWN = KnownQuery()
 
 
 def keeps_state(plan: PlanDescription) -> bool:
-    """Whether a query with this plan certainly keeps state."""
+    """Certainly keeps state."""
     return any(operator.kind not in _MAY_KEEP_NONE for operator in plan.operators)

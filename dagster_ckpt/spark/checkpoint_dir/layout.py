@@ -40,12 +40,7 @@ READ_WHOLE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions of a query.
-
-    Attributes:
-        commit: Newest committed batch.
-        offset: Newest planned batch; in flight if greater than `commit`.
-    """
+    """The newest batches of both logs; `offset` is in flight if greater than `commit`."""
 
     commit: int | None
     offset: int | None
@@ -77,11 +72,11 @@ class LiveDirectory:
         return self.folder.exists()
 
     def is_not_in_use(self) -> bool:
-        """Whether the directory was built for a fork or an import, and no query has started in it yet."""
+        """Built for a fork or an import, without a start yet."""
         return NOT_IN_USE in self.folder.list()
 
     def note_in_use(self) -> None:
-        """Remove the mark of a directory that is not in use, if any."""
+        """Remove the mark, if any."""
         self.folder.delete(NOT_IN_USE)
 
     def delete(self) -> None:
@@ -111,7 +106,7 @@ class LiveDirectory:
         return fenced_at(self.folder)
 
     def sibling(self, suffix: str) -> LiveDirectory:
-        """Next to this one, on the same file system."""
+        """On the same file system."""
         return LiveDirectory(self.url.rstrip("/") + suffix, self.storage_options)
 
 
@@ -123,7 +118,7 @@ def batch_ids(folder: FileIO, log: str) -> list[int]:
 
 
 def store_directory(operator: int, partition: int, store: str) -> str:
-    """The default store has the directory of its partition."""
+    """The default store has its partition's."""
     path = f"{STATE}/{operator}/{partition}"
     return path if store == DEFAULT_STORE else f"{path}/{store}"
 
@@ -134,7 +129,7 @@ class NeededFile:
 
     Attributes:
         source: Its path in `folder`; `path` is that in the snapshot.
-        token: Changes if Spark replaces the file; see `FileVersion.token`.
+        token: See `FileVersion.token`.
         identity: A name unique to this content (with a uuid).
         data: Its content, if already read.
         stable: The next snapshots will probably contain it too.
@@ -157,7 +152,7 @@ class NeededFile:
         return self.folder.open(self.source) if self.data is None else BytesIO(self.data)
 
     def read(self) -> bytes:
-        """The whole content, or more than its size if it has grown."""
+        """More than its size if it has grown."""
         return self.folder.read(self.source, self.size + 1) if self.data is None else self.data
 
     def check(self) -> ContentCheck | None:
@@ -170,8 +165,7 @@ class NeededFile:
 
 
 def read_versioned(folder: FileIO, path: str) -> NeededFile:
-    """For a small file."""
-    # The version is never newer than the content: a replaced file counts as changed.
+    # Never newer than the content: a replaced file counts as changed.
     data, version = folder.read_version(path)
     return NeededFile(folder, path, path, len(data), version.token, data=data)
 

@@ -26,7 +26,7 @@ COMPRESSION_CODEC = "spark.sql.streaming.stateStore.compression.codec"
 DEFAULT_CODEC = "lz4"
 ROW_CHECKSUM = "spark.sql.streaming.stateStore.rowChecksum.enabled"
 NO_OFFSET = "-"
-# Our fields in Spark's file `metadata`: who rewrote or edited the state. Spark reads only the id.
+# Our fields in Spark's `metadata`; Spark reads only the id.
 REWRITE_ID = "dagsterCkptRewriteId"
 EDITS = "dagsterCkptEdits"
 # A file with more is damaged and would exhaust the memory.
@@ -63,7 +63,6 @@ class OffsetEntry:
 
     @property
     def provider_class(self) -> str | None:
-        """If pinned."""
         return self.conf.get(PROVIDER_CLASS)
 
 
@@ -106,22 +105,20 @@ class _CommitMetadata(BaseModel):
 
 
 def parse_query_id(data: bytes, where: str) -> str:
-    """In the file `metadata`."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).id
 
 
 def parse_rewrite_id(data: bytes, where: str) -> str | None:
-    """The rewrite that wrote the state; None if the query wrote all of it."""
+    """None if the query wrote all of the state."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).rewrite_id
 
 
 def parse_edits(data: bytes, where: str) -> tuple[str, ...]:
-    """Ids of the edits that the state contains, oldest first."""
+    """Oldest first."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).edits
 
 
 def query_metadata(query_id: str, rewrite_id: str | None = None, edits: Sequence[str] = ()) -> bytes:
-    """Content of the file `metadata`."""
     fields: dict[str, object] = {"id": query_id}
     fields |= {REWRITE_ID: rewrite_id} if rewrite_id is not None else {}
     fields |= {EDITS: list(edits)} if edits else {}
@@ -151,7 +148,7 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
 
 
 def plan_digest(data: bytes, where: str) -> str:
-    """Of the times and offsets in an entry of the offset log, without its settings."""
+    """Times and offsets, without settings."""
     entry = parse_offset_entry(data, where)
     _, metadata, *offsets = data.decode().split("\n")
     times = [] if entry.continuous else [from_json(metadata).get(name) for name in ("batchTimestampMs", _WATERMARK)]
@@ -159,7 +156,7 @@ def plan_digest(data: bytes, where: str) -> str:
 
 
 def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> bytes:
-    """With other offsets for some sources, by name as `parse_offset_entry` gives it."""
+    """`changed` is by name as `parse_offset_entry` gives it."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     first = data.split(b"\n", 1)[0].decode()
     for index, line in enumerate(lines[1:], 1):
@@ -180,7 +177,7 @@ def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
 
 
 def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: int) -> bytes:
-    """The plan of a batch without input after a committed one, which only moves the watermark.
+    """The plan of a batch without input, which only moves the watermark.
 
     Args:
         data: The offset log entry of the committed batch.
@@ -200,7 +197,6 @@ def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: i
 
 
 def with_settings(data: bytes, where: str, settings: Mapping[str, str]) -> bytes:
-    """An offset log entry with other pinned settings."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     with reading(lambda why: _malformed(where, why)):
         metadata = from_json(lines[0])
@@ -209,7 +205,7 @@ def with_settings(data: bytes, where: str, settings: Mapping[str, str]) -> bytes
 
 
 def with_state_ids(data: bytes, where: str, state_ids: Mapping[int, tuple[tuple[str, ...], ...]] | None) -> bytes:
-    """A commit log entry with other unique ids (checkpoint format v2), or with None for v1."""
+    """Checkpoint format v2, or None for v1."""
     version, lines = _lines(data, where, SparkFile.COMMITS)
     with reading(lambda why: _malformed(where, why)):
         metadata = from_json(lines[0] if lines and lines[0].strip() else "{}")
@@ -222,7 +218,7 @@ def with_state_ids(data: bytes, where: str, state_ids: Mapping[int, tuple[tuple[
 
 
 def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
-    """An entry of a file source's or file sink's log: `v1`, then one JSON object per line."""
+    """Of a file source or file sink: `v1`, then one JSON object per line."""
     _version, lines = _lines(data, where, SparkFile.FILE_LOG)
     with reading(lambda why: _malformed(where, f"a line is not JSON ({why})")):
         objects = [from_json(line) for line in lines if line.strip()]
@@ -232,7 +228,7 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
 
 
 def check_log_version(data: bytes, where: str) -> None:
-    """Reject an entry of a file source's or file sink's log of an unknown version."""
+    """Of a file source's or file sink's log."""
     SparkFile.FILE_LOG.version_in(data.partition(b"\n")[0].decode("utf-8", "replace"), where)
 
 

@@ -86,10 +86,9 @@ def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
 
 
 def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partitions: int | None = None) -> bytes:
-    """Rewrite the absolute schema paths in operator metadata v2, and optionally the partitions.
+    """The absolute paths would lead a restored query to the original directory.
 
-    With the original paths (transformWithState, join state v3 and later), a restored query would use the original
-    directory.
+    They are in metadata v2 (transformWithState, join state v3 and later). `partitions` replaces their number too.
     """
     version, _, text = data.decode("utf-8", "replace").partition("\n")
     with reading(lambda why: LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {why}.")):
@@ -104,7 +103,7 @@ def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partition
 
 
 def is_operator_metadata(path: str) -> bool:
-    """Metadata of any version, by its path in a live directory."""
+    """Of any version, by its path in a live directory."""
     return is_metadata_v2(path) or (path.startswith(f"{STATE}/") and path.endswith("/_metadata/metadata"))
 
 
@@ -138,7 +137,7 @@ def _read_operator(folder: FileIO, number: int, batch_id: int) -> Operator:
 
 
 def _pins_settings_of_spark_4(folder: FileIO, batch_id: int) -> bool:
-    """Whether a Spark that writes operator metadata planned the batch; then its files are missing."""
+    """If a Spark that writes operator metadata planned the batch, its files are missing."""
     path = f"{OFFSETS}/{batch_id}"
     try:
         entry = parse_offset_entry(folder.read(path), f"{folder.url}/{path}")
@@ -217,7 +216,7 @@ def _key_types(schema: NeededFile) -> list[object]:
 
 
 def _schema_texts(data: bytes) -> Iterator[str]:
-    """The version of a schema, then the schemas of key and value as JSON."""
+    """The version, then the schemas of key and value as JSON."""
     version, at = _utf(data, 0)
     yield version
     for _ in ("key", "value"):
@@ -261,7 +260,7 @@ def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[
 
 
 def check_schemas(folder: FileIO, batch_id: int) -> None:
-    """As `widen_schemas` parses them, without changes."""
+    """Parse what `widen_schemas` would change."""
     for operator in read_operators(folder, batch_id):
         for schema in operator.files if operator.metadata_version == 0 else ():
             _widened(schema)
@@ -295,7 +294,7 @@ _COLUMN = {"name": str, "type": object, "nullable": bool}
 
 
 def _check_type(found: Any) -> None:
-    """Whether a type has the parts that Spark needs to read it; names of atomic types are not checked."""
+    """Whether a type has the parts that Spark needs; names of atomic types are not checked."""
     if isinstance(found, str):
         return
     kind = found["type"]

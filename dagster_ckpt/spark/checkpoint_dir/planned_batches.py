@@ -1,7 +1,7 @@
 """Read what Spark planned for a batch, and plan the same batch in another live directory.
 
-A file source's offset only numbers an entry of that source's log, so these entries belong to the plan. So does the id
-of the query, under which a sink may have the batch.
+A file source's offset only numbers an entry of its log, so these entries belong to the plan. So does the query id,
+under which a sink may have the batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST_LIST = 8 << 20
 
 
 def read_planned(live: LiveDirectory, batch_ids: Iterable[int]) -> Iterator[PlannedBatch]:
-    """Ascending, without those that are no longer complete."""
+    """Ascending, without incomplete ones."""
     metadata: bytes | None = None
     for batch_id in batch_ids:
         # Spark purges the oldest entries.
@@ -40,7 +40,6 @@ def read_planned(live: LiveDirectory, batch_ids: Iterable[int]) -> Iterator[Plan
 
 
 def planned_by(batch: PlannedBatch) -> str | None:
-    """None if that was not recorded."""
     data = batch.files.get(METADATA)
     return parse_query_id(data, f"The journal of batch {batch.batch_id}") if data is not None else None
 
@@ -112,7 +111,7 @@ def _listed(folder: FileIO, directory: str, position: int) -> tuple[str, bytes]:
 
 
 def _with_earlier_files(folder: FileIO, path: str, data: bytes) -> bytes:
-    """A `.compact` entry, which also lists the files of all earlier entries."""
+    """It also lists the files of all earlier entries."""
     directory, _, name = path.rpartition("/")
     position = entry_id(name) or 0
     entries: dict[int, str] = {}

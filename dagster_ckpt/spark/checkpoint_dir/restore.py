@@ -38,8 +38,8 @@ def unwatched() -> None:
 class DonorCheck(Enum):
     """What to compare between a linked file and the file in the snapshot.
 
-    Spark renames finished files into place: same device, inode, time and length means the same file, but does not
-    reveal damage by disk, power or a user.
+    Same device, inode, time and length means the same file, because Spark renames finished files into place, but does
+    not reveal damage by disk, power or a user.
 
     Attributes:
         DIGEST: The content.
@@ -52,13 +52,13 @@ class DonorCheck(Enum):
 
 @dataclass(frozen=True)
 class Donor:
-    """A live directory, inspected and found good, whose files a restore can hard-link."""
+    """Inspected and found good; a restore can hard-link its files."""
 
     live: LiveDirectory
     check: DonorCheck = DonorCheck.DIGEST
 
     def is_recognized_by_version(self, entry: FileEntry) -> bool:
-        """Whether the content of a file need not be compared."""
+        """Whether the content need not be compared."""
         return self.check is DonorCheck.IDENTITY and entry.path.endswith(_LARGE_STATE)
 
 
@@ -166,7 +166,7 @@ def clone(
 
 
 def give_query_id(live: LiveDirectory, query_id: str) -> None:
-    """The live directory must not be in use yet."""
+    """Not for a live directory in use."""
     # A new file: the old one may be a hard link.
     data = with_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}", query_id)
     live.folder.write(METADATA, [data])
@@ -228,12 +228,12 @@ class Filler:
 
     def write_logs(self) -> None:
         """Offsets first, then commits, the newest commit last."""
-        # A commit makes a directory one in which a query has run.
+        # A commit means that a query has run here.
         for log, name in sorted(self._logs, key=lambda entry: (_LOGS.index(entry[0]), entry[1].zfill(20))):
             self._folder.place(f"{log}/{name}", [self._logs[log, name]])
 
     def link(self, file: NeededFile) -> bool:
-        """As a hard link; False if the file has to be passed as bytes."""
+        """False if the file has to be passed as bytes."""
         if not isinstance(file.folder, LocalFileIO) or self._linker is None:
             return False
         if not self.takes_as_it_is(file.path):
@@ -248,7 +248,7 @@ class Filler:
         return linked
 
     def link_unchanged(self, entries: Iterable[FileEntry], donor: Donor | None) -> Iterator[FileEntry]:
-        """Link the files of a snapshot that are unchanged in the donor; yields those to pass as bytes."""
+        """Link files that are unchanged in the donor; yields those to pass as bytes."""
         root = donor.live.local_path if donor is not None else None
         if self._linker is None or donor is None or root is None:
             yield from entries
@@ -270,7 +270,6 @@ class Filler:
             self._linker.close()
 
     def takes_as_it_is(self, path: str) -> bool:
-        """Whether a file goes into the live directory unchanged."""
         is_rewritten = is_metadata_v2(path) or (path == METADATA and self._new_query_id is not None)
         return not is_rewritten and not path.startswith(f"{SINKS_FOLDER}/")
 

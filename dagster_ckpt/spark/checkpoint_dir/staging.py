@@ -59,16 +59,16 @@ class StagedCut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """Call `stage` on those to read before reading them."""
+        """Call `stage` before reading them."""
         return list(self._needed)
 
     def hand_over(self) -> Iterator[NeededFile]:
-        """Like `files`, for a single pass: each file is released as it is returned."""
+        """For a single pass: each file is released as it is returned."""
         while self._needed:
             yield self._needed.popleft()
 
     def stage(self, files: Sequence[Source]) -> list[Source]:
-        """Protect some of `files` until the context exits; returns them in order, in the form to read."""
+        """Protects files until the context exits; returns them in order, in the form to read."""
         wanted = cast("Sequence[NeededFile]", files)
         unread = [file for file in wanted if file.data is None]
         if not unread:
@@ -112,14 +112,13 @@ class StagedCut:
 
 @contextlib.contextmanager
 def staged_cut(live: LiveDirectory, **options: Unpack[CutOptions]) -> Iterator[StagedCut]:
-    """A `cut` for a snapshot, with protection for the files that it reads."""
     with contextlib.ExitStack() as release:
         # Not bound to a variable, which would keep handed-over files.
         yield StagedCut(cut(live, **options), live, release)
 
 
 def until_not_overtaken(work: Callable[[], T]) -> T:
-    """Run a function that makes a cut, again if Spark purged or replaced a file."""
+    """Again if Spark purged or replaced a file of the cut."""
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(CutOvertakenError):
             return work()
@@ -128,7 +127,7 @@ def until_not_overtaken(work: Callable[[], T]) -> T:
 
 @dataclass
 class _Place:
-    """A folder for the staged files of one cut, locked while its process is alive."""
+    """For the staged files of one cut; locked while its process is alive."""
 
     path: Path
     lock: int

@@ -91,7 +91,7 @@ def _differs(path: str) -> Finding:
 
 
 def _spark_checksum(folder: FileIO, path: str, data: bytes, *, known: bool) -> Iterator[Finding]:
-    """Compare with the checksum file of `ChecksumCheckpointFileManager`, if any.
+    """With the checksum file of `ChecksumCheckpointFileManager`, if any.
 
     Content that is `known` to be as written is not summed again, which is slow.
     """
@@ -126,7 +126,7 @@ _SUM = ".crc"
 
 
 def examine_log_contents(subject: Subject) -> Iterator[Finding]:
-    """Compare each log entry and metadata file with its checksum file, if any."""
+    """By their checksum files, if any."""
     for hidden in sorted(path for path in subject.hidden_files() if path.endswith(_SUM)):
         directory, slash, name = hidden.rpartition("/")
         summed = name[1 : -len(_SUM)]
@@ -169,7 +169,7 @@ _READ_APART = 2
 
 
 def _is_after_a_compacted_entry(subject: Subject, path: str) -> bool:
-    """Whether no later entry of a source's log, which a start reads instead, contains this one."""
+    """No later entry of a source's log, which a start reads instead, contains this one."""
     directory, _, name = path.rpartition("/")
     numbers = {entry: number for entry in subject.listed(directory) if (number := entry_id(entry)) is not None}
     number, last = entry_id(name), max(numbers.values(), default=0)
@@ -183,7 +183,7 @@ _SCHEMA = "/_metadata/schema"
 
 @dataclass(frozen=True)
 class KnownSnapshot:
-    """A snapshot of the examined directory."""
+    """Of the examined directory."""
 
     location: str
     batch_id: int

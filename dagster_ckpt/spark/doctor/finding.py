@@ -168,7 +168,6 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        """What to do."""
         return ADVICE[self.code]
 
     def as_record(self) -> dict[str, str]:
@@ -241,11 +240,11 @@ class Subject:
         return Subject(live, commits, offsets, sinks, expected_query_id, deep, known, looks_back)
 
     def concerns(self, log: str, batch_id: int) -> bool:
-        """Whether a start reads an entry: the newest commit, and the offsets from the batch before it on."""
+        """A start reads the newest commit, and the offsets from the batch before it on."""
         return batch_id >= (self.commit or 0) - (1 if log == OFFSETS else 0)
 
     def up_to(self, batch_id: int, *, planned: bool) -> Subject:
-        """As of the commit of a batch, with or without the next batch planned."""
+        """As of the commit of a batch."""
         last = batch_id + 1 if planned else batch_id
         commits = [batch for batch in self.commits if batch <= batch_id]
         return replace(self, commits=commits, offsets=[batch for batch in self.offsets if batch <= last])
@@ -265,13 +264,11 @@ class Subject:
         return max(self.offsets, default=None)
 
     def listed(self, directory: str) -> Sequence[str]:
-        """As first listed."""
         if directory not in self._listed:
             self._listed[directory] = list(self.folder.list(directory))
         return self._listed[directory]
 
     def offset_entry(self, batch_id: int) -> OffsetEntry | None:
-        """None if missing or unreadable."""
         if batch_id not in self.offsets:
             return None
         path = f"{OFFSETS}/{batch_id}"
@@ -284,7 +281,6 @@ class Subject:
 
     @cached_property
     def commit_entry(self) -> CommitEntry | None:
-        """The newest entry; None if unreadable."""
         path = f"{COMMITS}/{self.commit}"
         try:
             return parse_commit_entry(self.folder.read(path), f"{self.live.url}/{path}")
@@ -304,7 +300,7 @@ class Subject:
         return self.operators is None or bool(self.operators) or self.known.operators > 0
 
     def path_in(self, error: Exception) -> str:
-        """The path in one of this package's errors, relative to the directory; empty if it names none."""
+        """Relative to the directory; empty if the error names none."""
         text = str(error)
         for prefix in (f"{self.folder.url}/", f"{self.live.url.rstrip('/')}/"):
             if text.startswith(prefix) and (match := _PATH_IN_MESSAGE.match(text.removeprefix(prefix))):

@@ -47,7 +47,6 @@ class DeltaOffset:
 
 
 def delta_offset(text: str | None) -> DeltaOffset | None:
-    """None if it is not an offset of Delta."""
     try:
         found = from_json(text or "")
         return DeltaOffset(
@@ -66,7 +65,7 @@ def delta_sources(writer: DataStreamWriter) -> list[str | None]:
 
 
 def delta_folder(leaf: Any) -> str | None:
-    """From a node of a plan; None for another source."""
+    """None for another source."""
     kind = str(leaf.getClass().getSimpleName())
     if kind == "StreamingRelationV2" and str(leaf.table().getClass().getName()) == _TABLE:
         return str(leaf.table().path())
@@ -81,14 +80,14 @@ class TableFiles(Protocol):
         """Empty without a log."""
 
     def read(self, name: str) -> str:
-        """Content of a file of the log."""
+        """Of a file of the log."""
 
     def exists(self, path: str) -> bool:
         """The path is that of an `add` action."""
 
 
 def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
-    """What the next batch would read and the table no longer has, one message for each reason."""
+    """One message for each reason."""
     entries = {(int(match[1]), match[2]) for match in map(_ENTRY.match, files.log()) if match}
     versions = {version for version, kind in entries if kind == "json"}
     if not versions:
@@ -150,7 +149,7 @@ def _adds_rows(action: _Action) -> bool:
 
 
 def gone_from(writer: DataStreamWriter, folder: str, offset: DeltaOffset) -> list[str]:
-    """As `gone`, for a source of a described query."""
+    """For a source of a described query."""
     try:
         return list(gone(folder, offset, _HadoopFiles(session_of(writer), folder)))
     except Exception as error:  # py4j raises what the file system raises

@@ -42,7 +42,7 @@ class QueryToStart:
         self._writer: DataStreamWriter | None = None
 
     def described(self) -> DataStreamWriter:
-        """The description that the next start will use."""
+        """For the next start."""
         if self._writer is None:
             self._writer = self._describe()
         return self._writer
@@ -53,14 +53,14 @@ class QueryToStart:
 
 
 def is_described_query(candidate: object) -> bool:
-    """Whether this is a classic session's `DataFrame.writeStream`; Spark Connect's cannot be inspected."""
+    """A classic session's `DataFrame.writeStream`; Spark Connect's cannot be inspected."""
     from pyspark.sql.streaming.readwriter import DataStreamWriter as ClassicWriter
 
     return isinstance(candidate, ClassicWriter)
 
 
 def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
-    """The plan's node of each source, in the order of the offset log; empty over Spark Connect."""
+    """In the order of the offset log; empty over Spark Connect."""
     if not is_described_query(writer):
         return []
     leaves = writer._df._jdf.queryExecution().analyzed().collectLeaves()
@@ -72,7 +72,6 @@ def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
 
 
 def session_of(writer: DataStreamWriter) -> SparkSession:
-    """In which the query was described and will start."""
     return writer._df.sparkSession
 
 
@@ -81,7 +80,6 @@ def same_session(one: SparkSession, other: SparkSession) -> bool:
 
 
 def brings_a_trigger(writer: DataStreamWriter) -> bool:
-    """Whether a query was described with an explicit trigger."""
     return str(described_field(writer._jwrite, "trigger").toString()) != _NO_TRIGGER
 
 
@@ -113,14 +111,14 @@ def _node(number: int, label: str, contents: str, parallelism: int) -> _Node:
 
 
 def described_field(described: Any, name: str) -> Any:
-    """A field of the JVM's `DataStreamWriter` that has no public getter."""
+    """Without a public getter, of the JVM's `DataStreamWriter`."""
     field = described.getClass().getDeclaredField(name)
     field.setAccessible(True)
     return field.get(described)
 
 
 def described_options(writer: DataStreamWriter) -> dict[str, str]:
-    """Names are in lower case, as Spark compares them."""
+    """Names in lower case, as Spark compares them."""
     pairs = described_field(writer._jwrite, "extraOptions").iterator()
     options = {}
     while pairs.hasNext():

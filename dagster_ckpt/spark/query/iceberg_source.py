@@ -20,13 +20,12 @@ _BEFORE_THE_FIRST = -1
 
 @dataclass(frozen=True)
 class IcebergOffset:
-    """Where an Iceberg source continues (`StreamingOffset`): the snapshot that is read, in part or as a whole."""
+    """The snapshot that is read, in part or as a whole (`StreamingOffset`)."""
 
     snapshot_id: int
 
 
 def iceberg_offset(text: str | None) -> IcebergOffset | None:
-    """None if it is not an offset of Iceberg."""
     try:
         found = from_json(text or "")
         return IcebergOffset(int(found["snapshot_id"])) if "position" in found else None
@@ -35,7 +34,7 @@ def iceberg_offset(text: str | None) -> IcebergOffset | None:
 
 
 def iceberg_table(leaf: Any) -> Any | None:
-    """The `org.apache.iceberg.Table` that a node of a plan reads; None for another source."""
+    """An `org.apache.iceberg.Table`; None for another source."""
     if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2":
         return None
     table = leaf.table()
@@ -48,7 +47,6 @@ def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:
 
 
 def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) -> list[str]:
-    """What the source would read next and its table no longer has."""
     if offset.snapshot_id == _BEFORE_THE_FIRST:
         return []
     jvm: Any = session_of(writer)._jvm

@@ -58,7 +58,7 @@ def kafka_sources(writer: DataStreamWriter) -> list[KafkaSource | None]:
 
 
 def kafka_source(leaf: Any) -> KafkaSource | None:
-    """From a node of a plan; None for another source."""
+    """None for another source."""
     if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2" or str(leaf.sourceName()) != "kafka":
         return None
     options = {str(name): str(value) for name, value in dict(leaf.extraOptions().asCaseSensitiveMap()).items()}
@@ -80,7 +80,7 @@ def _topics(options: Mapping[str, str]) -> frozenset[str]:
 
 
 def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
-    """What a source reads now, with the ids of its cluster and topics as far as Kafka reports them."""
+    """As of now, with the ids of cluster and topics if Kafka reports them."""
     known = ReadTopics(source.topics, source.pattern)
     try:
         with _admin(writer, source) as (jvm, client):
@@ -129,7 +129,7 @@ def kept_offsets(
 def offsets_at(
     writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]], at_ms: int
 ) -> dict[tuple[str, int], int]:
-    """The first offset of each partition at or after a time (ms since the epoch); its end if there is none."""
+    """The first at or after a time (ms since the epoch), by partition; its end if there is none."""
     with _admin(writer, source) as (jvm, client):
         specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[tuple[str, int], int] = {}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# Spark's format for `foreachBatch`, and its name for every such sink.
+# Spark's format, and its name for every such sink.
 FOREACH_BATCH = "foreachbatch"
 _FOREACH_BATCH_SINK = "ForeachBatchSink"
 _ICEBERG = "iceberg"
@@ -31,7 +31,7 @@ _ICEBERG = "iceberg"
 
 @dataclass(frozen=True)
 class NamedOutput:
-    """A described query's folder, topic or table, and Spark's name for the sink if known."""
+    """Spark's name for the sink may be unknown."""
 
     format: str
     place: str | None
@@ -89,7 +89,7 @@ def is_foreach_batch(sink: str) -> bool:
 
 
 def qualified(sink: str, output: NamedOutput | None) -> str:
-    """Spark's name for a sink, with the place where the query writes if the name lacks it."""
+    """With the place where the query writes, if the name lacks it."""
     if output is not None and output.sink is not None:
         return output.sink
     if sink != _FOREACH_BATCH_SINK or output is None or output.format != FOREACH_BATCH or output.place is None:
@@ -139,7 +139,7 @@ def iceberg_name(table: str, location: str | None = None) -> str:
 
 
 def load_table(session: SparkSession, name: str) -> Any | None:
-    """One of Spark's tables, as a py4j object; None if the catalog has no such table.
+    """As a py4j object; None if the catalog has no such table.
 
     Takes an SQL name, or Iceberg's name of a table (catalog, namespace and table without quotes).
     """
@@ -201,7 +201,7 @@ def is_iceberg(table: Any) -> bool:
 
 
 def sink_of(table: Any) -> str | None:
-    """For one of Spark's tables; None for other kinds than Iceberg."""
+    """None for other kinds of table than Iceberg."""
     if is_iceberg(table):
         return iceberg_name(str(table.table().name()), str(table.table().location()))
     if str(table.getClass().getName()) == _DELTA:
@@ -244,7 +244,6 @@ class KafkaPlace:
 
     @staticmethod
     def parse(place: str) -> KafkaPlace | None:
-        """None for another place's name."""
         match = _PLACE.fullmatch(place)
         if match is None:
             return None
@@ -263,7 +262,7 @@ _clients: dict[str, Mapping[str, str]] = {}
 
 
 def kafka_place(options: Mapping[str, str]) -> KafkaPlace | None:
-    """The topic that a described query writes to in transactions; None for any other query."""
+    """None for a query without transactions."""
     prefix = options.get(TRANSACTIONAL_ID)
     if prefix is None:
         return None

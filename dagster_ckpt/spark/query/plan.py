@@ -153,7 +153,7 @@ def _digest(text: str) -> str:
 
 
 WATERMARK = "EventTimeWatermark"
-# Operators that need of their input what is needed of their output and what they name.
+# They need of their input what is needed of their output and what they name.
 _PASS_ON = {
     *("Deduplicate", "DeduplicateWithinWatermark", WATERMARK, "Filter", "GlobalLimit", "LocalLimit"),
     *("Repartition", "RepartitionByExpression", "SubqueryAlias"),
@@ -188,7 +188,6 @@ def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
 
 
 def describe_plan(plan: Any, output_mode: object = None) -> PlanDescription:
-    """A logical plan of the JVM."""
     walk = _Walk()
     walk.visit(plan, None)
     if all(operator.kind == WATERMARK for operator in walk.operators):

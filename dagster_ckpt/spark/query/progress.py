@@ -35,7 +35,6 @@ class SourceProgress:
 
     @staticmethod
     def of(report: Mapping[str, Any]) -> SourceProgress:
-        """From the JSON form of a source's report."""
         read, newest = _offset(report.get("endOffset")), _offset(report.get("latestOffset"))
         return SourceProgress(
             source=str(report.get("description")),
@@ -69,7 +68,7 @@ class QueryProgress:
 
     @staticmethod
     def of(report: Mapping[str, Any], output: NamedOutput | None = None) -> QueryProgress:
-        """From the JSON form of a report. `output` qualifies the sink's name."""
+        """`output` qualifies the sink's name."""
         durations = report.get("durationMs") or {}
         sink = (report.get("sink") or {}).get("description")
         return QueryProgress(
@@ -131,7 +130,7 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True)
 class TaskCounts:
-    """Of the active Spark jobs of a query."""
+    """Of active Spark jobs."""
 
     jobs: int
     running: int
@@ -155,12 +154,11 @@ class QueryActivity:
 
     @property
     def is_starting(self) -> bool:
-        """Whether its first trigger has not started yet."""
         return self.doing.startswith(STARTING)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for its next trigger, so that nothing could hang."""
+        """It waits for its next trigger, so nothing could hang."""
         return not (self.is_starting or self.in_trigger)
 
 
@@ -179,7 +177,7 @@ def tasks_of(query: StreamingQuery) -> TaskCounts | None:
 
 
 def stack_of(query: StreamingQuery) -> list[str]:
-    """Of the thread that runs a query, innermost frame first; empty over Spark Connect."""
+    """Innermost frame first; empty over Spark Connect."""
     return _seen(query, lambda it: [str(frame) for frame in it.queryExecutionThread().getStackTrace()]) or []
 
 
@@ -216,7 +214,7 @@ def _started_at(execution: Any) -> Any:
 
 
 def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:
-    """The result of a look at a query's `StreamExecution`; None if it fails, which must not end the query."""
+    """On the query's `StreamExecution`; None if it fails, which must not end the query."""
     from py4j.protocol import Py4JError
 
     jvm_query: Any = getattr(query, "_jsq", None)

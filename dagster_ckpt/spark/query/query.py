@@ -43,7 +43,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class QueryFacts:
-    """What only the running query knows; None where Spark Connect hides it."""
+    """None where Spark Connect hides it."""
 
     mode: ExecutionMode | None = None
     plan: PlanDescription | None = None
@@ -89,7 +89,7 @@ def _asks_jvm(method: _Method) -> _Method:
 
 
 class SupervisedQuery:
-    """A started query; `call` identifies the call that waits for the JVM at this moment."""
+    """`call` identifies the call that waits for the JVM at this moment."""
 
     def __init__(self, query: StreamingQuery, output: NamedOutput | None = None) -> None:
         self.call: object | None = None
@@ -100,12 +100,12 @@ class SupervisedQuery:
 
     @property
     def query_id(self) -> str:
-        """Kept across restarts from its checkpoint."""
+        """Kept across restarts."""
         return str(self._query.id)
 
     @_asks_jvm
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most this long, at least 1 ms, for the end of the query; True once it has ended or failed."""
+        """At least 1 ms. True once the query has ended or failed."""
         from pyspark.errors import StreamingQueryException
 
         try:
@@ -115,7 +115,6 @@ class SupervisedQuery:
 
     @_asks_jvm
     def progress(self) -> QueryProgress | None:
-        """The newest report of a batch."""
         return next(self._reports(), None)
 
     @_asks_jvm
@@ -154,7 +153,7 @@ class SupervisedQuery:
 
     @_asks_jvm
     def is_idle(self) -> bool:
-        """Whether no batch is running and the available data starts none."""
+        """No batch is running and the available data starts none."""
         status = self._query.status
         starting = str(status["message"]).startswith(STARTING)
         return not (starting or status["isTriggerActive"] or status["isDataAvailable"])
@@ -165,12 +164,10 @@ class SupervisedQuery:
 
     @_asks_jvm
     def tasks(self) -> TaskCounts | None:
-        """None over Spark Connect."""
         return tasks_of(self._query)
 
     @_asks_jvm
     def stack(self) -> list[str]:
-        """Innermost frame first; empty over Spark Connect."""
         return stack_of(self._query)
 
     def stop(self, *, within_ms: int | None = None) -> None:
@@ -205,7 +202,7 @@ class SupervisedQuery:
 
     @_asks_jvm
     def exception(self) -> str | None:
-        """Why the query failed, with causes and without secrets; None if it has not failed."""
+        """With causes and without secrets; None if it has not failed."""
         error = self._query.exception()
         if error is None:
             return None
@@ -217,7 +214,7 @@ class SupervisedQuery:
 
     @_asks_jvm
     def trace(self) -> str | None:
-        """As `exception`, with frames; None if not visible."""
+        """As `exception`, with frames."""
         from pyspark import SparkContext
 
         query: Any = getattr(self._query, "_jsq", None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def active_session() -> SparkSession | None:
-    """Of the application in this process, if any; does not start one."""
+    """Does not start an application."""
     try:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession as ClassicSession
@@ -36,7 +36,7 @@ def active_session() -> SparkSession | None:
 
 
 def default_file_system() -> str | None:
-    """Spark's file system for a path without a scheme; None if it is local or no application runs here."""
+    """For a path without a scheme; None if it is local or no application runs here."""
     session = active_session()
     if session is None:
         return None
@@ -46,7 +46,7 @@ def default_file_system() -> str | None:
 
 @contextmanager
 def active_in_thread(session: SparkSession) -> Iterator[None]:
-    """Make a session the active one of this thread for a while; no effect for Spark Connect.
+    """No effect for Spark Connect.
 
     In other threads than the creating one, Spark 3.5 parses expressions with default settings, and finds neither a
     Delta table by name nor an Iceberg table by folder.
@@ -71,7 +71,7 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
 
 
 def is_classic_session(candidate: object) -> bool:
-    """Whether a session has access to its JVM, unlike Spark Connect's."""
+    """With access to its JVM, unlike Spark Connect's."""
     from pyspark.sql import SparkSession as ClassicSession
 
     return isinstance(candidate, ClassicSession)
@@ -82,7 +82,7 @@ _QUIET = {"spark.ui.showConsoleProgress": "false"}
 
 
 def session_with(settings: Mapping[str, str]) -> SparkSession:
-    """Start Spark, or use the application of this process, and set these settings."""
+    """Start Spark, or use the application of this process."""
     installed_release()
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession as ClassicSession
@@ -111,8 +111,6 @@ def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession
 
 @dataclass(frozen=True)
 class SparkApplication:
-    """With the URL of its web UI if it has one."""
-
     application_id: str
     master: str
     page: str | None
@@ -130,7 +128,7 @@ def application_of(spark: SparkSession) -> SparkApplication | None:
 
 
 def application_settings(spark: SparkSession) -> dict[str, str]:
-    """With which the application of a session was started."""
+    """Those with which it was started."""
     return dict(spark.sparkContext.getConf().getAll())
 
 
@@ -140,7 +138,7 @@ def _names_a_master(environment: Mapping[str, str]) -> bool:
 
 
 def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str, str]:
-    """Set a backend's settings on a session, for queries that start later; returns those that changed.
+    """For queries that start later; returns the settings that changed.
 
     A query that resumes keeps its provider, which Spark pins in the offset log.
     """
@@ -149,9 +147,9 @@ def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str,
 
 @contextmanager
 def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], source: str) -> Iterator[None]:
-    """Set some settings on a session temporarily, and restore the previous values.
+    """Restores the previous values. `source` names the origin of the settings in messages.
 
-    A query keeps the settings that its session has when it starts. `source` names their origin in messages.
+    A query keeps the settings that its session has when it starts.
     """
     before = {name: spark.conf.get(name, None) for name in settings}
     try:

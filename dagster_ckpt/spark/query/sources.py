@@ -56,7 +56,7 @@ class SourceIdentity:
         kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name.
         name: The query's name for it (Spark 4.2 and later).
         identity: Such as the path of a folder or the id of a table, as far as known.
-        options: Deciding options that differ from their default.
+        options: Deciding ones that differ from their default.
     """
 
     kind: str
@@ -75,7 +75,6 @@ class SourceIdentity:
 
     @staticmethod
     def of_record(record: object) -> SourceIdentity | None:
-        """None if it is not a record of one."""
         if not isinstance(record, Mapping) or not isinstance(record.get("kind"), str):
             return None
         name = record.get("name")
@@ -97,7 +96,7 @@ def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
 
 
 def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
-    """By the name under which Spark keeps their logs: their own, else their position."""
+    """By the names of their logs: their own name, else their position."""
     return {source.name or str(index): source for index, source in enumerate(sources)}
 
 
@@ -113,7 +112,7 @@ def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | 
 
 
 def kind_of_offset(text: str | None) -> str | None:
-    """The kind of source that wrote an offset; None if the offset does not show it."""
+    """None if the offset does not show it."""
     if log_offset(text) is not None:
         return FILE
     if delta_offset(text) is not None:
@@ -252,7 +251,7 @@ class Distance:
     """The distance between two batches.
 
     Attributes:
-        span_ms: Time between the planning of the two.
+        span_ms: Between their plans.
         earlier_at_ms: When the earlier one was planned, ms since the epoch; 0 if unknown.
     """
 
@@ -262,7 +261,7 @@ class Distance:
 
 
 def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance | None:
-    """The distance between two planned batches of a live directory; None if an entry is missing or unreadable.
+    """None if an entry is missing or unreadable.
 
     `earlier` is the earlier batch's offset log entry from a snapshot; None reads the directory's.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _WAIT_S = 0.25
 _REPORT_S = 10.0
-# Parts of Spark's message if the batch's data is gone, which says nothing about the state.
+# In Spark's message if the batch's data is gone.
 _DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KAFKA_DATA_LOSS", "does not exist")
 
 
@@ -38,8 +38,8 @@ class Trial:
 
     Attributes:
         batch_id: None if no batch could be run.
-        error: Spark's error; None if the batch succeeded.
-        rows: Rows that its sources read; None if not reported.
+        error: Spark's; None if the batch succeeded.
+        rows: That its sources read; None if not reported.
     """
 
     batch_id: int | None
@@ -48,14 +48,14 @@ class Trial:
 
     @property
     def data_is_gone(self) -> bool:
-        """Whether it failed because the sources no longer have the data."""
+        """Its sources lack the data, which says nothing about the state."""
         return self.error is not None and any(word in self.error for word in _DATA_GONE)
 
 
 def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_batch: bool) -> bool:
-    """Copy a live directory for a trial, with hard links if both are local.
+    """Hard links if both are local. False if Spark no longer retains the necessary files.
 
-    `before_last_batch` copies its state before the newest batch. False if Spark no longer retains the necessary files.
+    `before_last_batch` copies the state before the newest batch.
     """
     retained = retained_batches(live)
     if before_last_batch and (len(retained) < 2 or retained[-2] != retained[-1] - 1):

@@ -35,7 +35,7 @@ _CHANGES = (".delta", ".changelog")
 
 @dataclass(frozen=True)
 class CommittedState:
-    """As the logs describe it; `rewrite_id` if a rewrite wrote it."""
+    """By the logs; `rewrite_id` if a rewrite wrote it."""
 
     folder: FileIO
     query_id: str
@@ -52,18 +52,14 @@ class StorePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class StateFiles:
-    """Files of one version of a query's state.
-
-    Attributes:
-        chain: Number of changes that Spark replays onto the oldest snapshot among them.
-    """
+    """`chain` counts the changes that Spark replays onto the oldest snapshot among them."""
 
     files: list[NeededFile]
     chain: int
 
 
 def state_files(state: CommittedState) -> StateFiles:
-    """That a resume after the committed batch needs, and no file of a later version."""
+    """What a resume needs, and no file of a later version."""
     version = state.commit.batch_id + 1
     of_version = _version_files(state.offsets)
 

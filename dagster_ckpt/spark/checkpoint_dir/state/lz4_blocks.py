@@ -62,8 +62,6 @@ class BlockHeader(NamedTuple):
 
 
 class Pieces:
-    """Reads pieces of content as one stream."""
-
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
         self._data = b""

@@ -66,10 +66,7 @@ def rocksdb_files(store: StoreDirectory, version: int) -> list[NeededFile]:
 
 
 def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
-    """A snapshot's zip and the files that it lists.
-
-    The zip is read first: Spark deletes an old snapshot's SSTs before its zip.
-    """
+    """The zip is read first: Spark deletes an old snapshot's SSTs before it."""
     zip_file = store.need(name, "it is the snapshot of the database")
     files = [zip_file]
     stores = {directory: StoreDirectory(store.folder, f"{store.path}/{directory}") for directory in (_SSTS, _LOGS)}
@@ -170,7 +167,7 @@ _COUNTED_DOWN = 10_000
 
 
 class StoreDirectory:
-    """One state store of one partition of one operator."""
+    """Of one partition of one operator."""
 
     def __init__(self, folder: FileIO, path: str) -> None:
         self.folder = folder
@@ -197,7 +194,7 @@ class StoreDirectory:
         return max((number for number in numbers if number is not None and number <= at_most), default=0)
 
     def need(self, name: str, why: str, *, identity: str | None = None) -> NeededFile:
-        """A file that must exist."""
+        """Raises if it is missing, with the reason `why` it is needed."""
         try:
             size, token = self._listing.version(name)
         except FileNotFoundError as error:
@@ -209,7 +206,7 @@ class StoreDirectory:
         return NeededFile(self.folder, path, path, size, token, identity, stable=True)
 
     def need_read(self, name: str, why: str) -> NeededFile:
-        """A small file that must exist, with its content."""
+        """With its content; for a small file."""
         if name not in self.names:
             raise self.incomplete(name, why)
         file = read_needed(self.folder, f"{self.path}/{name}")
@@ -297,7 +294,7 @@ _LINEAGE = TypeAdapter(list[_Item])
 
 
 def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
-    """Parse the version-to-id mapping in the head of a changelog of checkpoint format v2.
+    """The version-to-id mapping in the head of a changelog of checkpoint format v2.
 
     Format: `StateStoreChangelogWriterV3`/`V4` of Spark 4.3.
     """
@@ -317,7 +314,7 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
 
 
 def check_version(stream: BinaryIO, where: str) -> None:
-    """Reject a changelog of checkpoint format v1 with an unknown version."""
+    """Of a changelog of checkpoint format v1."""
     try:
         version = _text(Pieces(read_blocks(stream, verify=False)), at_most=8)
     except (ValueError, EOFError):

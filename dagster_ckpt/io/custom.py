@@ -35,16 +35,15 @@ class CustomFileIO(FileIO):
     """A flat storage of named objects, such as a table of blobs or a service of yours.
 
     Implement `put`, `get`, `remove` and `objects`, and name the class in a `CustomCheckpointStorage`. It is called with
-    `stream_id` and the settings once for each stream that is opened. All streams share the storage. Methods are called
-    from several threads concurrently.
+    `stream_id` and the settings for each stream that is opened; all streams share the storage. Methods are called from
+    several threads concurrently.
 
     Users see any exception as a StorageAccessError that names the object. Data objects have up to 64 MB, or the size of
     the largest file of a state store; override `create` and `open` to stream them, and `adopt` if your storage can copy
     an object itself.
 
     Attributes:
-        url: A URL with a scheme and a host that you choose, such as "blobs://orders"; locations of snapshots begin with
-            it.
+        url: A URL with a scheme and a host that you choose, such as "blobs://orders", for locations of snapshots.
     """
 
     @abstractmethod
@@ -65,7 +64,7 @@ class CustomFileIO(FileIO):
 
     @abstractmethod
     def objects(self, prefix: str) -> Iterable[StoredObject]:
-        """All objects whose names begin with a prefix, in any order, including those that were just put."""
+        """Names may be in any order; those just put are included."""
 
     def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
         with accessing("list", f"{self.url}/{path}"):
@@ -112,8 +111,6 @@ def _status(kept: StoredObject) -> FileStatus:
 
 
 class FolderFileIO(FileIO):
-    """The files of another `FileIO` below a folder."""
-
     def __init__(self, whole: FileIO, folder: str) -> None:
         self.url = f"{whole.url}/{folder}"
         self.width = whole.width

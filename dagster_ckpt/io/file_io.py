@@ -45,11 +45,7 @@ Look = tuple[FileVersion, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A name in a listing.
-
-    Attributes:
-        status: Looks up the file on first use if that takes a call. Raises FileNotFoundError if it no longer exists.
-    """
+    """A name in a listing; `status` may look up the file on first use, and raises FileNotFoundError if it is gone."""
 
     name: str
     is_directory: bool
@@ -60,8 +56,6 @@ class Entry:
 
 
 class Listing:
-    """As of the first access."""
-
     def __init__(self, entries: Callable[[], dict[str, Entry]]) -> None:
         self._list = entries
 
@@ -125,7 +119,6 @@ class FileIO(ABC):
         """The status of a file."""
 
     def version(self, path: str) -> FileVersion:
-        """Current version of a file."""
         return self.status(path).version
 
     def size(self, path: str) -> int | None:
@@ -136,11 +129,9 @@ class FileIO(ABC):
             return None
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Of the files that exist."""
         return {path: size for path in paths if (size := self.size(path)) is not None}
 
     def exists(self) -> bool:
-        """Whether the root exists."""
         return bool(self.list(hidden=True))
 
     def read(self, path: str, at_most: int = -1) -> bytes:
@@ -158,7 +149,7 @@ class FileIO(ABC):
         paths: Sequence[str],
         at_most: int,  # noqa: ARG002 - content would cost a request
     ) -> Sequence[Look]:
-        """Version of each file, and its content if it has at most `at_most` bytes and costs no extra request."""
+        """With content if it has at most `at_most` bytes and costs no extra request."""
 
         def look(path: str, check_canceled: CancelCheck) -> Look:
             check_canceled()
@@ -167,11 +158,11 @@ class FileIO(ABC):
         return in_threads(self.width, paths, look)
 
     def listing(self, path: str) -> Listing:
-        """Like `list`, for directories with many files of which few are inspected."""
+        """For directories with many files of which few are inspected."""
         return Listing(lambda: self.list(path))
 
     def find(self, path: str = "", *, hidden: bool = False) -> Iterator[tuple[str, Entry]]:
-        """Every file below a directory, with its path from the root."""
+        """With paths from the root."""
         for name, entry in sorted(self.list(path, hidden=hidden).items()):
             below = f"{path}/{name}" if path else name
             if entry.is_directory:
@@ -183,7 +174,7 @@ class FileIO(ABC):
 
     @abstractmethod
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Open a new file for writing; it is durable when the context exits without an error."""
+        """The file is durable when the context exits without an error."""
 
     @abstractmethod
     def write(self, path: str, chunks: Iterable[bytes], *, replace: bool = True, before_visible: Hook = no_op) -> None:
@@ -199,7 +190,7 @@ class FileIO(ABC):
         """
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a new file in a tree without readers: a failure may leave a part. It is durable after `flush_all`."""
+        """In a tree without readers: a failure may leave a part. Durable after `flush_all`."""
         self.write(path, chunks)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
@@ -231,15 +222,15 @@ class FileIO(ABC):
             self.delete(path)
 
     def rename(self, url: str) -> None:
-        """Move the whole tree to a location that does not exist yet; its new name is durable on return."""
+        """Move the tree to a location that does not exist yet; its new name is durable on return."""
         raise StorageAccessError(f"{self.url} cannot be moved to {url}: this storage has no directories to rename.")
 
     def make(self) -> None:
-        """Create the root; on a disk its name is then durable."""
+        """On a disk its name is then durable."""
         return
 
     def flush(self, path: str) -> None:  # noqa: ARG002
-        """Make a file, or the names in a directory, durable; remote storage is once written."""
+        """A file, or the names in a directory; remote storage is durable once written."""
         return
 
     def flush_all(self) -> None:
@@ -247,7 +238,7 @@ class FileIO(ABC):
         return
 
     def clock_ms(self, probe: str) -> int | None:
-        """The time by the clock that dates the files, ms since the epoch; None if it dates none.
+        """By the clock that dates the files, ms since the epoch; None if it dates none.
 
         Taken from a file `probe`, which is then deleted: the storage's clock may be hours off.
         """
@@ -264,7 +255,7 @@ class FileIO(ABC):
 
     @cached_property
     def seen(self) -> dict[str, tuple[str, object]]:
-        """Parsed files of a running query, most of which stay unchanged: path to token and value."""
+        """Most files of a running query stay unchanged: path to token and parsed value."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -314,7 +305,7 @@ def explained(verb: str, where: str, error: Exception) -> Exception:
 
 
 class Guarded:
-    """A byte stream whose failures name its location."""
+    """Failures name the location."""
 
     def __init__(self, stream: IO[bytes], where: str) -> None:
         self._stream = stream
@@ -330,7 +321,7 @@ class Guarded:
         self._stream.close()
 
     def write(self, data: bytes) -> int:
-        """All of the data; an unbuffered file may take it in parts."""
+        """An unbuffered file may take the data in parts."""
         with accessing("write", self._where):
             done = 0
             while done < len(data):

@@ -25,7 +25,7 @@ BLOCK_BYTES = 8 * 1024 * 1024
 SINGLE_PUT_BYTES = 12 * 1024 * 1024
 SINGLE_FETCH_BYTES = 16 * 1024 * 1024
 _COPIED_BYTES = 1024 * 1024
-# Entity tag, generation or modification time in fsspec's file systems.
+# An entity tag, a generation or a modification time.
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 
@@ -198,11 +198,11 @@ class FsspecFileIO(FileIO):
             shutil.copyfileobj(spool, stream, _COPIED_BYTES)
 
     def _put_new(self, where: str, data: bytes) -> bool:
-        """Put an object unless one of that name exists; returns whether the object there is this one."""
+        """Returns whether the object of that name is this one."""
         try:
             self._fs.pipe_file(where, data, mode="create")
         except FileExistsError:
-            # The driver repeats a request whose response was lost, and finds its own object.
+            # The driver repeats a request whose response was lost.
             return self._whole(where) == data
         except (TypeError, NotImplementedError):
             # The store has no conditional put.
@@ -213,7 +213,7 @@ class FsspecFileIO(FileIO):
 
     @contextmanager
     def _spooled(self, chunks: Iterable[bytes]) -> Iterator[BinaryIO]:
-        """Buffer everything first: if the input fails halfway, such as in a digest check, nothing is written."""
+        """If the input fails halfway, such as in a digest check, nothing is written."""
         with tempfile.SpooledTemporaryFile(SINGLE_PUT_BYTES) as spool:
             spool.writelines(chunks)
             yield cast("BinaryIO", spool)
@@ -227,7 +227,7 @@ class FsspecFileIO(FileIO):
         return cast("bytes", self._fs.cat_file(where))
 
     def _is_there(self, where: str) -> bool:
-        # fsspec's `exists` answers no to every error: data of an unavailable store would look lost.
+        # fsspec's `exists` answers no to every error: an unavailable store would look empty.
         try:
             self._fs.info(where)
         except (FileNotFoundError, NotADirectoryError):
@@ -265,7 +265,7 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
 
 
 class _Upload:
-    """A small object is put in one request, a large one in parts as they arrive."""
+    """A small object takes one request, a large one is put in parts as they arrive."""
 
     def __init__(self, fs: Any, path: str) -> None:
         self._fs = fs
@@ -300,7 +300,7 @@ class _Upload:
 
 
 class _Part(io.BytesIO):
-    """A fetched part of an object, addressed by offsets of the whole object."""
+    """Addressed by offsets of the whole object."""
 
     def __init__(self, data: bytes, start: int) -> None:
         super().__init__(data)

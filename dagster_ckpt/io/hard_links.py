@@ -26,8 +26,6 @@ _UNWATCHED_FILES = 64
 
 
 class KnownFile(Protocol):
-    """A file whose content is known."""
-
     @property
     def path(self) -> str:
         """Path in its tree."""
@@ -49,7 +47,7 @@ Known = TypeVar("Known", bound=KnownFile)
 
 
 class Linker:
-    """Links files into a new tree, which is created if needed. Not thread-safe."""
+    """The new tree is created if needed. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -80,7 +78,7 @@ class Linker:
         Each is compared under its new name, where no other process can replace it.
 
         Args:
-            tree: The tree that may contain them, under the same paths.
+            tree: May contain them under the same paths.
             by_version: Whether length and token are enough; the digest is compared otherwise.
             watch: Called while files are compared; an exception aborts.
         """

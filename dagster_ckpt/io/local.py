@@ -37,12 +37,12 @@ _READ_BYTES = 1024 * 1024
 # Many small files are adjacent in one data object.
 _BUFFERED_BYTES = 256 * 1024
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-# Of file systems without hard links, such as exFAT or some mounts of object stores.
+# Of file systems without hard links, such as exFAT.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 class LocalListing(Listing):
-    """Names from one call when first used; versions one by one, because few are needed."""
+    """Names come from one call; versions one by one, because few are needed."""
 
     def __init__(self, url: str, directory: str) -> None:
         self._url = url
@@ -59,7 +59,7 @@ class LocalListing(Listing):
 
     def version(self, name: str) -> FileVersion:
         if not name or name[0] == "." or "/" in name:
-            # The names in a damaged snapshot are looked up here and nowhere else.
+            # Names in a damaged snapshot are looked up here only.
             raise FileNotFoundError(f"{self._url}/{name}")
         try:
             # Called ten thousand times per snapshot.
@@ -130,7 +130,7 @@ class LocalFileIO(FileIO):
     def look_at(self, paths: Sequence[str], at_most: int) -> Sequence[Look]:
         looks: deque[Look] = deque()
         path = ""
-        # A snapshot of a larger query reads two hundred files: resolve the path to the root once.
+        # Resolve the path once: a snapshot of a larger query reads two hundred files.
         try:
             root = os.open(self._prefix, os.O_RDONLY)
             try:
@@ -223,7 +223,7 @@ class LocalFileIO(FileIO):
             try:
                 target.hardlink_to(source.root / source_path)
             except OSError:
-                # Another device, no hard links, or a link limit: the bytes are written again.
+                # The bytes are written again.
                 return False
         return True
 
@@ -280,7 +280,7 @@ class LocalFileIO(FileIO):
 
     @contextmanager
     def _unfinished(self, target: Path, chunks: Iterable[bytes]) -> Iterator[Path]:
-        """A whole file, flushed, in the directory of its target, whose names are flushed on exit."""
+        """Flushed, in the directory of its target, whose names are flushed on exit."""
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
         changed = make_folder(target.parent)
         try:
@@ -309,13 +309,13 @@ class LocalFileIO(FileIO):
         try:
             return path.open("xb", buffering=0)
         except FileNotFoundError:
-            # Removed concurrently, with the last other file in it.
+            # Removed with the last other file in it.
             for folder in make_folder(path.parent):
                 flush(folder)
             return path.open("xb", buffering=0)
 
 
-# Errors of the iterators that callers pass in stay as they are.
+# Errors of callers' iterators stay as they are.
 _accessing = partial(accessing, only=OSError)
 
 
@@ -329,11 +329,11 @@ def token_of(stat: os.stat_result) -> str:
 
 
 def _link_new(unfinished: Path, target: Path) -> bool:
-    """Returns whether the file has the name; it does not replace another."""
+    """Whether the file has the name; it replaces no other."""
     try:
         target.hardlink_to(unfinished)
     except FileExistsError:
-        # NFS repeats a call whose response was lost, and then finds its own link.
+        # NFS repeats a call whose response was lost.
         return target.samefile(unfinished)
     except OSError as error:
         if error.errno not in _NO_LINKS:
@@ -345,7 +345,7 @@ def _link_new(unfinished: Path, target: Path) -> bool:
 
 
 def _whole(descriptor: int, size: int) -> bytes:
-    """In one call if the file has the expected size."""
+    """In one call if the size is as expected."""
     data = os.read(descriptor, size + 1)
     if len(data) != size:
         while more := os.read(descriptor, _READ_BYTES):
@@ -354,7 +354,7 @@ def _whole(descriptor: int, size: int) -> bytes:
 
 
 def _status_of_entry(entry: os.DirEntry[str]) -> FileStatus:
-    # The inode's time says when a name was made: a new link to an old file counts as new.
+    # The inode's time: a new link to an old file counts as new.
     with _accessing("read", f"file://{entry.path}"):
         return _status(entry.stat(), entry.stat(follow_symlinks=False))
 

@@ -30,7 +30,7 @@ def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, 
 
 
 def normalised(location: str) -> str:
-    """The URL with `//` and without doubled or trailing slashes; a local path gets `file://`."""
+    """With `//` and without doubled or trailing slashes; a local path gets `file://`."""
     try:
         path = StoragePath.parse("location", f"file://{location}" if location.startswith("/") else location)
     except OptionError as error:
@@ -50,7 +50,7 @@ def same_folder(one: str, other: str) -> bool:
 
 
 def folders_overlap(one: str, other: str) -> bool:
-    """Whether they are the same, or one contains the other."""
+    """Or are the same."""
     return lies_in(one, other) or lies_in(other, one)
 
 
@@ -74,7 +74,7 @@ def _plain(url: str) -> str:
 
 
 def _known_by_its_inode(path: Path) -> str:
-    """A local folder in one spelling, whatever links, mounts or letter case the path uses."""
+    """Whatever links, mounts or letter case the path uses."""
     path = path.resolve()
     for there in (path, *path.parents):
         try:

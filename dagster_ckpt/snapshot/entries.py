@@ -22,8 +22,7 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 # They bound the memory of a reader for any input.
 BLOCK_FILES = 1024
 BLOCK_BYTES = 1024 * 1024
-# Decoded blocks in memory, at most 0.6 MB each. Lookups in path order need one at a time of each snapshot that
-# contributed blocks.
+# At most 0.6 MB each. Lookups in path order need one at a time of each snapshot that contributed blocks.
 _DECODED_BLOCKS = 16
 # Digests hardly compress; level 1 takes a third of the time of 6.
 _COMPRESSION_LEVEL = 1
@@ -59,7 +58,7 @@ class ObjectUse(NamedTuple):
     """How a snapshot uses a data object.
 
     Attributes:
-        length: The object must have at least this many bytes.
+        length: Least length of the object, in bytes.
         used: Bytes in it that belong to files of the snapshot.
     """
 
@@ -77,10 +76,10 @@ class Block:
     """Some files of a snapshot, in the order of their paths.
 
     Attributes:
-        packed: Their entries as lines of JSON, compressed with gzip.
+        packed: Entries as lines of JSON, compressed with gzip.
         stable: Whether the next snapshot will probably contain all of them.
         inline_length: End offset of the last inlined file.
-        uses: The data objects that contain them, relative to the snapshot's directory.
+        uses: Data objects, relative to the snapshot's directory.
     """
 
     packed: bytes
@@ -184,7 +183,7 @@ class BlockBuilder:
         self._pending: dict[bool, list[FileEntry]] = {True: [], False: []}
 
     def add(self, entry: FileEntry, *, stable: bool) -> None:
-        """Adding in the order of the paths makes lookups fastest."""
+        """Fastest to look up if added in the order of the paths."""
         pending = self._pending[stable]
         pending.append(entry)
         if len(pending) == BLOCK_FILES:
@@ -212,7 +211,7 @@ class Paths:
         self._folders: set[str] = set()
 
     def add(self, paths: Collection[str]) -> None:
-        """Paths must differ; ValueError if one conflicts with those before."""
+        """ValueError for a conflict."""
         if not self._files.isdisjoint(paths):
             raise ValueError("two files of the snapshot have the same path")
         self._files.update(paths)
@@ -227,7 +226,7 @@ class Paths:
 
 
 def _check_path(path: str) -> None:
-    """ValueError for a path that a restore could not write, or not below its directory (section 3.2)."""
+    """ValueError for a path that a restore could not write below its directory (section 3.2)."""
     if _PLAIN_PATH.fullmatch(path) is None:
         raise ValueError(f"{path[:120]!r} is not a plain relative path")
     if path.isascii() and len(path) <= _NAME_BYTES:
@@ -238,7 +237,7 @@ def _check_path(path: str) -> None:
 
 
 def is_reference(reference: str) -> bool:
-    """Whether a name is in the snapshot's directory or in the stream's shared folder (section 3.3)."""
+    """In the snapshot's directory or the stream's shared folder (section 3.3)."""
     return _REFERENCE.fullmatch(reference) is not None
 
 

@@ -22,8 +22,7 @@ from dagster_ckpt.snapshot.writer import METADATA_NAME
 SHARED = "shared"
 SAVEPOINT = "savepoint-"
 DELETING_NAME = "_deleting"
-# First object of a savepoint, deleted when it is complete: distinguishes a crashed savepoint from a user's copy in
-# progress.
+# First object of a savepoint until it is complete: distinguishes a crashed savepoint from a user's copy in progress.
 INCOMPLETE_NAME = "_incomplete"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
@@ -76,7 +75,7 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
 
 @dataclass(frozen=True)
 class Garbage:
-    """An object that is no longer needed; `age_ms` is the time since its last change."""
+    """`age_ms` is the time since its last change."""
 
     location: str
     reason: str
@@ -90,7 +89,7 @@ def storage_time_ms(file_io: FileIO) -> int | None:
 
 
 def probe_name() -> str:
-    """For an object that is deleted at once; a sweep deletes what is left of it."""
+    """For an object deleted at once; a sweep deletes what is left of it."""
     return f"{_PROBE}{uuid.uuid4().hex}.tmp"
 
 
@@ -113,7 +112,7 @@ class Sweep:
     under_way: frozenset[int] = frozenset()
 
     def stream(self, protected: Iterable[str]) -> list[Garbage]:
-        """Remains of crashed checkpoints and deletions in a stream's folder."""
+        """Of crashed checkpoints and deletions."""
         file_io = self.file_io
         candidates = {
             f"{SHARED}/{name}": changed
@@ -147,7 +146,7 @@ class Sweep:
         return self._delete(ours, f"{directory} was never finished: it has no {METADATA_NAME}")
 
     def savepoints(self, stream_id: str) -> list[Garbage]:
-        """Remains of crashed savepoints, known by their marker: users may be copying others."""
+        """Of crashed savepoints, known by their marker: users may be copying others."""
         file_io = self.file_io
         found = self._probes()
         for directory, entry in file_io.list().items():
@@ -183,7 +182,7 @@ class Sweep:
         return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
 
     def _changes(self, directory: str) -> dict[str, int | None]:
-        """Names with the time of their last change; None for a directory, or if it is unknown."""
+        """By name; None for a directory, or if it is unknown."""
         found: dict[str, int | None] = {}
         for name, entry in self.file_io.list(directory, hidden=True).items():
             with suppress(FileNotFoundError):
@@ -202,7 +201,7 @@ class Sweep:
         return Garbage(f"{self.file_io.url}/{name}", reason, self.now_ms - (changed_ms or 0))
 
     def _is_old(self, changed_ms: int | None) -> bool:
-        # An object of unknown age counts as new, and directories are never garbage.
+        # Unknown age counts as new, and directories are never garbage.
         return changed_ms is not None and changed_ms < self.now_ms - self.older_than_ms
 
     def _is_under_way(self, name: str) -> bool:
@@ -242,7 +241,7 @@ def _disposable(file_io: FileIO, objects: frozenset[str], directory: str, protec
 
 
 def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
-    """Objects that snapshots refer to; None if the references of one are unknown."""
+    """None if the references of a snapshot are unknown."""
     used: set[str] = set()
     wanted = set(protected)
     for directory in sorted({*listed} | wanted):
@@ -264,5 +263,5 @@ def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> f
 
 
 def _is_ours(name: str) -> bool:
-    """A user's files in a snapshot's directory are kept."""
+    """Files of users in a snapshot's directory are kept."""
     return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME) or name.endswith((".pack", ".tmp"))

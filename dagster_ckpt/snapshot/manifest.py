@@ -45,7 +45,7 @@ def checkpoint_number(directory: str) -> int | None:
 
 
 def object_name(directory: str, reference: str) -> str:
-    """In the parent folder of `directory`, whose snapshot refers to a data object."""
+    """In the parent folder of a snapshot's `directory`."""
     return posixpath.normpath(posixpath.join(directory, reference))
 
 
@@ -99,7 +99,7 @@ class Manifest:
         return frozenset(name for block in self.blocks for name in block.uses)
 
     def unusable_objects(self, file_io: FileIO, directory: str) -> list[str]:
-        """Its missing and truncated data objects, from one listing of its parent folder `file_io`."""
+        """Missing or truncated, from one listing of its parent folder `file_io`."""
         uses = {object_name(directory, name): use for name, use in self.uses.items()}
         sizes = file_io.sizes(list(uses))
         problems = []
@@ -117,7 +117,7 @@ class Manifest:
 
     @property
     def full_bytes(self) -> int:
-        """Bytes that a restore writes."""
+        """That a restore writes."""
         return sum(block.full_bytes for block in self.blocks)
 
     @property
@@ -130,7 +130,7 @@ class Manifest:
             yield from block.entries.values()
 
     def find(self, path: str, *, stable: bool = True) -> FileEntry | None:
-        """Without `stable`, only among the other files, which are few."""
+        """Without `stable`, only among the few other files."""
         for run in self._other_runs + (self._stable_runs if stable else []):
             at = bisect_left(run, path, key=_last_of)
             entry = run[at].entries.get(path) if at < len(run) and run[at].first <= path else None
@@ -148,7 +148,7 @@ class Manifest:
 
 
 def _runs(blocks: Iterable[Block]) -> list[list[Block]]:
-    """Blocks in runs of ascending paths, newest first: a path is in at most one block of each."""
+    """In ascending order of paths, newest first: a path is in at most one block of each run."""
     runs: list[list[Block]] = []
     for block in blocks:
         if runs and runs[-1][-1].last < block.first:
@@ -222,7 +222,7 @@ def decode_metadata(data: bytes, location: str) -> Metadata:
 
 
 def decode_references(data: bytes, location: str) -> frozenset[str]:
-    """The data objects referred to, without decoding the list of files."""
+    """Does not decode the list of files."""
     with _opened(data, location) as (_, described):
         return _listed_objects(described)
 
@@ -240,7 +240,7 @@ def _blocks(packed: bytes, described: list[tuple[int, bool]]) -> Iterator[Block]
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Only a stored member: a compressed one could expand to any length."""
+    """A compressed member could expand to any length."""
     if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"its {name} is compressed by the archive, which no writer of this format does")
     return archive.read(name)
@@ -255,7 +255,7 @@ def _listed_objects(described: dict[str, Any]) -> frozenset[str]:
 
 @contextmanager
 def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any]]]:
-    """The archive, with checksum and version checked, and the content of `manifest.json`."""
+    """With checksum and version checked, and the content of `manifest.json`."""
     if len(data) < len(_ZIP_MAGIC) + _CHECKSUM_BYTES:
         raise _corrupt(location, f"it ends after {len(data)} bytes, so it is truncated")
     if not data.startswith(_ZIP_MAGIC):

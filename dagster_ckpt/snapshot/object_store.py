@@ -141,7 +141,7 @@ class ObjectSnapshotStore:
         runner: PackRunner | None = None,
         progress: Progress = lambda _done, _total: None,
     ) -> StoredSnapshot:
-        """The storage links or copies the data objects of the snapshot at `base` itself."""
+        """The storage links or copies the data objects of `base` itself."""
         root = normalised(target_directory) if target_directory else self._layout.savepoint_root
         if root is None:
             raise StorageAccessError(
@@ -229,7 +229,7 @@ class ObjectSnapshotStore:
         return root == self._stream_io.url or (savepoints is not None and root == self._open_file_io(savepoints).url)
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
-        """The metadata goes first, so that the snapshot is no longer found."""
+        """Metadata first, so that the snapshot is no longer found."""
         kept = {_folder(other) for other in protected}
         if _folder(location) in kept:
             raise StorageAccessError(
@@ -304,7 +304,7 @@ class ObjectSnapshotStore:
 
 
 def _folder(location: str) -> str:
-    """Of a snapshot, given its folder or the path of its metadata."""
+    """Given that or the path of its metadata."""
     return normalised(location).removesuffix(f"/{METADATA_NAME}")
 
 

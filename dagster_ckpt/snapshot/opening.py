@@ -65,7 +65,7 @@ def open_store(
                 stream_id=stream_id,
                 stream_root=f"{root}/{stream_id}",
                 savepoint_root=_savepoint_root(storage) or (location.url if location is not None else None),
-                # As in Flink, state goes into the metadata, which is why it must be small.
+                # As in Flink, metadata has the state, which must be small.
                 inline_threshold=None,
                 max_bytes=storage.get_max_state_size(),
             ),
@@ -143,7 +143,7 @@ def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
 
 
 def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> dict[str, Any]:
-    """The deployment's values for parameters of the factory that the settings do not set."""
+    """Parameters of the factory that the settings do not set."""
     try:
         parameters = inspect.signature(factory).parameters
     except ValueError:

@@ -18,8 +18,8 @@ from dagster_ckpt.snapshot.reuse import ContentCheck, Source
 
 # Smaller pieces cost more than they save.
 CHUNK_BYTES = 1024 * 1024
-# Small files are batched up to these limits: a call per file costs more than its bytes. Aborts are not checked within a
-# batch, and each read from an object store may be slow.
+# A call per file costs more than its bytes. Aborts are not checked within a batch, and each read from an object store
+# may be slow.
 _TOGETHER_FILES = 50
 _TOGETHER_BYTES = 256 * 1024
 # Equal files of one snapshot are stored once, as far as this many digests show.
@@ -88,7 +88,7 @@ class Packed:
 
 
 def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Packed:
-    """`create` opens a new data object by name."""
+    """`create` opens a data object by name."""
     with _PackWriter(task, create, callbacks) as writer:
         while task.files:
             callbacks.check_aborted()
@@ -111,8 +111,6 @@ def pack_names(task: PackTask) -> list[str]:
 
 
 class PackRunner(Protocol):
-    """Writes the data objects of a snapshot."""
-
     def width(self, total_bytes: int) -> int:
         """Number of tasks to create."""
 
@@ -135,7 +133,7 @@ class Threads:
                 check_canceled()
                 callbacks.check_aborted()
 
-            # The next task reuses the thread: release the buffers of the previous one first.
+            # The next task reuses the thread: release the buffers first.
             complete = callbacks.complete if len(tasks) == 1 else run_now
             return write_packs(task, create, replace(callbacks, check_aborted=check_aborted, complete=complete))
 
@@ -230,7 +228,7 @@ class _PackWriter:
         self._add(file, digest.hexdigest(), place)
 
     def _is_stored(self, file: Source, digest: str) -> bool:
-        """Add a file if its content is stored already; returns whether it is."""
+        """If the content is stored already."""
         place = self._callbacks.stored_at(file, digest) or self._places.get(digest)
         if place is None:
             return False
@@ -265,7 +263,7 @@ class _PackWriter:
 
 
 def _next_small(files: deque[Source]) -> list[Source]:
-    """The next batch of files to read whole; empty if a large file is next."""
+    """Empty if a large file is next."""
     some: list[Source] = []
     size = 0
     while files and len(some) < _TOGETHER_FILES and (not some or size + files[0].size <= _TOGETHER_BYTES):

@@ -77,8 +77,7 @@ class SourceFile:
         return
 
 
-# An object with a smaller share of bytes in use is not shared: its files are written again, at a cost of at most a
-# third of what its deletion frees.
+# An object with a smaller share in use is written again, at a cost of at most a third of what its deletion frees.
 SPARSE = 0.25
 
 # Returns the new reference to an object of the base, or None if it cannot be shared.
@@ -104,11 +103,7 @@ class BaseSnapshot:
 
     @cached_property
     def usable_objects(self) -> frozenset[str]:
-        """References of the data objects worth sharing.
-
-        Not missing or truncated ones, so that damage does not spread to the next snapshot, and none of which hardly
-        anything is in use.
-        """
+        """Without missing or truncated ones, so that damage does not spread, and those hardly in use."""
         uses = self.manifest.uses
         sizes = self.file_io.sizes([object_name(self.directory, name) for name in uses])
         usable = set()
@@ -120,7 +115,7 @@ class BaseSnapshot:
 
     @property
     def can_be_extended(self) -> bool:
-        """Whether another snapshot can reuse all stable blocks as they are."""
+        """As they are, in another snapshot."""
         stable = self.manifest.stable_blocks
         return self.same_folder and bool(stable) and all(self.usable_objects.issuperset(part.uses) for part in stable)
 
@@ -140,12 +135,12 @@ class Reuse:
         self._lock = threading.Lock()
 
     def unchanged(self, file: Source) -> FileEntry | None:
-        """The entry of a file that is certainly unchanged and need not be read, or None."""
+        """Certainly unchanged: it need not be read."""
         entry = self._entry(file)
         if entry is None or entry.size != file.size:
             return None
-        # One match is enough: a linked file may have the same token under another identity, a restored file the same
-        # identity with another token.
+        # A linked file may have the same token under another identity, a restored file the same identity with another
+        # token.
         same_identity = file.identity is not None and entry.identity == file.identity
         same_token = file.token is not None and entry.token == file.token
         if not (same_identity or same_token):
@@ -160,7 +155,7 @@ class Reuse:
         return entry is not None and entry.size == file.size and entry.object is not None
 
     def stored_at(self, file: Source, digest: str) -> tuple[str, int] | None:
-        """Where the base stores a file whose content is unchanged, or None."""
+        """If the content turns out to be unchanged."""
         entry = self._entry(file)
         if entry is None or entry.object is None or (entry.size, entry.digest) != (file.size, digest):
             return None

@@ -40,7 +40,7 @@ class SnapshotStore(Protocol):
     """
 
     def check_access(self) -> None:
-        """Check that snapshots can be written, so that problems show before the first checkpoint."""
+        """So that problems show before the first checkpoint."""
 
     def write_checkpoint(
         self,
@@ -94,7 +94,7 @@ class SnapshotStore(Protocol):
         """
 
     def base(self, location: str | None) -> BaseSnapshot | None:
-        """An earlier snapshot to share with; None if it is missing or broken, or if this store does not share."""
+        """None if it is missing or broken, or if this store does not share."""
 
     def manifest(self, location: str) -> Manifest:
         """The manifest of a snapshot.
@@ -128,13 +128,13 @@ class SnapshotStore(Protocol):
         """Problems of a snapshot; an empty list means that it is intact."""
 
     def checkpoints(self) -> list[str]:
-        """Locations of the stream's checkpoints, including broken ones, oldest first."""
+        """Including broken ones, oldest first."""
 
     def savepoints(self) -> list[str]:
-        """Locations of the complete savepoints in the configured folder, including other streams', by name."""
+        """Complete ones in the configured folder, including other streams', by name."""
 
     def is_own(self, location: str) -> bool:
-        """Whether a location is in the stream's folder or the configured savepoint folder."""
+        """In the stream's folder or the configured savepoint folder."""
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
         """Delete a snapshot, and those of its shared bytes that no other snapshot refers to.

@@ -154,7 +154,7 @@ class _Writer:
         self._publishing = False
 
     def share(self, files: Iterable[Source]) -> list[Source]:
-        """Share files that are certainly unchanged; returns the rest, in the order of their paths."""
+        """Share files that are certainly unchanged; returns the rest, in path order."""
         rest = []
         # From the end, so that each file is released at once.
         left = sorted(files, key=_path_of, reverse=True)
@@ -175,7 +175,7 @@ class _Writer:
         return rest
 
     def split(self, files: Sequence[Source]) -> tuple[list[Source], list[Source]]:
-        """Split files into those to inline and those to pack.
+        """Into files to inline and files to pack.
 
         If a data object is written anyway, small files that the next snapshots will share go there too, so as not to be
         written again each time.
@@ -257,7 +257,7 @@ class _Writer:
             completing.result()
         if self._adopted:
             self._file_io.flush(posixpath.normpath(posixpath.join(self._directory, self._options.object_prefix)))
-        # Another process may have deleted an object that existed when the attempt began.
+        # Another process may have deleted an older object.
         problems = manifest.unusable_objects(self._file_io, self._directory) if manifest.objects else []
         if problems:
             raise StorageAccessError(
@@ -291,7 +291,7 @@ class _Writer:
         base = self._base
         if base is None or base.same_folder:
             return reference
-        # Adopted objects get a unique name too: another snapshot that adopted the same one may be deleted concurrently.
+        # Unique names: another snapshot that adopted the same object may be deleted concurrently.
         self._adopted += 1
         name = f"{self._options.object_prefix}{self._write_id}-adopted-{self._adopted}.pack"
         self._created.append(name)

@@ -53,7 +53,7 @@ class TransactionalKafkaSink(Sink):
         return topic_id(self._topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """The newest that at least one writer's share has."""
+        """The newest batch with a share of at least one writer in the topic."""
         if query_id is None:
             return None
         return max((batch for each in self._markers() if (batch := each.newest(query_id)) is not None), default=None)

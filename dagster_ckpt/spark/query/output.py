@@ -201,7 +201,7 @@ def is_iceberg(table: Any) -> bool:
 
 
 def sink_of(table: Any) -> str | None:
-    """None for other kinds of table than Iceberg."""
+    """None for other tables than Delta and Iceberg."""
     if is_iceberg(table):
         return iceberg_name(str(table.table().name()), str(table.table().location()))
     if str(table.getClass().getName()) == _DELTA:

@@ -1,11 +1,10 @@
 """Delta tables, written by Delta's own sink or by a `foreachBatch` function, such as with MERGE.
 
-After a roll-back the query continues under a new id, because the table still skips the undone batches of the old one.
+After a roll-back the query continues under a new id: the table still skips the undone batches of the old one.
 
 Delta drops a write whose `txnAppId` and `txnVersion` it has already; `delta_transaction` sets them to the query's id
 and the batch, as Delta's own sink does. The session forgets the version after the first write (`autoReset`), so that
-Delta refuses a second one. Several writes of a batch have names, not numbers: changed code may make another write
-first.
+Delta refuses a second one. Writes of one batch have names, not numbers: changed code may make another write first.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _SCHEME = "delta:"
 _APP_ID = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 _ONE_WRITE = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
-# Spark clones the session for each query start, and runs no batch twice in one clone.
+# Spark clones the session for each query start.
 _DONE = "spark.dagster_ckpt.delta_transaction."
 # A local property of the thread that runs the query (`StreamExecution.QUERY_ID_KEY`).
 _QUERY_ID = "sql.streaming.queryId"

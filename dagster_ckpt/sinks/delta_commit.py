@@ -24,12 +24,11 @@ _NAME_FOLLOWS = "/"
 _KEY = "dagster_ckpt_key"
 _ADD = "dagster_ckpt_add"
 _MISSING_SHOWN = 5
-# Later than any version.
 _NEVER = 2**63 - 1
 
 
 def app_id_of(query_id: str, write: str = "") -> str:
-    """Under it, a table remembers a query, or one named write of its batches."""
+    """The query, or one named write of its batches, to the table."""
     return f"{query_id}{_NAME_FOLLOWS}{write}" if write else query_id
 
 
@@ -99,12 +98,10 @@ class _Table:
     @classmethod
     @contextmanager
     def opened(cls, session: SparkSession, folder: str, decided_on: int) -> Iterator[_Table]:
-        # Reading a log does not require Spark.
         from py4j.protocol import Py4JError, Py4JJavaError
         from pyspark.errors import PySparkException
 
         table = None
-        # Delta also reads the table with it after the commit.
         with active_in_thread(session):
             try:
                 table = cls(session, folder)
@@ -135,7 +132,6 @@ class _Table:
         return _with_defaults(self._log, "getSnapshotAt", version)
 
     def transaction(self, newest: Any) -> Any:
-        """It can only commit the version after this snapshot's."""
         return self._log.startTransaction(self.none(), self.some(newest))
 
     def files(self, snapshot: Any) -> DataFrame:
@@ -188,7 +184,7 @@ class _Table:
         return self.delta.actions.Action.fromJson(json.dumps(text))
 
     def protocol(self, wanted: Any, newest: Any) -> Any:
-        """Both: without a feature of either, its files could not be read."""
+        """Without a feature of either, its files could not be read."""
         others = self._scala([newest.protocol()]).toList()
         return wanted.protocol().merge(others)
 

@@ -81,7 +81,6 @@ class DeltaLog:
         self._versions = _versions(table)
         self._commits: dict[int, DeltaCommit] = {}
         self.newest = max(self._versions)
-        # Below, commits are only in a checkpoint.
         self.oldest = self.newest
         while self.oldest - 1 in self._versions:
             self.oldest -= 1
@@ -128,7 +127,7 @@ class DeltaLog:
         return 0 in self._versions
 
     def identity(self) -> str | None:
-        """Its id, if a recent commit or checksum file (Delta 4) has it."""
+        """If a recent commit or checksum file (Delta 4) has it."""
         for version in range(self.newest, max(self.oldest, self.newest - _COMMITS_LOOKED_AT) - 1, -1):
             found = _identity_in(self._table, version)
             if found is not None:
@@ -136,7 +135,7 @@ class DeltaLog:
         return None
 
     def newest_batch_shown(self, own: Collection[str], at: int | None = None) -> tuple[int | None, bool]:
-        """Of the rows of a version (default: the newest); and whether it is certain."""
+        """Of a version (default: the newest); and whether it is certain."""
         at = self.newest if at is None else at
         for _ in range(_COMMITS_LOOKED_AT):
             if at < self.oldest:
@@ -151,7 +150,6 @@ class DeltaLog:
         return None, False
 
     def _version_of(self, own: Collection[str], query_id: str | None, batch_id: int) -> int | None:
-        """The version that holds the rows up to a batch."""
         first_own, first_of_query = self.newest + 1, self.newest + 1
         for at in range(self.newest, self.oldest - 1, -1):
             commit = self.commit(at)
@@ -160,7 +158,6 @@ class DeltaLog:
                 return at
             first_of_query = at if batch is not None else first_of_query
             first_own = at if commit.batch_of(own) is not None else first_own
-        # The query got a new id after that batch.
         before = self._before(first_of_query - 1, own, batch_id) if batch_id >= 0 else None
         if before is not None:
             return before

@@ -69,11 +69,11 @@ class SinkLog:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """The part files of a folder, and the log that decides which of them are needed.
+    """Part files, and the log that decides which of them are needed.
 
     Attributes:
         files: Listed before the log: a file committed in between is then in the log.
-        now_ms: By the clock that dates the files; None if it dates none.
+        now_ms: By the clock that dates the files, if any.
     """
 
     files: tuple[PartFile, ...]
@@ -178,7 +178,7 @@ def part_files(path: str) -> list[PartFile]:
 
 
 def storage_time_ms(path: str) -> int | None:
-    """By the clock that dates the files of a folder; None if it dates none."""
+    """None if nothing dates the files of the folder."""
     # Hidden, so that readers ignore it.
     return open_file_io(path).clock_ms(f".dagster_ckpt-probe-{uuid.uuid4().hex}")
 
@@ -245,7 +245,6 @@ def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[
 
 
 def unexpected_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str | None:
-    """A file that `fork_output` would not have created."""
     known = {name_below(old, where) for where in files_of(entries, old)} | {f"{LOG}/{entry.name}" for entry in entries}
     return next((path for path, _ in open_file_io(new).find() if path not in known), None)
 

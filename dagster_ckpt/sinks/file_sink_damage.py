@@ -25,7 +25,7 @@ from dagster_ckpt.values.untrusted import from_json
 
 _SHOWN = 3
 _HEAD_BYTES = 16_384
-# A stray file named by a number could make a huge gap.
+# A stray file's number could make a huge gap.
 _MAX_REPORTED_GAPS = 1_000
 _Files = Mapping[str, object]
 
@@ -66,7 +66,7 @@ def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None 
 
 
 def missing_part_files(path: str, captured: Sequence[SinkEntry]) -> list[str]:
-    """Files of a captured log that the folder lacks or has with another length."""
+    """Missing, or of another length."""
     listed = _Noted.of(captured, path).files
     return _absent(open_file_io(path), listed)
 
@@ -180,7 +180,7 @@ def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
 
 
 def examine_log(subject: Subject, folder: FileIO) -> Iterator[Finding]:
-    # The reverse of a running query's write order.
+    # The reverse of a running query's writes.
     committed = max(batch_ids(subject.folder, COMMITS), default=-1)
     names = log_entries(folder)
     planned = max(batch_ids(subject.folder, OFFSETS), default=-1)

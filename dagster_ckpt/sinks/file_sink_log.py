@@ -1,8 +1,7 @@
 """A file sink's log of its batches: capture it for a snapshot, compare it, and roll it back to an earlier batch.
 
-`FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, whichever query wrote it, so a
-rewound query would silently lose rows. Entries are files: `<batch>`, and every tenth batch `<batch>.compact` with all
-before (`CompactibleFileStreamLog`).
+`FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, whichever query wrote it. Entries
+are files: `<batch>`, and every tenth batch `<batch>.compact` with all before (`CompactibleFileStreamLog`).
 
 A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark rejects at the next
 compaction and read (`getAllValidBatches`). Such a folder first gets a log without files.
@@ -153,9 +152,9 @@ def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
 def _beginning(batch_id: int) -> list[SinkEntry]:
     """A log that lists no file and ends at a batch, as one compact entry.
 
-    Spark derives its compaction interval from it (`deriveCompactInterval`), not from settings.
+    It gives Spark's compaction interval (`deriveCompactInterval`), whatever the settings.
     """
-    # As a compact entry, batch 0 alone would make every later batch one.
+    # Batch 0 alone, as a compact entry, would make every later batch one.
     return [SinkEntry(f"{batch_id}{COMPACT}" if batch_id > 0 else str(batch_id), _NOTHING)]
 
 
@@ -191,7 +190,6 @@ class SinkLogAtHand:
 
     Attributes:
         later: With all earlier files after a compaction.
-        compacted: A later entry is a compact one.
     """
 
     last_batch: int | None
@@ -206,7 +204,7 @@ class SinkLogAtHand:
 
 
 def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
-    """Pure: compare the current log with the files that a snapshot lists."""
+    """Pure."""
     if at_hand.last_batch is None:
         return Past.NONE
     known = at_hand.up_to | at_hand.later
@@ -252,7 +250,7 @@ def listed(data: bytes, where: str) -> dict[str, object]:
 
 
 def bare(where: str) -> str:
-    """File name without folder, made unique by Spark."""
+    """Spark makes the file name unique."""
     return unquote(where).rpartition("/")[2]
 
 
@@ -261,7 +259,7 @@ def entry_of(name: str, lines: Sequence[Mapping[str, Any]]) -> SinkEntry:
 
 
 def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
-    """Entries with all files up to the batch, and all later ones."""
+    """With all files up to the batch, and all later ones."""
     compacts = [number for number, name in names.items() if name.endswith(COMPACT)]
     below = max((number for number in compacts if number <= batch_id), default=-1)
     newest = max(compacts, default=-1)
@@ -297,7 +295,6 @@ def _missing(folder: FileIO, name: str, last: int) -> IncompleteCutError:
 
 
 def url_of(folder: str, name: str) -> str:
-    """As Spark writes it in its log."""
     root = local_path(folder)
     place = f"file://{quote(str(root), safe=_SAFE)}" if root is not None else folder.rstrip("/")
     return f"{place}/{quote(name, safe=_SAFE)}"
@@ -318,7 +315,7 @@ def name_below(folder: str, where: str) -> str:
 
 
 def below(folder: str) -> Callable[[str], bool]:
-    """Whether a file lies in a folder, in any spelling. Looks at each parent folder once."""
+    """In any spelling. Looks at each parent folder once."""
     known: dict[str, bool] = {}
 
     def check(where: str) -> bool:

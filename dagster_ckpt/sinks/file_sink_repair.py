@@ -45,8 +45,7 @@ class Relocation:
     """A log whose paths were written for another folder.
 
     Attributes:
-        entries: Those that change.
-        files: How many they list elsewhere.
+        files: How many the entries list elsewhere.
         old_place: The folder of the first of them.
     """
 
@@ -57,7 +56,7 @@ class Relocation:
 
 
 def plan_relocation(folder: str) -> Relocation:
-    """Find the files that a log lists elsewhere by their unique names and lengths."""
+    """By the files' unique names and lengths."""
     there = open_file_io(folder)
     names = sorted(
         (name for name in there.list(LOG) if entry_id(name) is not None), key=lambda name: entry_id(name) or 0
@@ -126,7 +125,7 @@ def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEnt
 
 @dataclass(frozen=True)
 class RebuiltLog:
-    """`unknown` are later batches that the log should have, and whose files nothing lists."""
+    """`unknown` are later batches whose files nothing lists."""
 
     folder: str
     entries: tuple[SinkEntry, ...]

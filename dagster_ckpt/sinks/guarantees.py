@@ -1,4 +1,4 @@
-"""The delivery guarantees of a restored query: what its execution mode and its sinks give together."""
+"""The delivery guarantees of a restored query, from its execution mode and its sinks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ class Guarantee(StrEnum):
 
 @dataclass(frozen=True)
 class Guarantees:
-    """The guarantees of a query, and the reasons.
-
-    They require sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
+    """They require sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
 
     Attributes:
         state: Also for its position in the input.
-        unaligned: Whether a snapshot may include the batch in flight, so that exactly this batch is replayed.
+        unaligned: Whether a snapshot may include the batch in flight, so that exactly it is replayed.
     """
 
     mode: ExecutionMode

@@ -1,6 +1,6 @@
 """Decides who owns a sink before a start, restore, rewind, fork, roll-back or clean-up changes it.
 
-A sink is changed or continued only if the query about to start names it, and if catalog, stream and the sink's own log
+A sink is changed or continued only if the query about to start names it, and catalog, stream and the sink's own log
 agree on who wrote it.
 """
 
@@ -37,8 +37,8 @@ class Start(StrEnum):
 class Verdict(StrEnum):
     """What happens to the log of a folder.
 
-    LEAVE: Nothing: the query does not write there.
-    CONTINUE: Nothing: it is at the query's batch.
+    LEAVE: The query does not write there.
+    CONTINUE: It is at the query's batch.
     ROLL_BACK: It goes back to the batch, or is emptied for a start with empty state.
     BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole.
     """
@@ -83,11 +83,11 @@ class SinkFacts:
         originals: It is the output of the stream that a fork or an import comes from.
         anothers: By the catalog, another stream wrote there last.
         mapped: The start is not an import, or the import maps a sink to the folder.
-        last: Newest batch of its log; None if it has none.
-        planned: Newest planned batch of the query, read after the log; None if unknown.
+        last: Newest batch of its log, if any.
+        planned: Newest planned batch of the query, if known, read after the log.
         blank: Its log lists no file.
         past: Relation of its log to the snapshot's; for a fork, to the log that it gets.
-        left_behind: The snapshot is of an abandoned timeline: the log may have diverged since.
+        left_behind: The snapshot's timeline is abandoned: the log may have diverged since.
         has_log: It is a file sink. In another kind, only what its own stream wrote is undone.
         former: An earlier execution of this stream wrote there, and a later one elsewhere.
         trouble: Why its log cannot be continued.
@@ -236,11 +236,7 @@ _RULES = {
 
 @dataclass(frozen=True)
 class NamedSinks:
-    """The sinks to which the query about to start writes, as far as they can be rolled back.
-
-    Attributes:
-        is_seen: They come from the query itself, not from the catalog and the snapshot.
-    """
+    """The sinks of the query about to start that can be rolled back; `is_seen` if they come from the query itself."""
 
     sinks: tuple[Sink, ...]
     is_seen: bool

@@ -181,7 +181,6 @@ class IcebergTable(TableSink):
         try:
             opened = OpenIcebergTable.find(session, self.table) if session is not None else None
         except StorageAccessError:
-            # A session of another stream may lack the catalog.
             if self._folder is None:
                 raise
             return history_in_folder(open_file_io(self._folder))

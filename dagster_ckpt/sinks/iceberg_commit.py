@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MAIN = "main"
-# The catalog has other metadata, or did not say which.
+# Other metadata, or no answer which.
 _TO_EXAMINE_AGAIN = ("CommitFailedException", "CommitStateUnknownException", "ValidationException")
 
 
@@ -57,7 +57,7 @@ class OpenIcebergTable:
             return self._move(self._base, snapshot_id)
 
     def delete_rows(self, mark: str) -> bool:
-        """`mark` goes into the summary. False if the table changed since it was opened."""
+        """False if the table changed since it was opened."""
         with _asking(self.name):
             staged = str(uuid.uuid4())
             everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
@@ -109,14 +109,13 @@ def _id_of(snapshot: Any | None) -> int | None:
 
 @contextmanager
 def _asking(name: str) -> Iterator[None]:
-    # Reading live directories does not require Spark.
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (TypeError, AttributeError) as error:
-        # To py4j, a missing class is a package, which cannot be called.
+        # To py4j, a missing class is a package.
         raise StorageAccessError(
             f"The Iceberg table {name} cannot be opened: this Spark application was started without Iceberg's jar. "
             "Add it to spark.jars.packages."

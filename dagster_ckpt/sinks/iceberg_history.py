@@ -184,7 +184,7 @@ class IcebergHistory:
         return self._log_begins_ms is not None and at_ms > self._log_begins_ms + _CLOCKS_DIFFER_MS
 
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
-        """The snapshot that holds the rows up to a batch."""
+        """The snapshot with the rows up to a batch; None if the stream has none."""
         if batch_id < 0:
             return None
         ofquery = [each for each in self._snapshots.values() if query_id is not None and _is_batch_of(each, query_id)]
@@ -203,7 +203,7 @@ class IcebergHistory:
         return None
 
     def _back(self, wanted: IcebergSnapshot | None, own: Collection[str], batch_id: int) -> IcebergPlan:
-        """To a snapshot, or, without one, undo the stream's batches above `batch_id`."""
+        """To a snapshot, or, without one, undo the batches above `batch_id`."""
         oldest: IcebergSnapshot | None = None
         foreign: list[int] = []
         others: list[int] = []
@@ -260,7 +260,6 @@ def _is_batch_of(snapshot: IcebergSnapshot, query_id: str) -> bool:
 
 
 def history_in(text: str | bytes, where: str) -> IcebergHistory:
-    """`where` is for messages."""
     with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first.")):
         metadata = _Metadata.model_validate_json(text)
         return metadata.history()

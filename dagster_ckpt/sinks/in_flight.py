@@ -3,8 +3,8 @@
 Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*: no
 state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after N, then the
 complete state of N+1 is available, or the sink is rolled back to N, or the query is not started. Checkpoint format v2
-identifies state by ids that only the missing commit would contain, and Spark 4.3 does not even resume in place
-(`assertion failed: CheckpointInfo length: 0`), so there the sink must go back.
+identifies state by ids that only the missing commit would contain, so there the sink must go back: Spark 4.3 does not
+even resume in place (`assertion failed: CheckpointInfo length: 0`).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class InFlight(StrEnum):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The position of a live directory, and what it has of the batch in flight.
+    """What a live directory has of the batch in flight.
 
     Attributes:
         batch_id: The newest committed batch; -1 before the first.
         planned: The offsets of the next batch exist: exactly it is run again.
         unique_ids: State is in checkpoint format v2.
-        state_is_there: The complete state after the next batch is available.
+        state_is_there: The complete state after the next batch.
     """
 
     batch_id: int = BEFORE_THE_FIRST_BATCH

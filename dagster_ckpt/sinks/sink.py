@@ -46,7 +46,7 @@ class SinkEffect(StrEnum):
     UNREACHABLE: The sink did not answer: the start fails and can be retried.
     IRREVERSIBLE: The sink would have to be rolled back but cannot be: the start is refused.
     UNTOUCHED: The query about to start does not write there.
-    STARTS: The query has not written there before: the sink contains only rows from now on.
+    STARTS: The query has not written there before.
     SHARED: Another stream wrote there last, and the query starts from the beginning: rows may be twice.
     REFUSED: The sink belongs to another query, or is not at the query's batch.
     """
@@ -78,7 +78,7 @@ class Replay:
 
     Attributes:
         to_batch: The batch to which the query goes back; -1 is before the first.
-        query_id: Id of the query before the start.
+        query_id: That of the query before the start.
         in_flight: The batch after `to_batch` if exactly its rows are replayed.
         log_entries: Log of each file sink in a snapshot, by folder; None: the sink's own log counts.
         query_ids: All ids that the stream's query has had.
@@ -114,9 +114,9 @@ class RollBack:
         entries: The sink's log in a snapshot; None: the sink's own memory counts.
         query_id: The query that committed that batch, if known.
         query_ids: All ids that the stream's query has had.
-        may_repeat: A new query id was requested: a table in which others have written since stays as it is, and gets
-            the batches again.
-        roll_back_tables: Whether this process may roll a table back; otherwise a person does.
+        may_repeat: A new query id was requested: a table with later writes of others stays as it is, and gets the
+            batches again.
+        roll_back_tables: As in `Replay`.
     """
 
     batch_id: int
@@ -159,10 +159,10 @@ class Sink:
         is_proven: Whether a test with the real sink shows that.
         rolls_back: Whether `roll_back` brings it back to an earlier batch.
         knows_queries: Whether it keeps the batches of different queries apart, so that several streams may write there.
-        has_parts: Whether a batch is several writes, so that it may know a batch without having all rows.
-        remembers_undone: Whether it still skips an undone batch of the same query id, so that the query needs a new one
-            after a roll-back.
-        effect: Effect of a replay, for a sink that does not roll back; `reason` and `advice` explain it.
+        has_parts: Whether a batch is several writes: it may know a batch without having all rows.
+        remembers_undone: Whether it still skips an undone batch of the same query id: the query needs a new one after a
+            roll-back.
+        effect: Of a replay, for a sink that does not roll back; `reason` and `advice` explain it.
     """
 
     noun: ClassVar[str] = "sink"
@@ -236,7 +236,6 @@ class Sink:
         return SinkForecast(self.name, effect, reason, advice)
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """What a snapshot needs of it; None for nothing."""
         return None
 
     def forecast(self, replay: Replay) -> SinkForecast:

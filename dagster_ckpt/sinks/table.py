@@ -21,7 +21,7 @@ _ATTEMPTS = 10
 
 
 class VersionTakenError(Exception):
-    """Another commit came after the plan; the table is unchanged."""
+    """The table is unchanged."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class TableSink(Sink):
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define plan.")
 
     def commit(self, plan: TablePlan) -> None:
-        """Do what was planned, if possible in one commit that fails if the table was changed since.
+        """If possible in one commit that fails if the table was changed since.
 
         Raises:
             VersionTakenError: The table was changed since.
@@ -148,7 +148,7 @@ class TableSink(Sink):
         """Where nothing is undone: make what a former holder of the lease has planned fail. Raises as `commit`."""
 
     def foresee(self, to: RollBack) -> TablePlan | None:
-        """Like `plan`, where a forecast needs less than a roll-back."""
+        """Where a forecast needs less than a roll-back."""
         return self.plan(to)
 
     def forecast(self, replay: Replay) -> SinkForecast:

@@ -9,12 +9,11 @@ Two mechanisms fence a process that was replaced and does not know it yet:
 - `transactional.id` names stream, topic and writer: a successor's `init_transactions` aborts what its predecessor has
   not committed, and fences its producer.
 - The marker names its *owner*. Every start of a query first claims all markers, and a share whose marker has another
-  owner is refused, even with a new producer. A claim is refused if the marker belongs to a later live directory, which
-  a predecessor that may still live never shares with its successor.
+  owner is refused. A claim is refused if the marker belongs to a later live directory, which a predecessor that may
+  still live never shares with its successor.
 
 A batch counts as written only if the marker has the digest of its plan, and a query that the stream left for another
-one (`new_query_id`) is not continued. A claim includes the markers of topics and ids with which the catalog says that
-the stream wrote before.
+one (`new_query_id`) is not continued. A claim includes the markers of earlier topics and ids of the stream.
 
 `writer.py` divides the rows and runs Spark's job, `claim.py` is the driver's part of the protocol, `share.py` the
 executors'.

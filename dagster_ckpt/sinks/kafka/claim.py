@@ -1,4 +1,4 @@
-"""The driver's part of the protocol: before its first batch, a start becomes the owner of every marker."""
+"""The driver's part of the protocol: a start becomes the owner of every marker."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Past:
     Attributes:
         places: Topics and prefixes with which the stream has written since its last batch at this one.
         has_written: Whether the query may have written the next batch: then there are markers.
-        may_lack_markers: Whether Kafka may have deleted the markers since the last batch, and no batch is planned,
-            which could be in the topic.
+        may_lack_markers: Kafka may have deleted the markers since the last batch, and no batch is planned, which could
+            be in the topic.
     """
 
     places: tuple[tuple[str, str], ...] = ()
@@ -58,7 +58,7 @@ def place_in(sink: str) -> KafkaPlace | None:
 
 
 def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: LiveDirectory, *, now_ms: float) -> Past:
-    """For a query about to start in a live directory; `executions` are the newest first."""
+    """`executions` are the newest first."""
     query_id = live_query_id(live)
     here = (place.topic, place.prefix)
     places: list[tuple[str, str]] = []
@@ -90,7 +90,7 @@ _NO_PAST = Past()
 def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
     """Make this start the owner of every marker, before its first batch. Run on the driver.
 
-    Former topics and prefixes are claimed too: a predecessor that still runs is fenced, and its newest batch is not
+    Markers of former topics and prefixes too: a predecessor that still runs is fenced, and its newest batch is not
     written again.
     """
     await_topic(target.client, target.topic)

@@ -32,7 +32,7 @@ class Transactions:
         topic: Its partition 0 names the markers.
         prefix: Begins the ids of transactions and groups; unique among deployments that share a cluster.
         owner: Identifies this start of the query.
-        entry: Digest of the plan of the batch to write.
+        entry: Digest of the plan of the batch.
     """
 
     client: Mapping[str, str] = field(repr=False)
@@ -47,7 +47,7 @@ class Transactions:
     entry: str = ""
 
     def id_of(self, writer: int) -> str:
-        """The `transactional.id` of a writer, and the consumer group of its marker.
+        """Also the consumer group of the writer's marker.
 
         With the topic: a writer to another topic fences none of this one.
         """
@@ -56,10 +56,10 @@ class Transactions:
 
 @dataclass(frozen=True)
 class Marker:
-    """What a writer has committed together with its newest share.
+    """What a writer has committed with its newest share.
 
     Attributes:
-        batch: The newest batch that it has written, or that a claim treats as written.
+        batch: The newest that it has written, or that a claim treats as written.
         owner: The start of the query that may write.
         entry: Digest of the plan of that batch; empty if no share of it was written.
         earlier: Earlier queries of the stream, the newest last, each with its newest batch.

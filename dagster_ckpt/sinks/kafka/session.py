@@ -155,7 +155,6 @@ class Session:
         self.last = batch
 
     def abandon(self) -> None:
-        """What the failed share sent is never visible."""
         if self._is_open:
             # Otherwise consumers wait for a successor's `init_transactions`.
             with suppress(Exception):
@@ -235,15 +234,14 @@ def marker_at_a_glance(target: Transactions, writer: int) -> Marker | None:
 
 
 def marker_before_share(target: Transactions, writer: int, batch: int) -> Marker | None:
-    """What a share finds after the claim of its run.
+    """A glance is believed if it shows the batch or the one before, of this run, or a later run.
 
-    A glance is believed if it shows the batch or the one before, of this run, or a later run. Anything else may be
-    stale: `commit_transaction` returns before its marker is seen.
+    Anything else may be stale: `commit_transaction` returns before its marker is seen.
     """
     seen = marker_at_a_glance(target, writer)
     if seen is not None and (seen.is_later(target) or (seen.owner == target.owner and seen.batch >= batch - 1)):
         return seen
-    # The claim has ended transactions of dead processes, so this wait is brief.
+    # Brief, because the claim has ended transactions of dead processes.
     return _looked_up(target, writer, "read_committed")
 
 
@@ -303,7 +301,6 @@ def _created(create: Callable[[], _T]) -> _T:
 
 
 def _patiently(call: Callable[[], _T]) -> _T:
-    """As long as a broker may need to restart."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 _KEPT_SESSIONS = 8
-# A row's place in its share; the last row has END and is no record.
+# The last row has END and is no record.
 PLACE = "__place"
 END = 2**63 - 1
 _ARCHIVE_OF_SPARK = re.compile(r"(.*/)?(pyspark|py4j-[^/]*)\.zip|.*\.jar")
@@ -111,7 +111,7 @@ def batch_property(owner: str, batch: int, entry: str) -> tuple[str, str]:
 
 
 def share_writer(target: Transactions) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
-    """What Spark maps over the partitions of a batch, one for each writer; it returns no rows."""
+    """Mapped over the partitions of a batch, one for each writer; it returns no rows."""
     name, _ = batch_property(target.owner, 0, "")
 
     def write(rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:

@@ -19,7 +19,7 @@ from dagster_ckpt.spark.query.output import KafkaPlace
 CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"
 _LOOK_S = 20.0
 _POLL_S = 0.1
-# Spark's name for its own sink has no topic; `kafka_sink_name` adds it.
+# Spark's name for its own sink has no topic.
 _WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
 
@@ -140,7 +140,7 @@ def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
         groups = [each.group_id for each in listing.result().valid if may_hold_marker(place, each.group_id)]
         markers = []
         asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(place.topic, 0)]) for group in groups]
-        # The client takes one group a call: send all before awaiting an answer.
+        # Send all before awaiting an answer: the client takes one group a call.
         sent = [admin.list_consumer_group_offsets([each], request_timeout=_LOOK_S) for each in asked]
         for group, answers in zip(groups, sent, strict=True):
             (answer,) = answers.values()

@@ -107,7 +107,7 @@ class TransactionalBatches:
             self._job.run(batch, batch_id, self._target.entry)
 
     def _claim(self, target: Transactions, batch_id: int) -> None:
-        """Before the first batch, and after a pause in which Kafka may have deleted the markers."""
+        """Again after a pause in which Kafka may have deleted the markers."""
         now_s = time.monotonic()
         if now_s > self._renews_at_s:
             claim(target, batch_id, self._past)
@@ -158,7 +158,7 @@ class BatchJob:
     """Writes the batches of one started query, whose columns stay as they are.
 
     Planning costs as much as the transaction of 10,000 rows (25 ms), so each batch gets a copy of the physical plan
-    with its own rows at the bottom. Its number and the digest of its plan reach the tasks as a job property.
+    with its own rows at the bottom, and its number and plan's digest as a job property.
     """
 
     def __init__(self, batch: DataFrame, target: Transactions) -> None:
@@ -184,7 +184,7 @@ class BatchJob:
             # Scala's name of `::`.
             node = parent.withNewChildren(getattr(siblings, "$colon$colon")(node))
         batch.sparkSession.sparkContext.setLocalProperty(*batch_property(self._owner, batch_id, entry))
-        # `collect()` would be an SQL execution of its own, with a description of the plan.
+        # `collect()` would be an SQL execution of its own.
         node.execute().count()
 
 
@@ -248,10 +248,10 @@ def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterat
 
 
 def record_columns(batch: DataFrame) -> list[Column]:
-    """The columns of a batch that Kafka takes.
+    """Only columns that the batch has.
 
-    Missing ones are not added: with a column of nulls, Spark asks for the size of its Arrow batch after each row, which
-    takes long with structs such as `headers`.
+    With a column of nulls, Spark asks for the size of its Arrow batch after each row, which takes long with structs
+    such as `headers`.
     """
     from pyspark.sql import functions as F
 
@@ -316,7 +316,7 @@ def hash_of_each_writer(session: SparkSession, writers: int) -> list[int]:
     """For each writer, an integer that Spark hashes to its partition."""
     from pyspark.sql import functions as F
 
-    # Enough to reach every partition, for each allowed number of writers.
+    # Enough to reach every partition.
     candidates = session.range(0, 50 * writers, 1, 1).select(F.col("id").cast("int"))
     partitions = candidates.select("id", F.expr(f"pmod(hash(id), {writers})").alias("writer"))
     found = {row["writer"]: row["id"] for row in partitions.collect()}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
 from dagster_ckpt.state.diff import CHANGE, Change, StateDifference
 from dagster_ckpt.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader, cause_in
@@ -24,7 +25,6 @@ _KEY_BYTES = "key_bytes"
 _VALUE_BYTES = "value_bytes"
 _FAMILY = "column_family_name"
 _DEFAULT = "default"
-_LIMIT = "globalLimit"
 # Spark's errors for a missing column or field.
 _NO_SUCH_COLUMN = ("UNRESOLVED_COLUMN", "FIELD_NOT_FOUND")
 _ENCODING = PINNED_SINCE_OPERATOR_METADATA
@@ -161,7 +161,7 @@ def _wrong(name: StateName, what: str) -> StateRewriteError:
 def _can_forget(frame: StateFrame, condition: Column | str) -> str | None:
     from pyspark.errors import AnalysisException, ParseException
 
-    if frame.name.operator == _LIMIT:
+    if frame.name.operator == LIMIT:
         return "a limit keeps a counter and no keys."
     if not frame.key_fields:
         return "it has no key, all rows of the input are in one value."
@@ -210,7 +210,7 @@ def _unmet(rows: DataFrame, condition: Column | str) -> DataFrame:
 
 
 def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequence[StateName]) -> None:
-    if len(states) != 1 or states[0].state != _DEFAULT or states[0].operator == _LIMIT:
+    if len(states) != 1 or states[0].state != _DEFAULT or states[0].operator == LIMIT:
         named = "; ".join(map(str, states))
         raise StateRewriteError(
             f"Rows of this operator cannot be replaced ({named}): it keeps several stores in step, or a counter. Only "

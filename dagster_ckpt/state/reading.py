@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dagster_ckpt.errors import LiveDirectoryError, OptionError
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
+from dagster_ckpt.spark.checkpoint_dir.operators import JOIN
 from dagster_ckpt.spark.versions import Feature, SparkRelease, release_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ MAP_KEY = "map_key"
 VALUE = "value"
 PARTITION = "partition"
 
-_FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 # Kept by a copied session: settings of state stores, and what SQL conditions depend on.
 _KEPT = (
     "spark.sql.streaming.stateStore.",
@@ -33,7 +34,6 @@ _KEPT = (
     "spark.sql.ansi.enabled",
     "spark.sql.caseSensitive",
 )
-_JOIN = "symmetricHashJoin"
 _SIDES = ("left", "right")
 _T = TypeVar("_T")
 
@@ -212,7 +212,7 @@ class StateReader:
 
 def _session_for(spark: SparkSession, format_version: str) -> SparkSession:
     """Readers take the checkpoint format from the session, also when computing."""
-    if spark.conf.get(_FORMAT_VERSION, "1") == format_version:
+    if spark.conf.get(FORMAT_VERSION, "1") == format_version:
         return spark
     return session_like(spark, format_version)
 
@@ -223,7 +223,7 @@ def session_like(spark: SparkSession, format_version: str) -> SparkSession:
     for name, value in spark.conf.getAll.items():
         if name.startswith(_KEPT):
             session.conf.set(name, value)
-    session.conf.set(_FORMAT_VERSION, format_version)
+    session.conf.set(FORMAT_VERSION, format_version)
     return session
 
 
@@ -241,7 +241,7 @@ def _states(operator: Row, stores: list[str]) -> Iterator[StateName]:
     def name(state: str, **options: str) -> StateName:
         return StateName(operator.operatorId, operator.operatorName, state, operator.numPartitions, options)
 
-    if operator.operatorName.startswith(_JOIN):
+    if operator.operatorName.startswith(JOIN):
         # The reader combines the stores of a join to the rows of a side.
         yield from (name(side, joinSide=side) for side in _SIDES)
         return

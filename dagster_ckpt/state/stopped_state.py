@@ -184,9 +184,6 @@ def _is_of(path: str, operators: Sequence[Operator]) -> bool:
     return any(path.startswith(f"{STATE}/{operator.number}/") for operator in operators)
 
 
-FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-
-
 class StateStoreName(NamedTuple):
     operator_id: int
     operator: str

@@ -23,14 +23,14 @@ from dagster_ckpt.snapshot.reuse import ContentCheck
 from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import HEADER_BYTES, MAGIC, BlockHeader
 from dagster_ckpt.values.untrusted import reading
 
-_FRAMED = (".delta", ".snapshot", ".changelog")
+FRAMED = (".delta", ".snapshot", ".changelog")
 
 
 def check_of(path: str, size: int, open_file: Callable[[], BinaryIO]) -> ContentCheck | None:
     """By the file's path in a live directory; None if it carries no checksums."""
     if path.endswith(".sst"):
         return SstCheck(size, open_file)
-    if path.startswith("state/") and path.endswith(_FRAMED):
+    if path.startswith("state/") and path.endswith(FRAMED):
         return Lz4Check()
     return _ZipCheck() if path.endswith(".zip") else None
 

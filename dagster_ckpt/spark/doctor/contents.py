@@ -12,14 +12,20 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file, content_trouble, fits_hadoop, is_lz4, lz4_trouble
+from dagster_ckpt.spark.checkpoint_dir.checksums import (
+    FRAMED,
+    checksum_file,
+    content_trouble,
+    fits_hadoop,
+    is_lz4,
+    lz4_trouble,
+)
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
-_FRAMED = (".delta", ".snapshot", ".changelog")
 # Files read concurrently.
 _READERS = 8
 
@@ -47,12 +53,12 @@ def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
         yield trouble
     elif fits is False:
         yield _stale(path) if _proves_itself(path, data) else _differs(path)
-    if path.startswith("state/") and path.endswith((".zip", *_FRAMED)):
+    if path.startswith("state/") and path.endswith((".zip", *FRAMED)):
         yield from _spark_checksum(folder, path, data, known=fits is True)
 
 
 def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
-    if path.startswith("state/") and path.endswith(_FRAMED):
+    if path.startswith("state/") and path.endswith(FRAMED):
         trouble = lz4_trouble(data, checksums=checksums)
         return error(Code.STATE_FILE_DAMAGED, path, f"{trouble}: Spark fails to load the state.") if trouble else None
     trouble = content_trouble(path, data)
@@ -62,7 +68,7 @@ def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
 
 
 def _proves_itself(path: str, data: bytes) -> bool:
-    return path.endswith(".zip") or (path.endswith(_FRAMED) and is_lz4(data))
+    return path.endswith(".zip") or (path.endswith(FRAMED) and is_lz4(data))
 
 
 def _stale(path: str) -> Finding:

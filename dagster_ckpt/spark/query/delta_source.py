@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.output import is_delta
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 LOG = "_delta_log"
 _ENTRY = re.compile(r"(\d{20})\.(json|checkpoint\b)")
-_TABLE = "org.apache.spark.sql.delta.catalog.DeltaTableV2"
 # Commits to check for their data files; VACUUM deletes the oldest first.
 _COMMITS_LOOKED_AT = 200
 _SHOWN = 3
@@ -67,7 +67,7 @@ def delta_sources(writer: DataStreamWriter) -> list[str | None]:
 def delta_folder(leaf: Any) -> str | None:
     """None for another source."""
     kind = str(leaf.getClass().getSimpleName())
-    if kind == "StreamingRelationV2" and str(leaf.table().getClass().getName()) == _TABLE:
+    if kind == "StreamingRelationV2" and is_delta(leaf.table()):
         return str(leaf.table().path())
     if kind != "StreamingRelation" or str(leaf.dataSource().className()).lower() != "delta":
         return None

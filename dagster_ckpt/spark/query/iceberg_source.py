@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.output import is_iceberg
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_TABLE = "org.apache.iceberg.spark.source."
 # Offset of a source of an empty table.
 _BEFORE_THE_FIRST = -1
 
@@ -38,7 +38,7 @@ def iceberg_table(leaf: Any) -> Any | None:
     if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2":
         return None
     table = leaf.table()
-    return table.table() if str(table.getClass().getName()).startswith(_TABLE) else None
+    return table.table() if is_iceberg(table) else None
 
 
 def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:

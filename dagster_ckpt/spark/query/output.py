@@ -200,11 +200,15 @@ def is_iceberg(table: Any) -> bool:
     return str(table.getClass().getName()).startswith(_ICEBERG_TABLE)
 
 
+def is_delta(table: Any) -> bool:
+    return str(table.getClass().getName()) == _DELTA
+
+
 def sink_of(table: Any) -> str | None:
     """None for other tables than Delta and Iceberg."""
     if is_iceberg(table):
         return iceberg_name(str(table.table().name()), str(table.table().location()))
-    if str(table.getClass().getName()) == _DELTA:
+    if is_delta(table):
         return f"DeltaSink[{table.path()}]"
     return None
 

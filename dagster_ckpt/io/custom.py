@@ -64,7 +64,7 @@ class CustomFileIO(FileIO):
 
     @abstractmethod
     def objects(self, prefix: str) -> Iterable[StoredObject]:
-        """Names may be in any order; those just put are included."""
+        """All objects whose names begin with a prefix, in any order, including those that were just put."""
 
     def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
         with accessing("list", f"{self.url}/{path}"):

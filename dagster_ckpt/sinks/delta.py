@@ -194,6 +194,7 @@ def delta_transaction(batch: DataFrame, batch_id: int, write: str = "") -> Itera
     for each write, and name all but one.
 
     Args:
+        batch: As Spark passes it to the function; likewise `batch_id`.
         write: Name of the write, if the function has several, in any number of tables. Keep it: under another name, a
             repeated batch is written once more.
 

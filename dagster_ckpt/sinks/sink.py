@@ -66,6 +66,8 @@ class SinkEffect(StrEnum):
 
 @dataclass(frozen=True)
 class SinkForecast:
+    """The expected effect on one sink, why, and how to make it exact."""
+
     sink: str
     effect: SinkEffect
     reason: str
@@ -225,7 +227,7 @@ class Sink:
         return None
 
     def batch_after(self, replay: Replay) -> int | None:
-        """None if nothing changes, or it is unknown. May go forward, to batches that a roll-back has undone."""
+        """The newest batch that readers see after a roll-back; None if nothing changes, or it is unknown."""
         return None
 
     def last_batch(self, query_id: str | None) -> int | None:
@@ -233,13 +235,15 @@ class Sink:
         return None
 
     def told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
+        """A forecast for this sink."""
         return SinkForecast(self.name, effect, reason, advice)
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
+        """What a snapshot needs of it; None for nothing."""
         return None
 
     def forecast(self, replay: Replay) -> SinkForecast:
-        """Of the batches after `replay.to_batch`. Changes nothing."""
+        """Forecast what it does with the batches after `replay.to_batch`. Changes nothing."""
         if not self.rolls_back:
             return self.told(self.effect, self.reason, self.advice)
         try:
@@ -272,11 +276,12 @@ class Sink:
         raise NotImplementedError(f"{type(self).__name__} sets rolls_back but does not define roll_back.")
 
     def examine(self, subject: Subject) -> Iterator[Finding]:
+        """Compare it with a live directory, for the doctor."""
         yield from ()
 
 
 def newest_batch(sink: Sink, query_id: str | None) -> int | None:
-    """Errors of a user's sink become StorageAccessError."""
+    """`sink.last_batch`; errors of a user's sink become StorageAccessError."""
     try:
         return sink.last_batch(query_id)
     except CkptError:
@@ -289,7 +294,7 @@ def newest_batch(sink: Sink, query_id: str | None) -> int | None:
 
 
 def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
-    """Errors of a user's sink become SinkRollbackError."""
+    """`sink.roll_back`; errors of a user's sink become SinkRollbackError."""
     try:
         sink.roll_back(to, still_mine)
     except CkptError:

@@ -21,7 +21,7 @@ _ATTEMPTS = 10
 
 
 class VersionTakenError(Exception):
-    """The table is unchanged."""
+    """Another commit came after the plan; the table is unchanged."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class TablePlan:
 
 
 class Step(StrEnum):
+    """What a start does to a table; REFUSE: the query is not started."""
+
     LEAVE = "LEAVE"
     ROLL_BACK = "ROLL_BACK"
     REFUSE = "REFUSE"
@@ -65,6 +67,8 @@ class Step(StrEnum):
 
 @dataclass(frozen=True)
 class TableVerdict:
+    """What a start does to a table, and what becomes of its rows."""
+
     step: Step
     effect: SinkEffect
     reason: str
@@ -72,7 +76,7 @@ class TableVerdict:
 
 
 def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
-    """Pure; without a plan, there is no table."""
+    """Decide what a start does to a table; without a plan, there is none. Pure."""
     if plan is None and to.batch_id < 0:
         return TableVerdict(Step.LEAVE, SinkEffect.EXACT, "There is no such table yet.")
     if plan is None:
@@ -135,7 +139,7 @@ class TableSink(Sink):
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define plan.")
 
     def commit(self, plan: TablePlan) -> None:
-        """If possible in one commit that fails if the table was changed since.
+        """Do what was planned, if possible in one commit that fails if the table was changed since.
 
         Raises:
             VersionTakenError: The table was changed since.
@@ -148,7 +152,7 @@ class TableSink(Sink):
         """Where nothing is undone: make what a former holder of the lease has planned fail. Raises as `commit`."""
 
     def foresee(self, to: RollBack) -> TablePlan | None:
-        """Where a forecast needs less than a roll-back."""
+        """What `plan` will probably say, where a forecast needs less than a roll-back."""
         return self.plan(to)
 
     def forecast(self, replay: Replay) -> SinkForecast:

@@ -54,10 +54,9 @@ class DeltaCommit:
 
 @dataclass(frozen=True)
 class DeltaPlan:
-    """What a roll-back would do to a table.
+    """What a roll-back would do to a table, decided on version `decided_on`.
 
     Attributes:
-        decided_on: The newest version at that time.
         version: To restore; -1 is before the first, None if nothing has to be undone.
         others: Versions of others that this would undo too.
         reaches_back: Whether the readable commits are sufficient to decide.

@@ -103,7 +103,6 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
     try:
         data = folder.read(entry)
     except FileNotFoundError:
-        # Compacted since.
         return None
     fits = fits_hadoop(folder, entry, data)
     if fits is False:
@@ -249,7 +248,6 @@ def _examine_entries(folder: FileIO, names: Mapping[int, str]) -> Iterator[Findi
         except LiveDirectoryError as trouble:
             yield error(Code.SINK_LOG_UNREADABLE, f"{folder.url}/{entry}", str(trouble))
         except FileNotFoundError:
-            # Compacted since.
             continue
         else:
             foreign = [str(line.get("path")) for line in lines if not is_below(str(line.get("path")))]

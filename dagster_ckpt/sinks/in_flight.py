@@ -35,8 +35,8 @@ class InFlight(StrEnum):
     RUN: The sink does not have it.
     SKIPPED: The sink has it, and its state is available or the query keeps none.
     ROLL_BACK: The sink has it without its state: it goes back, and Spark runs the batch again.
-    REFUSE: As ROLL_BACK, but the sink cannot be rolled back from here.
-    FOREIGN: Another query wrote later batches there: Spark would skip this query's own up to them.
+    REFUSE: As ROLL_BACK, but the sink cannot be rolled back.
+    FOREIGN: Another query wrote later batches, up to which Spark would skip this query's own.
     """
 
     RUN = "RUN"
@@ -165,7 +165,7 @@ def settle_in_flight(
 ) -> list[Sink]:
     """Roll back the sinks that would skip a batch whose state is missing; returns them. Repeatable if interrupted.
 
-    `before_roll_back` is called with the batch to which a sink goes back.
+    `before_roll_back` gets the batch to which a sink goes back.
     """
     found = refuse_skipped_batch(live, sinks, roll_back_tables=roll_back_tables)
     to_roll_back = [each for each in found if each.what is InFlight.ROLL_BACK]

@@ -26,7 +26,6 @@ class OnRepeat(StrEnum):
     SKIPS: Does not run it: its rows are there once, and no state is written for it.
     RUNS: Runs it again; its rows are there once.
     REPEATS: Writes its rows twice.
-    UNKNOWN: Cannot be told from here.
     """
 
     SKIPS = "SKIPS"
@@ -307,7 +306,6 @@ def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
 
 
 def distinct(sinks: Sequence[Sink]) -> list[Sink]:
-    """Each once, in its first spelling."""
     found: list[Sink] = []
     for sink in sinks:
         if not sink.is_among(found):

@@ -40,10 +40,10 @@ class Past:
     """What a claim has to know of earlier starts.
 
     Attributes:
-        places: Topics and prefixes with which the stream has written since its last batch at this one.
+        places: Topics and prefixes to which the stream has written since its last batch at this one.
         has_written: Whether the query may have written the next batch: then there are markers.
-        may_lack_markers: Kafka may have deleted the markers since the last batch, and no batch is planned, which could
-            be in the topic.
+        may_lack_markers: Kafka may have deleted them since the last batch, and no batch is planned, which could be in
+            the topic.
     """
 
     places: tuple[tuple[str, str], ...] = ()
@@ -90,8 +90,8 @@ _NO_PAST = Past()
 def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
     """Make this start the owner of every marker, before its first batch. Run on the driver.
 
-    Markers of former topics and prefixes too: a predecessor that still runs is fenced, and its newest batch is not
-    written again.
+    Markers of former topics and prefixes too: a predecessor that still runs is fenced, and its newest batch not
+    repeated.
     """
     await_topic(target.client, target.topic)
     for attempt in range(1, _CLAIMS + 1):

@@ -9,7 +9,6 @@ from typing import Any
 
 from dagster_ckpt.errors import LeaseLostError, OptionError
 
-# Version of a marker's metadata.
 FORMAT = 2
 # With the other fields two thirds of the 4,096 bytes of `offset.metadata.max.bytes`.
 MOST_EARLIER = 40
@@ -32,7 +31,7 @@ class Transactions:
         topic: Its partition 0 names the markers.
         prefix: Begins the ids of transactions and groups; unique among deployments that share a cluster.
         owner: Identifies this start of the query.
-        entry: Digest of the plan of the batch.
+        entry: Digest of the batch's plan.
     """
 
     client: Mapping[str, str] = field(repr=False)
@@ -61,7 +60,7 @@ class Marker:
     Attributes:
         batch: The newest that it has written, or that a claim treats as written.
         owner: The start of the query that may write.
-        entry: Digest of the plan of that batch; empty if no share of it was written.
+        entry: Digest of that batch's plan; empty if no share of it was written.
         earlier: Earlier queries of the stream, the newest last, each with its newest batch.
     """
 

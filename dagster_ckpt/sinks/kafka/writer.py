@@ -97,7 +97,6 @@ class TransactionalBatches:
         self._job: BatchJob | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Without the shares that are written already."""
         if self._target is None or self._job is None:
             self._target = self._transactions()
             self._job = BatchJob(batch, self._target)
@@ -248,10 +247,9 @@ def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterat
 
 
 def record_columns(batch: DataFrame) -> list[Column]:
-    """Only columns that the batch has.
+    """With a missing column as nulls, Spark would ask for the size of its Arrow batch after each row.
 
-    With a column of nulls, Spark asks for the size of its Arrow batch after each row, which takes long with structs
-    such as `headers`.
+    That takes long with structs such as `headers`.
     """
     from pyspark.sql import functions as F
 
@@ -279,7 +277,7 @@ class Division:
     Python worker only sees that no more rows come.
 
     Attributes:
-        columns: Of a record, with its place, and, with several writers, its hash.
+        columns: Of a record, its place, and, with several writers, its hash.
     """
 
     columns: list[Column]

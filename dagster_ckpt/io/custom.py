@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Guarded, Hook, accessing, no_op
 from dagster_ckpt.io.memory import entries_below
 
-# Larger files are spooled to disk before they are put.
+# Larger files are spooled to disk.
 SPOOLED_BYTES = 16 * 1024 * 1024
 
 
@@ -23,8 +23,7 @@ class StoredObject:
 
     Attributes:
         name: POSIX path without a leading slash.
-        changed_at_ms: When it was put, ms since the epoch. A sweep keeps objects younger than its
-            minimum age.
+        changed_at_ms: When it was put, ms since the epoch. A sweep keeps younger objects than its minimum age.
     """
 
     name: str
@@ -35,18 +34,16 @@ class StoredObject:
 class CustomFileIO(FileIO):
     """A flat storage of named objects, such as a table of blobs or a service of yours.
 
-    Implement `put`, `get`, `remove` and `objects`, and name the class in a
-    `CustomCheckpointStorage`. It is called with `stream_id` and the settings once for each stream
-    that is opened. All streams share the storage. Methods are called from several threads
-    concurrently.
+    Implement `put`, `get`, `remove` and `objects`, and name the class in a `CustomCheckpointStorage`. It is called with
+    `stream_id` and the settings for each stream that is opened; all streams share the storage. Methods are called from
+    several threads concurrently.
 
-    Users see any exception as a StorageAccessError that names the object. Data objects have up to
-    64 MB, or the size of the largest file of a state store; override `create` and `open` to stream
-    them, and `adopt` if your storage can copy an object itself.
+    Users see any exception as a StorageAccessError that names the object. Data objects have up to 64 MB, or the size of
+    the largest file of a state store; override `create` and `open` to stream them, and `adopt` if your storage can copy
+    an object itself.
 
     Attributes:
-        url: A URL with a scheme and a host that you choose, such as "blobs://orders"; locations of
-            snapshots begin with it.
+        url: A URL with a scheme and a host that you choose, such as "blobs://orders", for locations of snapshots.
     """
 
     @abstractmethod
@@ -75,7 +72,7 @@ class CustomFileIO(FileIO):
         return entries_below(path, statuses, hidden=hidden)
 
     def open(self, path: str, part: range | None = None) -> BinaryIO:  # noqa: ARG002
-        """Open a file for reading. Override this if your storage can fetch a part of an object."""
+        """Override this if your storage can fetch a part of an object."""
         with accessing("read", f"{self.url}/{path}"):
             return io.BytesIO(self.get(path))
 
@@ -96,7 +93,7 @@ class CustomFileIO(FileIO):
                 self.put(path, cast("BinaryIO", spool))
 
     def write(self, path: str, chunks: Iterable[bytes], *, replace: bool = True, before_visible: Hook = no_op) -> None:
-        """Put an object. Override this if your storage can refuse to replace one at the moment of the put."""
+        """Override this if your storage can refuse to replace an object at the moment of the put."""
         data = b"".join(chunks)
         before_visible()
         if not replace and self.size(path) is not None:
@@ -114,8 +111,6 @@ def _status(kept: StoredObject) -> FileStatus:
 
 
 class FolderFileIO(FileIO):
-    """The files of another `FileIO` below a folder."""
-
     def __init__(self, whole: FileIO, folder: str) -> None:
         self.url = f"{whole.url}/{folder}"
         self.width = whole.width

@@ -13,17 +13,17 @@ from typing import Any
 
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 
-# Each flush of a file empties the disk's cache. Above this number of files one call flushes the
-# whole file system: 2,000 linked files take 10 ms instead of 140 ms.
+# Each flush of a file empties the disk's cache; above this number, one call flushes the whole file system: 2,000 linked
+# files take 10 ms instead of 140 ms.
 _ONE_BY_ONE = 128
-# The disk handles this many flushes in the time of one.
+# A disk handles this many flushes in the time of one.
 _THREADS = 8
-# Here syncing the file system also flushes every file in it; FUSE does not guarantee this.
+# Syncing these also flushes every file in them, unlike FUSE.
 _FLUSHED_AS_A_WHOLE = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"}
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Create a folder; returns the directories with a new entry, which are to be flushed."""
+    """Returns the directories with a new entry, which are to be flushed."""
     changed: list[Path] = []
     missing = folder
     while not missing.is_dir():
@@ -35,7 +35,6 @@ def make_folder(folder: Path) -> list[Path]:
 
 
 def flush(path: Path) -> None:
-    """Make the content of a file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -44,7 +43,7 @@ def flush(path: Path) -> None:
 
 
 def flush_tree(root: Path) -> None:
-    """Make all files and names below a folder durable, without the name of the folder itself."""
+    """Without the folder's own name."""
     some = list(islice(_tree(root), _ONE_BY_ONE + 1))
     if len(some) > _ONE_BY_ONE:
         if sync_file_system(root):
@@ -64,7 +63,7 @@ def flush_tree(root: Path) -> None:
 
 
 def sync_file_system(folder: Path) -> bool:
-    """Make the whole file system of a folder durable; False if this is not supported."""
+    """False if this is not supported."""
     if _SYNCFS is None or _file_system_type(folder) not in _FLUSHED_AS_A_WHOLE:
         return False
     descriptor = os.open(folder, os.O_RDONLY)
@@ -78,7 +77,7 @@ def sync_file_system(folder: Path) -> bool:
 
 
 def _tree(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """The folder and all files and folders below it, parents first; symbolic links are skipped."""
+    """Parents first, without symbolic links."""
     yield folder, True
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -100,7 +99,7 @@ def _file_system_type(folder: Path) -> str | None:
 
 
 def _libc(name: str) -> Any:
-    """A function of Linux's C library; None elsewhere, and if it has none."""
+    """None elsewhere than on Linux, and if its C library lacks the function."""
     return getattr(ctypes.CDLL(None, use_errno=True), name, None) if sys.platform.startswith("linux") else None
 
 
@@ -112,15 +111,14 @@ if _SYNC_FILE_RANGE is not None:
 
 # linux/fs.h: start writing dirty pages without waiting.
 _SYNC_FILE_RANGE_WRITE = 2
-# Start write-back each time this many bytes are written. For smaller files the hint gains nothing
-# and may block.
+# Start write-back each time this many bytes are written; for smaller files the hint may block and gains nothing.
 _BEGIN_BYTES = 8 * 1024 * 1024
-# Maximum number of pieces per call on Linux, macOS and the BSDs.
+# Pieces per call on Linux, macOS and the BSDs.
 _PIECES_OF_A_CALL = 1024
 
 
 class PieceWriter:
-    """A new file written in pieces of at least `buffer_bytes`; the disk starts to write a large one meanwhile."""
+    """A new file written in pieces of at least `buffer_bytes`."""
 
     def __init__(self, stream: RawFile, buffer_bytes: int) -> None:
         self._stream = stream
@@ -153,15 +151,15 @@ class PieceWriter:
         for first in range(0, len(pieces), _PIECES_OF_A_CALL):
             some = pieces[first : first + _PIECES_OF_A_CALL]
             size = sum(map(len, some))
-            # Concatenating the pieces would take a third as long as hashing them.
+            # Concatenating would take a third as long as hashing.
             done = os.writev(self._stream.fileno(), some)
-            # A disk may accept only part of the data; the next call reports why.
+            # A disk may accept only part; the next call reports why.
             while done < size:
                 done += self._stream.write(b"".join(some)[done:])
             self._written += size
         if self._written - self._begun >= _BEGIN_BYTES:
             if _SYNC_FILE_RANGE is not None:
-                # Only a hint: if it fails, writing starts later.
+                # Only a hint.
                 size = self._written - self._begun
                 _SYNC_FILE_RANGE(self._stream.fileno(), self._begun, size, _SYNC_FILE_RANGE_WRITE)
             self._begun = self._written

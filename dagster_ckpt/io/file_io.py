@@ -1,7 +1,4 @@
-"""`FileIO`: a tree of files on any storage, and how its failures are reported.
-
-`open_file_io` in `location.py` opens one by its URL.
-"""
+"""`FileIO`: a tree of files on any storage, and how its failures are reported."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 
 
 class FileVersion(NamedTuple):
-    """The version of a file, which changes when another file replaces it.
+    """Changes when another file replaces a file.
 
     Attributes:
-        token: Device, inode and modification time, or an object store's entity tag or generation.
-            None if the storage offers nothing reliable.
+        token: Device, inode and modification time, or an object store's entity tag or generation. None if the storage
+            offers nothing reliable.
     """
 
     size: int
@@ -35,8 +32,7 @@ class FileStatus(NamedTuple):
     """The status of a file, with times in ms since the epoch by the storage's clock; None if it has none.
 
     Attributes:
-        changed_at_ms: When its content was written, or when an older file got this name (by a hard
-            link).
+        changed_at_ms: When its content was written, or when an older file got this name (by a hard link).
     """
 
     version: FileVersion
@@ -49,12 +45,7 @@ Look = tuple[FileVersion, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A name in a listing.
-
-    Attributes:
-        status: Looks up the file on first use if that takes a call. Raises FileNotFoundError if it
-            no longer exists.
-    """
+    """A name in a listing; `status` may look up the file on first use, and raises FileNotFoundError if it is gone."""
 
     name: str
     is_directory: bool
@@ -65,8 +56,6 @@ class Entry:
 
 
 class Listing:
-    """The files of one directory, as of the first access."""
-
     def __init__(self, entries: Callable[[], dict[str, Entry]]) -> None:
         self._list = entries
 
@@ -76,11 +65,11 @@ class Listing:
 
     @property
     def names(self) -> Set[str]:
-        """Their names, without hidden ones."""
+        """Without hidden ones."""
         return self._entries.keys()
 
     def version(self, name: str) -> FileVersion:
-        """Version of one of them, or FileNotFoundError."""
+        """Raises FileNotFoundError."""
         entry = self._entries.get(name)
         if entry is None:
             raise FileNotFoundError(name)
@@ -97,9 +86,8 @@ def no_op() -> None:
 class FileIO(ABC):
     """A tree of files. Paths are POSIX paths relative to its root, without a leading slash or `..`.
 
-    A missing file raises FileNotFoundError; every other failure is a StorageAccessError. A write
-    that raises may still have succeeded: a server's response can be lost. Methods are called from
-    several threads concurrently.
+    A missing file raises FileNotFoundError; every other failure is a StorageAccessError. A write that raises may still
+    have succeeded: a server's response can be lost. Methods are called from several threads concurrently.
 
     Attributes:
         url: URL of the root, without user name and password.
@@ -118,45 +106,41 @@ class FileIO(ABC):
         """Names in a directory, including those just written; empty if the directory does not exist.
 
         Args:
-            hidden: Also list names that begin with a dot: Spark's unfinished files
-                (`.<name>.<uuid>.tmp`) and Hadoop's `.crc` files. Neither belongs in a copy, because
-                a stale `.crc` makes Hadoop reject a good file.
+            hidden: Also list names that begin with a dot: Spark's unfinished files (`.<name>.<uuid>.tmp`) and Hadoop's
+                `.crc` files. Neither belongs in a copy: a stale `.crc` makes Hadoop reject a good file.
         """
 
     @abstractmethod
     def open(self, path: str, part: range | None = None) -> BinaryIO:
-        """Open a file for reading, as a seekable stream; `part` is the range that will be read."""
+        """Open a file as a seekable stream; `part` is the range that will be read."""
 
     @abstractmethod
     def status(self, path: str) -> FileStatus:
         """The status of a file."""
 
     def version(self, path: str) -> FileVersion:
-        """Current version of a file."""
         return self.status(path).version
 
     def size(self, path: str) -> int | None:
-        """Length of a file in bytes, or None if it does not exist."""
+        """In bytes; None if the file does not exist."""
         try:
             return self.status(path).version.size
         except FileNotFoundError:
             return None
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Lengths of the files that exist."""
         return {path: size for path in paths if (size := self.size(path)) is not None}
 
     def exists(self) -> bool:
-        """Whether the root exists."""
         return bool(self.list(hidden=True))
 
     def read(self, path: str, at_most: int = -1) -> bytes:
-        """Content of a file, or its first `at_most` bytes."""
+        """The whole content, or the first `at_most` bytes."""
         with self.open(path) as stream:
             return stream.read(at_most)
 
     def read_version(self, path: str) -> tuple[bytes, FileVersion]:
-        """Content of a file and its version, which may be older than the content."""
+        """The version may be older than the content."""
         version = self.version(path)
         return self.read(path), version
 
@@ -165,7 +149,7 @@ class FileIO(ABC):
         paths: Sequence[str],
         at_most: int,  # noqa: ARG002 - content would cost a request
     ) -> Sequence[Look]:
-        """Version of each file, and its content if it has at most `at_most` bytes and costs no extra request."""
+        """With content if it has at most `at_most` bytes and costs no extra request."""
 
         def look(path: str, check_canceled: CancelCheck) -> Look:
             check_canceled()
@@ -174,11 +158,11 @@ class FileIO(ABC):
         return in_threads(self.width, paths, look)
 
     def listing(self, path: str) -> Listing:
-        """Like `list`, for directories with many files of which few are inspected."""
+        """For directories with many files of which few are inspected."""
         return Listing(lambda: self.list(path))
 
     def find(self, path: str = "", *, hidden: bool = False) -> Iterator[tuple[str, Entry]]:
-        """Every file below a directory, with its path from the root."""
+        """With paths from the root."""
         for name, entry in sorted(self.list(path, hidden=hidden).items()):
             below = f"{path}/{name}" if path else name
             if entry.is_directory:
@@ -190,7 +174,7 @@ class FileIO(ABC):
 
     @abstractmethod
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Open a new file for writing; it is durable when the context exits without an error."""
+        """The file is durable when the context exits without an error."""
 
     @abstractmethod
     def write(self, path: str, chunks: Iterable[bytes], *, replace: bool = True, before_visible: Hook = no_op) -> None:
@@ -198,33 +182,26 @@ class FileIO(ABC):
 
         Args:
             chunks: Its bytes. If they raise, nothing is written.
-            replace: Whether to replace a file of that name. Without it, one of several concurrent
-                writers wins wherever the storage can tell.
-            before_visible: Called once before the file becomes visible; if it raises, nothing is
-                written.
+            replace: Without it, one of several concurrent writers wins wherever the storage can tell.
+            before_visible: Called once before the file becomes visible; if it raises, nothing is written.
 
         Raises:
             FileExistsError: A file of that name exists, and `replace` is False.
         """
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a new file in a tree without readers: a failure may leave a part. It is durable after `flush_all`."""
+        """In a tree without readers: a failure may leave a part. Durable after `flush_all`."""
         self.write(path, chunks)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
-        """Write a small file atomically unless one of that name exists.
-
-        One of several concurrent writers wins wherever the storage can tell; read the file to learn
-        which.
-        """
+        """Write a small file atomically unless one of that name exists; read it to learn which writer won."""
         if self.size(path) is None:
             self.write(path, [data])
 
     def adopt(self, path: str, source: FileIO, source_path: str) -> bool:  # noqa: ARG002
         """Link or copy a file of another tree within the storage; returns whether that was possible.
 
-        It requires one disk or one object store. The name is durable after a `flush` of its
-        directory.
+        It requires one disk or one object store. The name is durable after a `flush` of its directory.
         """
         return False
 
@@ -236,37 +213,34 @@ class FileIO(ABC):
         """
 
     def delete_if_empty(self, path: str = "") -> None:  # noqa: ARG002
-        """Delete a directory of a disk if it is empty.
-
-        Does nothing elsewhere: some file systems of fsspec delete a directory with its content.
-        """
+        """Does nothing in object stores: some file systems of fsspec delete a directory with its content."""
         return
 
     def delete_all(self) -> None:
-        """Delete the whole tree; a missing tree is not an error. Of a symbolic link only the link is deleted."""
+        """A missing tree is not an error. Of a symbolic link only the link is deleted."""
         for path, _ in self.find(hidden=True):
             self.delete(path)
 
     def rename(self, url: str) -> None:
-        """Move the whole tree to a location that does not exist yet; its new name is durable on return."""
+        """Move the tree to a location that does not exist yet; its new name is durable on return."""
         raise StorageAccessError(f"{self.url} cannot be moved to {url}: this storage has no directories to rename.")
 
     def make(self) -> None:
-        """Create the root; on a disk its name is then durable."""
+        """On a disk its name is then durable."""
         return
 
     def flush(self, path: str) -> None:  # noqa: ARG002
-        """Make a file, or the names in a directory, durable. Remote storage is durable once written."""
+        """A file, or the names in a directory; remote storage is durable once written."""
         return
 
     def flush_all(self) -> None:
-        """Make the whole tree durable, except the root's own name; see `make` and `rename`."""
+        """The whole tree, except the root's own name; see `make` and `rename`."""
         return
 
     def clock_ms(self, probe: str) -> int | None:
-        """The time by the clock that dates the files, ms since the epoch; None if it dates none.
+        """By the clock that dates the files, ms since the epoch; None if it dates none.
 
-        It is read from a file `probe`, which is then deleted: the storage's clock may be hours off.
+        Taken from a file `probe`, which is then deleted: the storage's clock may be hours off.
         """
         self.write(probe, [b"dagster_ckpt"])
         try:
@@ -281,15 +255,14 @@ class FileIO(ABC):
 
     @cached_property
     def seen(self) -> dict[str, tuple[str, object]]:
-        """What was parsed from files of a running query, most of which stay unchanged: path to token and value."""
+        """Most files of a running query stay unchanged: path to token and parsed value."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # The cache is large and only useful in this process.
+        # Large, and only useful in this process.
         return {name: value for name, value in self.__dict__.items() if name != "seen"}
 
 
-# Callers handle a missing path of these.
 _MAY_BE_MISSING = frozenset({"read", "list", "flush"})
 
 
@@ -298,9 +271,8 @@ class accessing:  # noqa: N801 - used as a statement: `with accessing("read", ur
 
     Args:
         verb: What is done, such as "write".
-        only: The exceptions to translate. Drivers raise types without a common base class
-            (botocore, gcsfs, ...). A local disk raises only OSError, so errors of callers pass
-            through.
+        only: The exceptions to translate. Drivers raise types without a common base class (botocore, gcsfs, ...). A
+            local disk raises only OSError, so errors of callers pass through.
     """
 
     __slots__ = ("_only", "_verb", "_where")
@@ -333,7 +305,7 @@ def explained(verb: str, where: str, error: Exception) -> Exception:
 
 
 class Guarded:
-    """A byte stream whose failures name its location."""
+    """Failures name the location."""
 
     def __init__(self, stream: IO[bytes], where: str) -> None:
         self._stream = stream
@@ -349,7 +321,7 @@ class Guarded:
         self._stream.close()
 
     def write(self, data: bytes) -> int:
-        """Write all of the data; an unbuffered file may take it in parts."""
+        """An unbuffered file may take the data in parts."""
         with accessing("write", self._where):
             done = 0
             while done < len(data):

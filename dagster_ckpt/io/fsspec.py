@@ -25,13 +25,13 @@ BLOCK_BYTES = 8 * 1024 * 1024
 SINGLE_PUT_BYTES = 12 * 1024 * 1024
 SINGLE_FETCH_BYTES = 16 * 1024 * 1024
 _COPIED_BYTES = 1024 * 1024
-# Names of an entity tag, a generation or a modification time in fsspec's file systems.
+# An entity tag, a generation or a modification time.
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 
 
 class FsspecFileIO(FileIO):
-    """A prefix of any fsspec file system; `url_to_open` is the URL with user name and password, if needed."""
+    """`url_to_open` is the URL with user name and password, if needed."""
 
     width = 16
 
@@ -102,7 +102,7 @@ class FsspecFileIO(FileIO):
         return None
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """Lengths of the files that exist, from one listing per directory."""
+        """From one listing per directory."""
         sizes: dict[str, int] = {}
         for folder in {path.rpartition("/")[0] for path in paths}:
             prefix = f"{folder}/" if folder else ""
@@ -198,11 +198,11 @@ class FsspecFileIO(FileIO):
             shutil.copyfileobj(spool, stream, _COPIED_BYTES)
 
     def _put_new(self, where: str, data: bytes) -> bool:
-        """Put an object unless one of that name exists; returns whether the object there is this one."""
+        """Returns whether the object of that name is this one."""
         try:
             self._fs.pipe_file(where, data, mode="create")
         except FileExistsError:
-            # The driver repeats a request whose response was lost, and then finds its own object.
+            # The driver repeats a request whose response was lost.
             return self._whole(where) == data
         except (TypeError, NotImplementedError):
             # The store has no conditional put.
@@ -213,7 +213,7 @@ class FsspecFileIO(FileIO):
 
     @contextmanager
     def _spooled(self, chunks: Iterable[bytes]) -> Iterator[BinaryIO]:
-        """Buffer everything first: if the input fails halfway, for example in a digest check, nothing is written."""
+        """If the input fails halfway, such as in a digest check, nothing is written."""
         with tempfile.SpooledTemporaryFile(SINGLE_PUT_BYTES) as spool:
             spool.writelines(chunks)
             yield cast("BinaryIO", spool)
@@ -227,8 +227,7 @@ class FsspecFileIO(FileIO):
         return cast("bytes", self._fs.cat_file(where))
 
     def _is_there(self, where: str) -> bool:
-        # fsspec's `exists` answers no to every error, so data of an unavailable store would look
-        # lost.
+        # fsspec's `exists` answers no to every error: an unavailable store would look empty.
         try:
             self._fs.info(where)
         except (FileNotFoundError, NotADirectoryError):
@@ -236,7 +235,7 @@ class FsspecFileIO(FileIO):
         return True
 
     def _make_folder(self, where: str) -> None:
-        # In an object store this would only create a bucket with a misspelt name.
+        # An object store would only create a bucket with a misspelt name.
         if self._has_folders:
             self._fs.makedirs(where.rsplit("/", 1)[0], exist_ok=True)
 
@@ -248,7 +247,7 @@ class FsspecFileIO(FileIO):
 
 
 def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    # Some file systems log in when they are instantiated.
+    # Some file systems log in when instantiated.
     with accessing("open", url):
         try:
             fs, root = fsspec.core.url_to_fs(url_to_open, **fsspec_arguments(url_to_open, options))
@@ -266,7 +265,7 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
 
 
 class _Upload:
-    """A new object: a small one is put in one request, a large one in parts as they arrive."""
+    """A small object takes one request, a large one is put in parts as they arrive."""
 
     def __init__(self, fs: Any, path: str) -> None:
         self._fs = fs
@@ -301,7 +300,7 @@ class _Upload:
 
 
 class _Part(io.BytesIO):
-    """A fetched part of an object, addressed by offsets of the whole object."""
+    """Addressed by offsets of the whole object."""
 
     def __init__(self, data: bytes, start: int) -> None:
         super().__init__(data)
@@ -313,7 +312,7 @@ class _Part(io.BytesIO):
 
 def _status(info: Mapping[str, Any]) -> FileStatus:
     marks = [info[mark] for mark in _VERSION_MARKS if info.get(mark)]
-    # Some file systems return a time as a number in a listing and as a date elsewhere.
+    # Some file systems return a number in a listing and a date elsewhere.
     texts = [str(mark.timestamp() if isinstance(mark, datetime) else mark).strip('"') for mark in marks]
     time_ms = next((ms for name in _TIMES if (ms := _ms(info.get(name))) is not None), None)
     return FileStatus(FileVersion(int(info["size"] or 0), ":".join(texts) or None), time_ms, time_ms)

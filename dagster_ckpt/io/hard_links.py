@@ -1,7 +1,7 @@
 """Hard-link files of other trees on this machine into a new tree.
 
-Resolving two long paths takes a third of the time of a link, so the roots are opened once. One
-thread links and compares small files: the calls are so short that two would wait for each other.
+Resolving two long paths takes a third of the time of a link, so the roots are opened once. One thread links and
+compares small files: such short calls would wait for each other.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from dagster_ckpt.io.parallel import CancelCheck, in_threads
 # Larger files are read in pieces, in threads.
 _READ_WHOLE_BYTES = 1024 * 1024
 _READ_BYTES = 4 * 1024 * 1024
-# Between two calls of a watch.
+# Files between two calls of a watch.
 _UNWATCHED_FILES = 64
 
 
 class KnownFile(Protocol):
-    """A file whose content is known."""
-
     @property
     def path(self) -> str:
         """Path in its tree."""
@@ -42,23 +40,22 @@ class KnownFile(Protocol):
 
     @property
     def digest(self) -> str:
-        """BLAKE3 digest of its content."""
+        """BLAKE3 of its content."""
 
 
 Known = TypeVar("Known", bound=KnownFile)
 
 
 class Linker:
-    """Links files into a new tree, which is created if needed. Not thread-safe."""
+    """The new tree is created if needed. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        # Directories of the new tree that exist.
         self._directories = {""}
         self._descriptors: dict[str, int] = {}
 
     def link(self, tree: str, source: str, path: str) -> bool:
-        """Link `source` in `tree` to `path` in the new tree; False if the file systems do not support it."""
+        """False if the file systems do not support it."""
         self._make([_directory(path)])
         try:
             os.link(source, path, src_dir_fd=self._descriptor(tree), dst_dir_fd=self._target)
@@ -81,7 +78,7 @@ class Linker:
         Each is compared under its new name, where no other process can replace it.
 
         Args:
-            tree: The tree that may contain them, under the same paths.
+            tree: May contain them under the same paths.
             by_version: Whether length and token are enough; the digest is compared otherwise.
             watch: Called while files are compared; an exception aborts.
         """
@@ -118,11 +115,9 @@ class Linker:
         return left
 
     def linked_version(self, path: str) -> FileVersion:
-        """Version of a file of the new tree."""
         return version_of(os.stat(path, dir_fd=self._target))
 
     def close(self) -> None:
-        """Close the trees."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 

@@ -37,12 +37,12 @@ _READ_BYTES = 1024 * 1024
 # Many small files are adjacent in one data object.
 _BUFFERED_BYTES = 256 * 1024
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-# Errors of file systems without hard links, such as exFAT or some mounts of object stores.
+# Of file systems without hard links, such as exFAT.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
 class LocalListing(Listing):
-    """Names from one call when first used; versions one by one, because few are needed."""
+    """Names come from one call; versions one by one, because few are needed."""
 
     def __init__(self, url: str, directory: str) -> None:
         self._url = url
@@ -59,7 +59,7 @@ class LocalListing(Listing):
 
     def version(self, name: str) -> FileVersion:
         if not name or name[0] == "." or "/" in name:
-            # The names in a damaged snapshot are looked up here and nowhere else.
+            # Names in a damaged snapshot are looked up here only.
             raise FileNotFoundError(f"{self._url}/{name}")
         try:
             # Called ten thousand times per snapshot.
@@ -72,10 +72,8 @@ class LocalFileIO(FileIO):
     """A directory on a local or mounted disk.
 
     Args:
-        buffer_bytes: `create` passes pieces of this size to the disk; -1 passes on each piece as it
-            comes.
-        follow_links: Whether to list what is behind symbolic links. Set False to delete what is
-            listed: the target of a link belongs to its creator.
+        buffer_bytes: `create` passes pieces of this size to the disk; -1 passes on each piece as it comes.
+        follow_links: Set False to delete what is listed: the target of a symbolic link belongs to its creator.
     """
 
     can_rename = True
@@ -132,8 +130,7 @@ class LocalFileIO(FileIO):
     def look_at(self, paths: Sequence[str], at_most: int) -> Sequence[Look]:
         looks: deque[Look] = deque()
         path = ""
-        # Each snapshot of a larger query reads two hundred files: resolve the path to the root
-        # once.
+        # Resolve the path once: a snapshot of a larger query reads two hundred files.
         try:
             root = os.open(self._prefix, os.O_RDONLY)
             try:
@@ -185,7 +182,7 @@ class LocalFileIO(FileIO):
         target = self.root / path
         is_new = True
         with self._accessing("write", path), self._unfinished(target, chunks) as unfinished:
-            # Meanwhile, the work that it waits for was flushing to disk as well.
+            # Its work was flushing to disk meanwhile.
             before_visible()
             if replace:
                 unfinished.replace(target)
@@ -226,8 +223,7 @@ class LocalFileIO(FileIO):
             try:
                 target.hardlink_to(source.root / source_path)
             except OSError:
-                # Another device, a disk without hard links, or a link limit: the bytes are written
-                # again.
+                # The bytes are written again.
                 return False
         return True
 
@@ -242,7 +238,7 @@ class LocalFileIO(FileIO):
     def delete_all(self) -> None:
         with self._accessing("delete"), suppress(FileNotFoundError, NotADirectoryError):
             if self.root.is_symlink():
-                # The target of the link belongs to its creator.
+                # The target belongs to the link's creator.
                 self.root.unlink()
                 return
             for _ in range(_DELETE_ATTEMPTS - 1):
@@ -284,7 +280,7 @@ class LocalFileIO(FileIO):
 
     @contextmanager
     def _unfinished(self, target: Path, chunks: Iterable[bytes]) -> Iterator[Path]:
-        """A whole file, flushed, in the directory of its target, whose names are flushed on exit."""
+        """Flushed, in the directory of its target, whose names are flushed on exit."""
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4()}.tmp")
         changed = make_folder(target.parent)
         try:
@@ -313,13 +309,13 @@ class LocalFileIO(FileIO):
         try:
             return path.open("xb", buffering=0)
         except FileNotFoundError:
-            # It was removed concurrently, with the last other file in it.
+            # Removed with the last other file in it.
             for folder in make_folder(path.parent):
                 flush(folder)
             return path.open("xb", buffering=0)
 
 
-# Errors of the iterators that callers pass in stay as they are.
+# Errors of callers' iterators stay as they are.
 _accessing = partial(accessing, only=OSError)
 
 
@@ -329,16 +325,15 @@ def version_of(stat: os.stat_result) -> FileVersion:
 
 
 def token_of(stat: os.stat_result) -> str:
-    """See `FileVersion.token`."""
     return f"{stat.st_dev:x}.{stat.st_ino:x}.{stat.st_mtime_ns:x}"
 
 
 def _link_new(unfinished: Path, target: Path) -> bool:
-    """Give a file its name unless the name exists; returns whether it has the name."""
+    """Whether the file has the name; it replaces no other."""
     try:
         target.hardlink_to(unfinished)
     except FileExistsError:
-        # NFS repeats a call whose response was lost, and then finds its own link.
+        # NFS repeats a call whose response was lost.
         return target.samefile(unfinished)
     except OSError as error:
         if error.errno not in _NO_LINKS:
@@ -350,7 +345,7 @@ def _link_new(unfinished: Path, target: Path) -> bool:
 
 
 def _whole(descriptor: int, size: int) -> bytes:
-    """All bytes of a file, in one call if it has the expected size."""
+    """In one call if the size is as expected."""
     data = os.read(descriptor, size + 1)
     if len(data) != size:
         while more := os.read(descriptor, _READ_BYTES):
@@ -359,7 +354,7 @@ def _whole(descriptor: int, size: int) -> bytes:
 
 
 def _status_of_entry(entry: os.DirEntry[str]) -> FileStatus:
-    # The inode's time says when a name was made: a new link to an old file counts as new.
+    # The inode's time: a new link to an old file counts as new.
     with _accessing("read", f"file://{entry.path}"):
         return _status(entry.stat(), entry.stat(follow_symlinks=False))
 

@@ -18,7 +18,7 @@ _DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
 def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, follow_links: bool = True) -> FileIO:
-    """Open a tree of files by URL; a path without a scheme is local. Nothing is created."""
+    """A path without a scheme is local. Nothing is created."""
     if "\0" in url:
         raise StorageAccessError(
             f"{url!r} is not a valid location: a path cannot contain a NUL character. Correct the URL."
@@ -30,7 +30,7 @@ def open_file_io(url: str, storage_options: Mapping[str, Any] | None = None, *, 
 
 
 def normalised(location: str) -> str:
-    """The URL with `//` and without doubled or trailing slashes; a local path gets `file://`."""
+    """With `//` and without doubled or trailing slashes; a local path gets `file://`."""
     try:
         path = StoragePath.parse("location", f"file://{location}" if location.startswith("/") else location)
     except OptionError as error:
@@ -45,17 +45,17 @@ def normalised(location: str) -> str:
 
 
 def same_folder(one: str, other: str) -> bool:
-    """Whether two spellings of a URL refer to the same folder: Spark writes `file:/a` where a user writes `/a`."""
+    """In any spelling: Spark writes `file:/a` where a user writes `/a`."""
     return _plain(one) == _plain(other)
 
 
 def folders_overlap(one: str, other: str) -> bool:
-    """Whether two folders are the same, or one contains the other."""
+    """Or are the same."""
     return lies_in(one, other) or lies_in(other, one)
 
 
 def lies_in(inner: str, outer: str) -> bool:
-    """Whether a folder is another one or lies in it. Neither needs to exist; links are followed."""
+    """Or is the same. Neither needs to exist; links are followed."""
     path = local_path(inner)
     if path is None:
         return f"{_plain(inner).rstrip('/')}/".startswith(f"{_plain(outer).rstrip('/')}/")
@@ -74,13 +74,13 @@ def _plain(url: str) -> str:
 
 
 def _known_by_its_inode(path: Path) -> str:
-    """A local folder in one spelling, whatever links, mounts or letter case the path uses."""
+    """Whatever links, mounts or letter case the path uses."""
     path = path.resolve()
     for there in (path, *path.parents):
         try:
             stat = there.stat()
         except (FileNotFoundError, NotADirectoryError):
-            # Resolve relative to its nearest existing parent.
+            # Relative to its nearest existing parent.
             continue
         except OSError:
             break

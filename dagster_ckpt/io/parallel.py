@@ -11,7 +11,7 @@ from dagster_ckpt.errors import SnapshotAbortedError
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-# Each task calls it regularly; raises SnapshotAbortedError once another task has failed.
+# Raises SnapshotAbortedError once another task has failed.
 CancelCheck = Callable[[], None]
 
 
@@ -46,7 +46,6 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCh
 
 
 def start_in_thread(work: Callable[[], Result]) -> Future[Result]:
-    """Run a function concurrently with the caller."""
     future: Future[Result] = Future()
 
     def do() -> None:

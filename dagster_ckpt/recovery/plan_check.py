@@ -33,7 +33,6 @@ from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.state.other_spark import Rewriter
 from dagster_ckpt.state.rewriting import shape_in, stored_state
 from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
-from dagster_ckpt.state.stopped_state import FORMAT_VERSION
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import adopted_directory
 from dagster_ckpt.stream.snapshots import describe_snapshot

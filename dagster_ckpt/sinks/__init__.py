@@ -1,4 +1,1 @@
-"""Sinks: what each remembers of its batches, and what happens when a batch is written again.
-
-Start with `sink.py`, the protocol, and `guard.py`, which decides whether a start may change a sink.
-"""
+"""Sinks: what each remembers of its batches, and what happens when a batch is written again."""

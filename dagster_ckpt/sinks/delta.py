@@ -1,14 +1,10 @@
-"""Delta tables: those that Delta's own sink writes, and those that a `foreachBatch` function writes, such as by MERGE.
+"""Delta tables, written by Delta's own sink or by a `foreachBatch` function, such as with MERGE.
 
-What the table remembers is read from its log (`delta_log.py`). A roll-back restores an earlier version in one
-conditional commit (`delta_commit.py`). The query then continues under a new id, because the table still skips the
-undone batches of the old one.
+After a roll-back the query continues under a new id: the table still skips the undone batches of the old one.
 
-Delta drops a write whose `txnAppId` and `txnVersion` it has already, without running it (`OnRepeat.SKIPS`). In
-`delta_transaction` these are the query's id and the batch, so that the log reads like that of Delta's own sink. Delta
-would also drop a second, different write under the same two: so the session lets Delta forget the version after the
-first (`autoReset`), and Delta refuses the second. Several writes of a batch have names, which are part of their
-`txnAppId`, and no numbers: changed code may make another write first.
+Delta drops a write whose `txnAppId` and `txnVersion` it has already; `delta_transaction` sets them to the query's id
+and the batch, as Delta's own sink does. The session forgets the version after the first write (`autoReset`), so that
+Delta refuses a second one. Writes of one batch have names, not numbers: changed code may make another write first.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ _SCHEME = "delta:"
 _APP_ID = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 _ONE_WRITE = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
-# Spark clones the session at each start of a query, and runs no batch twice in one clone.
+# Spark clones the session for each query start.
 _DONE = "spark.dagster_ckpt.delta_transaction."
 # A local property of the thread that runs the query (`StreamExecution.QUERY_ID_KEY`).
 _QUERY_ID = "sql.streaming.queryId"
@@ -53,8 +49,6 @@ _NAME_IT = (
 
 
 class DeltaTable(TableSink):
-    """A Delta table known by its folder."""
-
     names = re.compile(r"DeltaSink\[(?P<place>.+)\]")
     table_format = "Delta"
     on_repeat = OnRepeat.SKIPS
@@ -67,11 +61,9 @@ class DeltaTable(TableSink):
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
-        """See `Sink.name_of`."""
         return f"DeltaSink[{place}]" if output_format == "delta" else None
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
-        """See `Sink.look`."""
         files = self._files()
         if not files.list(LOG):
             return FoundSink(None)
@@ -89,7 +81,6 @@ class DeltaTable(TableSink):
         return FoundSink(identity, *(log.newest_batch_shown(query_ids) if query_ids else (None, False)))
 
     def batch_after(self, replay: Replay) -> int | None:
-        """See `Sink.batch_after`."""
         try:
             log = DeltaLog(self._files())
         except FileNotFoundError:
@@ -98,7 +89,6 @@ class DeltaTable(TableSink):
         return log.newest_batch_shown(replay.back.own_ids, found.version)[0] if found.version is not None else None
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """See `Sink.last_batch`."""
         if query_id is None:
             return None
         try:
@@ -110,20 +100,19 @@ class DeltaTable(TableSink):
             return found
         session = active_session()
         if session is not None:
-            # Delta also skips a batch that it knows from a checkpoint.
+            # Delta also skips a batch that only a checkpoint of its log has.
             with suppress(UnknownDeltaError):
                 return newest_transaction(session, self.folder, query_id)
         return None
 
     def plan(self, to: RollBack) -> TablePlan | None:
-        """See `TableSink.plan`."""
         try:
             found = DeltaLog(self._files()).plan(to)
         except FileNotFoundError:
             return None
         version = -1 if found.version is None else found.version
         quoted = "delta.`{}`".format(self.folder.replace("`", "``"))
-        # The stream has created the table: it has no version before.
+        # The stream created the table.
         is_emptied = version < 0
         return TablePlan(
             moves=found.version is not None,
@@ -142,7 +131,6 @@ class DeltaTable(TableSink):
         )
 
     def commit(self, plan: TablePlan) -> None:
-        """See `TableSink.commit`."""
         session = active_session()
         if session is None:
             raise SinkRollbackError(
@@ -155,15 +143,13 @@ class DeltaTable(TableSink):
             raise UnknownDeltaError(f"{error} Run: {plan.command}. Then start again.") from error
 
     def fence(self, plan: TablePlan) -> None:
-        """See `TableSink.fence`."""
         session = active_session()
-        # Without Delta, no roll-back of a former holder can come from this process.
+        # Without Delta, this process has rolled nothing back.
         if session is not None:
             with suppress(UnknownDeltaError):
                 record_roll_back(session, self.folder, decided_on=plan.basis.decided_on)
 
     def _files(self) -> FileIO:
-        """The table's folder."""
         default = default_file_system() if self.folder.startswith("/") else None
         if default is not None:
             raise StorageAccessError(
@@ -174,23 +160,19 @@ class DeltaTable(TableSink):
 
 
 class DeltaMerge(DeltaTable):
-    """A Delta table that a `foreachBatch` function writes to within `delta_transaction`."""
-
     names = re.compile(rf"ForeachBatchSink\[{_SCHEME}(?P<place>.+)\]")
     has_parts = True
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
-        """See `Sink.name_of`."""
         is_delta = output_format == FOREACH_BATCH and place.startswith(_SCHEME)
         return foreach_batch_name(place) if is_delta else None
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
-        """See `Sink.look`. The function may leave a batch out, so that only the table's id is certain."""
+        """The function may leave a batch out, so only the table's id is certain."""
         return super().look()
 
     def forecast(self, replay: Replay) -> SinkForecast:
-        """See `Sink.forecast`."""
         found = super().forecast(replay)
         ids = {*replay.query_ids, replay.query_id}
         if found.effect is not SinkEffect.EXACT or any(self.last_batch(each) is not None for each in ids):
@@ -205,21 +187,20 @@ class DeltaMerge(DeltaTable):
 
 @contextmanager
 def delta_transaction(batch: DataFrame, batch_id: int, write: str = "") -> Iterator[None]:
-    """Let a write of a `foreachBatch` function to a Delta table take effect once, also if the batch is repeated.
+    """Let a `foreachBatch` function's write to a Delta table take effect once, even if the batch is repeated.
 
-    Write through the session of the batch (`batch.sparkSession`), in one command. Name the table in the option
-    `path` of the query, as `delta:` and its folder, so that a start rolls it back with the stream. A function that
-    writes several times has a `with` statement for each, and names each but one.
+    Write through the session of the batch (`batch.sparkSession`), in one command. Name the table in the option `path`
+    of the query, as `delta:` and its folder, so that a start rolls it back with the stream. Use one `with` statement
+    for each write, and name all but one.
 
     Args:
-        batch: The batch, as Spark gives it to the function.
-        batch_id: Its number.
-        write: Name of the write, if the function has several, in any number of tables. Keep it: under another
-            name, a batch that is repeated is written once more.
+        batch: As Spark passes it to the function; likewise `batch_id`.
+        write: Name of the write, if the function has several, in any number of tables. Keep it: under another name, a
+            repeated batch is written once more.
 
     Raises:
-        OptionError: The function was not called by a streaming query, writes more than once in one `with` statement
-            or under one name, or has such a statement within another.
+        OptionError: The function was not called by a streaming query, writes more than once in one `with` statement or
+            under one name, or has such a statement within another.
 
     Example:
         >>> def upsert(batch, batch_id):
@@ -253,7 +234,6 @@ def delta_transaction(batch: DataFrame, batch_id: int, write: str = "") -> Itera
     try:
         yield
     except Exception as error:
-        # Delta's message for one setting without the other.
         if _APP_ID in str(error) and _VERSION in str(error):
             raise OptionError(
                 f"Batch {batch_id} writes more than once in one delta_transaction: nothing of the second command was "

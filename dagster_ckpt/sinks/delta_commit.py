@@ -1,9 +1,8 @@
 """Commits to a Delta table on condition that it is still at the version that they were decided on.
 
-SQL's `RESTORE` reads the newest version when it begins, so a process that was paused before the statement would undo
-what a successor has committed since. So a table is rolled back by Delta's own transaction, begun from the version of
-the decision: `commitLarge`, which `RESTORE` uses as well, writes the version after that one or fails. The actions are
-those of `RestoreTableCommand`.
+SQL's `RESTORE` reads the newest version when it begins: a process paused before it would undo a successor's commits.
+`commitLarge`, which `RESTORE` uses too, writes the version after the one decided on or fails. The actions are those of
+`RestoreTableCommand`.
 """
 
 from __future__ import annotations
@@ -20,28 +19,25 @@ from dagster_ckpt.spark.query.session import active_in_thread
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Marks a roll-back of this package in the log, to tell it from those of others.
 ROLL_BACK_ID = "dagster_ckpt roll-back"
 _NAME_FOLLOWS = "/"
 _KEY = "dagster_ckpt_key"
 _ADD = "dagster_ckpt_add"
 _MISSING_SHOWN = 5
-# Later than any version: nothing is committed.
 _NEVER = 2**63 - 1
 
 
 def app_id_of(query_id: str, write: str = "") -> str:
-    """The id under which a table remembers the batches of a query, or of one of several writes of each batch."""
+    """The query, or one named write of its batches, to the table."""
     return f"{query_id}{_NAME_FOLLOWS}{write}" if write else query_id
 
 
 def query_of(app_id: str) -> str:
-    """The query whose batches a table remembers under an id."""
     return app_id.partition(_NAME_FOLLOWS)[0]
 
 
 class UnknownDeltaError(SinkRollbackError):
-    """This Delta lacks an interface that a conditional commit needs; the table is unchanged."""
+    """This Delta lacks an interface; the table is unchanged."""
 
 
 def restore_version(session: SparkSession, folder: str, version: int, *, decided_on: int) -> None:
@@ -49,7 +45,7 @@ def restore_version(session: SparkSession, folder: str, version: int, *, decided
 
     Raises:
         VersionTakenError: Another commit has that version.
-        UnknownDeltaError: This Delta has other interfaces.
+        UnknownDeltaError: This Delta lacks an interface.
         SinkRollbackError: Data files of the version to restore were deleted.
     """
     with _Table.opened(session, folder, decided_on) as table:
@@ -73,28 +69,25 @@ def restore_version(session: SparkSession, folder: str, version: int, *, decided
 
 
 def record_roll_back(session: SparkSession, folder: str, *, decided_on: int) -> None:
-    """Commit that nothing is undone, as the version after `decided_on`: earlier decisions then fail."""
+    """Roll-backs decided on earlier versions then fail."""
     with _Table.opened(session, folder, decided_on) as table:
         record = [table.roll_back_mark(decided_on)]
         table.commit(table.transaction(table.snapshot(decided_on)), record, table.manual_update())
 
 
 def newest_transaction(session: SparkSession, folder: str, query_id: str) -> int | None:
-    """The newest batch that a table remembers of a query, even if only a checkpoint of its log has it."""
+    """Also from checkpoints of the log."""
     with _Table.opened(session, folder, _NEVER) as table:
         batches = (batch for app_id, batch in table.transactions() if query_of(app_id) == query_id)
         return max(batches, default=None)
 
 
 def table_id(session: SparkSession, folder: str) -> str:
-    """The id of a table, even if only a checkpoint of its log has it."""
     with _Table.opened(session, folder, _NEVER) as table:
         return str(table.current().metadata().id())
 
 
 class _Table:
-    """A table through Delta's classes in the JVM."""
-
     def __init__(self, session: SparkSession, folder: str) -> None:
         self._session = session
         jvm: Any = session._jvm
@@ -105,12 +98,10 @@ class _Table:
     @classmethod
     @contextmanager
     def opened(cls, session: SparkSession, folder: str, decided_on: int) -> Iterator[_Table]:
-        # Reading a table's log does not require Spark.
-        from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415
-        from pyspark.errors import PySparkException  # noqa: PLC0415
+        from py4j.protocol import Py4JError, Py4JJavaError
+        from pyspark.errors import PySparkException
 
         table = None
-        # Delta reads the table with it, also after a commit has written the new version.
         with active_in_thread(session):
             try:
                 table = cls(session, folder)
@@ -129,7 +120,6 @@ class _Table:
         return _with_defaults(self._log, "update")
 
     def transactions(self) -> Iterator[tuple[str, int]]:
-        """Each application that the table remembers, with its newest version."""
         each = self.current().transactions().iterator()
         while each.hasNext():
             found = each.next()
@@ -142,12 +132,11 @@ class _Table:
         return _with_defaults(self._log, "getSnapshotAt", version)
 
     def transaction(self, newest: Any) -> Any:
-        """A transaction that can only commit the version after this snapshot's."""
         return self._log.startTransaction(self.none(), self.some(newest))
 
     def files(self, snapshot: Any) -> DataFrame:
-        """The data files of a snapshot. One with another deletion vector is another file."""
-        from pyspark.sql import functions as F  # noqa: PLC0415
+        """A file with another deletion vector is another file."""
+        from pyspark.sql import functions as F
 
         of_session: Any = type(self._session.range(0))
         files: DataFrame = of_session(snapshot.allFiles().toDF(), self._session)
@@ -185,17 +174,17 @@ class _Table:
         return [changed.apply(index) for index in range(changed.length())]
 
     def metadata(self, wanted: Any, newest: Any) -> Any:
-        """The metadata to restore. Identity columns do not go back, so that no value is issued twice."""
+        """Identity columns do not go back: no value is issued twice."""
         to, now = wanted.metadata(), newest.metadata()
         merge = self.delta.IdentityColumn.copySchemaWithMergedHighWaterMarks
         schema = merge(self._log, to.schema(), now.schema()).json()
-        # The parameters of `copy` differ between versions of Delta.
+        # Its parameters differ between versions of Delta.
         text = json.loads(to.json())
         text["metaData"]["schemaString"] = schema
         return self.delta.actions.Action.fromJson(json.dumps(text))
 
     def protocol(self, wanted: Any, newest: Any) -> Any:
-        """The protocol of both: without a feature that one of them needs, its files could not be read."""
+        """Without a feature of either, its files could not be read."""
         others = self._scala([newest.protocol()]).toList()
         return wanted.protocol().merge(others)
 
@@ -218,7 +207,6 @@ class _Table:
         transaction.commitLarge(session, self._scala(actions), protocol, operation, nothing, nothing)
 
     def _scala(self, objects: Iterable[Any]) -> Any:
-        """An iterator of Scala."""
         listed = self._jvm.java.util.ArrayList()
         for each in objects:
             listed.add(each)
@@ -226,8 +214,8 @@ class _Table:
 
 
 def _with_defaults(target: Any, method: str, *given: object) -> Any:
-    """Call a method of Scala with its default values, whose number differs between versions."""
-    from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415
+    """The number of default values differs between versions."""
+    from py4j.protocol import Py4JError, Py4JJavaError
 
     arguments = list(given)
     while True:

@@ -1,11 +1,10 @@
 """The log of a Delta table: what its JSON commits say of a stream, and to which version it is rolled back.
 
-The sink writes a `txn` action with each batch (the Delta protocol's "Transaction Identifiers": appId is the query's
-id, version is the batch) and skips a batch that is not greater than the newest one without running it
-(`DeltaSink.addBatch`). A restore does not touch the transactions: the table still skips the undone batches of that
-query id.
+The sink writes a `txn` action with each batch (Delta protocol, "Transaction Identifiers": appId is the query's id,
+version the batch) and skips a batch that is not greater than the newest one (`DeltaSink.addBatch`), also after a
+restore.
 
-Checkpoints of the log are Parquet and are not read here: a table is not rolled back beyond them.
+Parquet checkpoints of the log are not read: a table is not rolled back beyond them.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
-# Commits read for the table's id, and for the newest batch of the stream.
+# Searched for the table's id and the stream's newest batch.
 _COMMITS_LOOKED_AT = 200
-# How Delta writes the predicate of a statement without a WHERE.
+# The predicate of a statement without a WHERE.
 _NO_PREDICATE = (None, "[]", '["true"]')
 
 
@@ -35,11 +34,11 @@ class DeltaCommit:
     """One version of a table.
 
     Attributes:
-        batches: Batches by the id of their query (`txn` actions).
-        restored_to: The version whose files it restored, for a RESTORE.
-        empties: Whether it removed all rows.
-        is_roll_back: Whether this package committed it to undo batches.
-        changes: Whether it changed rows, or the table's schema or settings.
+        batches: By query id (`txn` actions).
+        restored_to: For a RESTORE, the version of its files.
+        empties: It removed all rows.
+        is_roll_back: This package undid batches with it.
+        changes: It changed rows, schema or settings.
     """
 
     version: int
@@ -50,18 +49,16 @@ class DeltaCommit:
     changes: bool
 
     def batch_of(self, query_ids: Collection[str]) -> int | None:
-        """The newest batch of one of these queries."""
         return max((batch for query_id, batch in self.batches.items() if query_id in query_ids), default=None)
 
 
 @dataclass(frozen=True)
 class DeltaPlan:
-    """What a roll-back would do to a table.
+    """What a roll-back would do to a table, decided on version `decided_on`.
 
     Attributes:
-        decided_on: The newest version of the table when this was determined.
-        version: The version to restore; -1 is before the first, None if nothing has to be undone.
-        others: Versions written by others that this would undo too.
+        version: To restore; -1 is before the first, None if nothing has to be undone.
+        others: Versions of others that this would undo too.
         reaches_back: Whether the readable commits are sufficient to decide.
     """
 
@@ -72,10 +69,10 @@ class DeltaPlan:
 
 
 class DeltaLog:
-    """The readable commits of a table, each read once.
+    """The JSON commits of a table, each read once.
 
     Raises:
-        FileNotFoundError: The folder contains no Delta log with JSON commits.
+        FileNotFoundError: There are none.
     """
 
     def __init__(self, table: FileIO) -> None:
@@ -83,19 +80,16 @@ class DeltaLog:
         self._versions = _versions(table)
         self._commits: dict[int, DeltaCommit] = {}
         self.newest = max(self._versions)
-        # Below, commits are only in a checkpoint.
         self.oldest = self.newest
         while self.oldest - 1 in self._versions:
             self.oldest -= 1
 
     def commit(self, version: int) -> DeltaCommit:
-        """A version between `oldest` and `newest`."""
         if version not in self._commits:
             self._commits[version] = _read(self._table, version)
         return self._commits[version]
 
     def plan(self, to: RollBack) -> DeltaPlan:
-        """Determine what a roll-back would do."""
         own = to.own_ids
         wanted = self._version_of(own, to.query_id, to.batch_id)
         if wanted is None:
@@ -108,11 +102,9 @@ class DeltaLog:
                 return DeltaPlan(self.newest, reaches_back=False)
             commit = self.commit(at)
             if commit.restored_to is not None and commit.restored_to >= wanted:
-                # The table is as it was then.
                 at = commit.restored_to
                 continue
             if commit.empties and wanted < 0:
-                # The table is as before the first version.
                 break
             if commit.is_roll_back and (commit.restored_to is not None or commit.empties):
                 target, others = wanted, [*others, *foreign]
@@ -125,20 +117,16 @@ class DeltaLog:
         return DeltaPlan(self.newest, target, tuple(sorted(others)))
 
     def last_batch(self, query_id: str) -> int | None:
-        """The newest batch of a query, even if its rows were undone since: the table skips it."""
+        """Even if undone since: the table skips it."""
         batches = (self.commit(version).batch_of([query_id]) for version in sorted(self._versions, reverse=True))
         return next((batch for batch in batches if batch is not None), None)
 
     @property
     def has_beginning(self) -> bool:
-        """Whether the table's first version is readable."""
         return 0 in self._versions
 
     def identity(self) -> str | None:
-        """The id of the table, if one of the newest commits has it.
-
-        A commit that changes the schema or the settings has it, and the checksum file of any version (Delta 4).
-        """
+        """If a recent commit or checksum file (Delta 4) has it."""
         for version in range(self.newest, max(self.oldest, self.newest - _COMMITS_LOOKED_AT) - 1, -1):
             found = _identity_in(self._table, version)
             if found is not None:
@@ -146,7 +134,7 @@ class DeltaLog:
         return None
 
     def newest_batch_shown(self, own: Collection[str], at: int | None = None) -> tuple[int | None, bool]:
-        """The newest batch of these queries in the rows of a version (default: the newest); whether it is certain."""
+        """Of a version (default: the newest); and whether it is certain."""
         at = self.newest if at is None else at
         for _ in range(_COMMITS_LOOKED_AT):
             if at < self.oldest:
@@ -161,7 +149,6 @@ class DeltaLog:
         return None, False
 
     def _version_of(self, own: Collection[str], query_id: str | None, batch_id: int) -> int | None:
-        """The version after which the table holds the rows up to a batch; None if that is unknown."""
         first_own, first_of_query = self.newest + 1, self.newest + 1
         for at in range(self.newest, self.oldest - 1, -1):
             commit = self.commit(at)
@@ -170,7 +157,6 @@ class DeltaLog:
                 return at
             first_of_query = at if batch is not None else first_of_query
             first_own = at if commit.batch_of(own) is not None else first_own
-        # The query got a new id after that batch.
         before = self._before(first_of_query - 1, own, batch_id) if batch_id >= 0 else None
         if before is not None:
             return before
@@ -241,7 +227,6 @@ def _batch(action: Mapping[str, Any]) -> tuple[str, int] | None:
 def _is_change(action: Mapping[str, Any]) -> bool:
     for kind in ("add", "remove"):
         file = action.get(kind)
-        # OPTIMIZE rewrites files without changing rows.
         if isinstance(file, dict) and file.get("dataChange", True):
             return True
     return any(kind in action for kind in ("metaData", "protocol", "cdc"))

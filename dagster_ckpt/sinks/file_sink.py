@@ -1,6 +1,6 @@
 """Spark's file sink (Parquet, JSON, CSV, ...): its log numbers the batches, and is rolled back with the query.
 
-Part files that the log does not list are leftovers. `fork_output` copies the rows to a fork.
+Part files that the log does not list are leftovers.
 """
 
 from __future__ import annotations
@@ -35,51 +35,45 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import entry_id
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.doctor.finding import Finding, Subject
 
-# `ManifestFileCommitProtocol`: a uuid makes the bare name unique.
+# A uuid makes the bare name unique (`ManifestFileCommitProtocol`).
 _PART = re.compile(r"part-\d{5,}-(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}).*")
 # Left by a batch job (`FileOutputCommitter`).
 _SUCCESS = "_SUCCESS"
 _NAMED = 5
-# Spark's own; others with a path (Delta, Iceberg) keep their own record of batches.
+# Others with a path (Delta, Iceberg) keep their own record of batches.
 _FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
 
 
 @dataclass(frozen=True)
 class PartFile:
-    """A data file below a sink's folder; `modified_at_ms` is None if the storage does not report it."""
-
     path: str
     size: int
     modified_at_ms: int | None
 
     @property
     def name(self) -> str:
-        """Its bare name."""
         return self.path.rsplit("/", 1)[-1]
 
     @property
     def uuid(self) -> str | None:
-        """The uuid in its name. A file sink makes one for each file, a batch job one for all of its files."""
+        """One per file from a file sink, one for all files of a batch job."""
         match = _PART.fullmatch(self.name)
         return match["uuid"] if match else None
 
 
 @dataclass(frozen=True)
 class SinkLog:
-    """The bare names of all files in a sink's log, and when its newest entry was written, if the storage reports it."""
-
     names: frozenset[str]
     newest_at_ms: int | None
 
 
 @dataclass(frozen=True)
 class Leftovers:
-    """The part files of a folder, and the log that decides which of them are needed.
+    """Part files, and the log that decides which of them are needed.
 
     Attributes:
-        files: All part files, listed before the log: a file committed in between is then in the log.
-        now_ms: The current time by the clock that dates the files; None if it dates none.
-        has_batch_job: Whether a batch job has written there as well.
+        files: Listed before the log: a file committed in between is then in the log.
+        now_ms: By the clock that dates the files, if any.
     """
 
     files: tuple[PartFile, ...]
@@ -89,8 +83,6 @@ class Leftovers:
 
 
 class FileSink(Sink):
-    """A folder with the log `_spark_metadata`, which skips known batches of any query."""
-
     names = re.compile(r"FileSink\[(?P<place>.+)\]")
     on_repeat = OnRepeat.SKIPS
     rolls_back = True
@@ -101,36 +93,29 @@ class FileSink(Sink):
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
-        """See `Sink.name_of`."""
         return f"FileSink[{place}]" if output_format in _FORMATS else None
 
     @classmethod
     def at(cls, folder: str) -> Self:
-        """The file sink of a folder."""
         return cls(f"FileSink[{folder}]", folder)
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """See `Sink.last_batch`."""
         return logged_batch(self.folder)
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """See `SinkToCapture`."""
         return capture_log(self.folder, folder, batch_id)
 
     def check_roll_back(self, to: RollBack) -> None:
-        """See `Sink.check_roll_back`."""
         if to.entries is None and to.batch_id >= 0:
             own_past(self.folder, to.batch_id)
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
-        """See `Sink.roll_back`."""
         entries: Sequence[SinkEntry] = ()
         if to.batch_id >= 0:
             entries = own_past(self.folder, to.batch_id) if to.entries is None else to.entries
         roll_back(self.folder, to.batch_id, entries, still_mine=still_mine)
 
     def forecast(self, replay: Replay) -> SinkForecast:
-        """See `Sink.forecast`."""
         try:
             folder = open_file_io(self.folder)
             names = log_entries(folder)
@@ -162,21 +147,18 @@ class FileSink(Sink):
         return self.told(SinkEffect.EXACT, f"{reason}. Readers see each row once.")
 
     def leftovers(self) -> Leftovers:
-        """Its part files, listed before the log that decides which of them are needed."""
         files = tuple(part_files(self.folder))
         has_batch_job = open_file_io(self.folder).size(_SUCCESS) is not None
         return Leftovers(files, read_sink_log(self.folder), storage_time_ms(self.folder), has_batch_job)
 
     def delete_leftovers(self, files: Sequence[PartFile]) -> None:
-        """Delete part files, with their checksums."""
         delete_part_files(self.folder, files)
 
     def examine(self, subject: Subject) -> Iterator[Finding]:
-        """See `Sink.examine`."""
         return examine_log(subject, open_file_io(self.folder))
 
     def _noted(self, log_entries: Mapping[str, Sequence[SinkEntry]]) -> Sequence[SinkEntry] | None:
-        # The catalog has the folder in Spark's spelling, the snapshot perhaps in the user's.
+        # Catalog and snapshot may spell the folder differently.
         return next((entries for noted, entries in log_entries.items() if same_folder(noted, self.folder)), None)
 
     def _not_in_the_snapshot(self, last_batch: int, replay: Replay) -> SinkForecast:
@@ -191,18 +173,17 @@ class FileSink(Sink):
 
 
 def part_files(path: str) -> list[PartFile]:
-    """Files below a folder with a name in the form of Spark's file sink."""
+    """Named like those of Spark's file sink."""
     return sorted((file for file in _all_files(path) if _PART.fullmatch(file.name)), key=lambda file: file.path)
 
 
 def storage_time_ms(path: str) -> int | None:
-    """The current time by the clock that dates the files of a folder; None if it dates none."""
+    """None if nothing dates the files of the folder."""
     # Hidden, so that readers ignore it.
     return open_file_io(path).clock_ms(f".dagster_ckpt-probe-{uuid.uuid4().hex}")
 
 
 def read_sink_log(path: str) -> SinkLog:
-    """Read the whole log of a file sink."""
     folder = open_file_io(path)
     entries = {name: number for name in folder.list(LOG) if (number := entry_id(name)) is not None}
     if not entries:
@@ -218,7 +199,6 @@ def read_sink_log(path: str) -> SinkLog:
 
 
 def delete_part_files(path: str, files: Iterable[PartFile]) -> None:
-    """Delete files of a sink together with their Hadoop checksum files."""
     folder = open_file_io(path)
     for file in files:
         folder.delete(file.path)
@@ -242,31 +222,29 @@ def fork_output(
     still_mine: StillMine,
     may_link: bool = True,
 ) -> None:
-    """Copy the rows of a folder up to a batch to another folder; can be interrupted and repeated.
+    """Copy the rows of `old` up to a batch, whose log is `entries`; repeatable if interrupted.
 
-    `entries` is the log of `old` up to the batch. With `may_link`, files on one disk share their bytes.
+    With `may_link`, files on one disk are hard-linked.
     """
     target = open_file_io(new)
     target.make()
     moved = []
     for entry in entries:
         with still_mine():
-            # Once per entry is enough: copies overwrite nothing of a successor.
+            # Copies overwrite nothing of a successor.
             pass
         lines = parse_log_lines(entry.data, f"{old}/{entry.name}")
         moved.append(entry_of(entry.name, [_moved(old, new, dict(line), may_link=may_link) for line in lines]))
-    # Before the log that lists them.
     target.flush_all()
     roll_back(new, batch_id, moved, still_mine=still_mine)
 
 
 def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[str]:
-    """The files that the log of a folder lists after it got the rows of another one."""
+    """In the log of `new` after `fork_output`."""
     return frozenset(url_of(new, name_below(old, where)) for where in files_of(entries, old))
 
 
 def unexpected_file(new: str, old: str, entries: Sequence[SinkEntry] = ()) -> str | None:
-    """A file in a folder that `fork_output` would not have created, or None."""
     known = {name_below(old, where) for where in files_of(entries, old)} | {f"{LOG}/{entry.name}" for entry in entries}
     return next((path for path, _ in open_file_io(new).find() if path not in known), None)
 
@@ -285,7 +263,7 @@ def _moved(old: str, new: str, line: dict[str, Any], *, may_link: bool) -> dict[
 
 def _bring(old: str, new: str, name: str, *, may_link: bool) -> None:
     source, target = open_file_io(old), open_file_io(new)
-    # What an interrupted fork brought is whole.
+    # An interrupted fork leaves whole files only.
     if may_link and (target.size(name) is not None or target.adopt(name, source, name)):
         return
     with source.open(name) as stream:

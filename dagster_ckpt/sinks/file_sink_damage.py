@@ -1,6 +1,6 @@
-"""What is wrong with the log of a file sink: for the doctor, and to decide whether a start can replace the log.
+"""Finds damage in the log of a file sink: for the doctor, and to decide whether a start can replace the log.
 
-A log that another query wrote, or this one on another timeline, is not damaged: only the guard judges it.
+A log of another query or timeline is not damaged: only the guard judges it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,21 @@ from dagster_ckpt.values.untrusted import from_json
 
 _SHOWN = 3
 _HEAD_BYTES = 16_384
-# A stray file named by a number could make a huge gap.
+# A stray file's number could make a huge gap.
 _MAX_REPORTED_GAPS = 1_000
-# Bare names of part files, with their lengths.
 _Files = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class DamagedLog:
-    """A damaged log that is still its stream's, and what is wrong with it."""
-
     folder: str
     found: str
 
 
 def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None = None) -> DamagedLog | None:
-    """The damage of a log; None if it is whole, or if what is left of it is not this stream's.
+    """None if the log is whole, or if what is left of it is not this stream's.
 
-    `captured` is the log as a snapshot of the stream has it, `committed` a batch that the sink must have.
+    `captured` is the log in a snapshot, `committed` a batch that the sink must have.
     """
     folder, noted = open_file_io(path), _Noted.of(captured, path)
     names = log_entries(folder)
@@ -69,15 +66,13 @@ def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None 
 
 
 def missing_part_files(path: str, captured: Sequence[SinkEntry]) -> list[str]:
-    """Bare names of the files that a captured log lists and that are not in the folder with their lengths."""
+    """Missing, or of another length."""
     listed = _Noted.of(captured, path).files
     return _absent(open_file_io(path), listed)
 
 
 @dataclass(frozen=True)
 class _Noted:
-    """The log as a snapshot has it: its last batch, the files of each entry, and all of them."""
-
     last: int
     entries: Mapping[str, _Files]
     files: _Files
@@ -94,11 +89,11 @@ class _Noted:
 
 
 class _Stranger:
-    """An intact entry of another query, or of this one on another timeline."""
+    """An intact entry of another query or timeline."""
 
 
 class _Doubt(str):
-    """An altered entry, which may be another query's: only the rest of the log shows whose it is."""
+    """An altered entry: only the rest of the log shows whose it is."""
 
     __slots__ = ()
 
@@ -108,7 +103,6 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
     try:
         data = folder.read(entry)
     except FileNotFoundError:
-        # Compacted since it was listed.
         return None
     fits = fits_hadoop(folder, entry, data)
     if fits is False:
@@ -116,7 +110,6 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
     try:
         files = _files(data, f"{folder.url}/{entry}")
     except UnknownLayoutError as trouble:
-        # Written by a later Spark, unless the snapshot knows it.
         return str(trouble) if name in noted.entries else _Stranger()
     except LiveDirectoryError as trouble:
         return str(trouble)
@@ -125,20 +118,19 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
         return None if files == known else f"entry {name} does not list what it listed for the snapshot"
     if known is None and not _is_anothers(name, files, noted):
         is_later = name.endswith(COMPACT) and (entry_id(name) or 0) > noted.last
-        # The retention time of a sink only drops the oldest files.
+        # A sink's retention time only drops the oldest files.
         is_cut = is_later and bool(files.keys() & noted.files.keys()) and list(noted.files)[-1] not in files
         return f"entry {name} lacks files that were listed before it" if is_cut else None
-    # Such an entry was not altered.
     if fits is True or not _absent(folder, files):
         return _Stranger()
     return _Doubt(f"entry {name} lists files that neither the snapshot has nor exist")
 
 
 def _is_anothers(name: str, files: _Files, noted: _Noted) -> bool:
-    """Whether an entry lists what the snapshot, which has all up to its batch, does not."""
+    """Whether an entry lists files that the snapshot, complete up to its batch, does not."""
     if (entry_id(name) or 0) <= noted.last:
         return not files.keys() <= noted.files.keys()
-    # A later compact entry has all before, but for what exceeds the sink's retention time.
+    # A later compact entry has all before, within the sink's retention time.
     return name.endswith(COMPACT) and bool(noted.files) and not files.keys() & noted.files.keys()
 
 
@@ -154,10 +146,10 @@ def _files(data: bytes, where: str) -> _Files:
 
 
 class LogTrouble(StrEnum):
-    """Why nobody can continue a log as it is.
+    """Why a log cannot be continued.
 
     GAP: An entry that readers and the next compaction need is missing.
-    ELSEWHERE: It lists files that do not lie in its folder.
+    ELSEWHERE: It lists files outside its folder.
     """
 
     GAP = "GAP"
@@ -165,10 +157,7 @@ class LogTrouble(StrEnum):
 
 
 def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
-    """What is wrong with a log, from its names up to a batch and the beginning of each entry.
-
-    A folder that was moved or copied shows in the first lines; the doctor reads the entries to their ends.
-    """
+    """By the names of its entries up to a batch and their first lines, which show a moved folder."""
     folder = open_file_io(path)
     names, is_below = log_entries(folder), below(path)
     if up_to is not None:
@@ -180,7 +169,7 @@ def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
         try:
             head = folder.read(f"{LOG}/{names[number]}", _HEAD_BYTES)
         except FileNotFoundError:
-            # Compacted since it was listed.
+            # Compacted since.
             continue
         for line in head.split(b"\n")[1:3]:
             with suppress(ValueError, AttributeError):
@@ -190,8 +179,7 @@ def log_trouble(path: str, up_to: int | None = None) -> LogTrouble | None:
 
 
 def examine_log(subject: Subject, folder: FileIO) -> Iterator[Finding]:
-    """Compare the log of a file sink with the checkpoint."""
-    # The reverse of the order in which a running query writes them: later reads may be newer.
+    # The reverse of a running query's writes.
     committed = max(batch_ids(subject.folder, COMMITS), default=-1)
     names = log_entries(folder)
     planned = max(batch_ids(subject.folder, OFFSETS), default=-1)
@@ -205,7 +193,7 @@ def examine_log(subject: Subject, folder: FileIO) -> Iterator[Finding]:
             f"every batch up to {last}, and rows are lost if a batch has other boundaries the second time.",
         )
     has_ids = subject.commit_entry is not None and bool(subject.commit_entry.state_ids)
-    # Read again: a running query may have committed the batch meanwhile.
+    # A running query may have committed it meanwhile.
     if has_ids and last == planned == committed + 1 > max(batch_ids(subject.folder, COMMITS), default=-1):
         yield note(
             Code.SINK_HAS_BATCH_IN_FLIGHT,
@@ -260,7 +248,6 @@ def _examine_entries(folder: FileIO, names: Mapping[int, str]) -> Iterator[Findi
         except LiveDirectoryError as trouble:
             yield error(Code.SINK_LOG_UNREADABLE, f"{folder.url}/{entry}", str(trouble))
         except FileNotFoundError:
-            # Compacted since it was listed.
             continue
         else:
             foreign = [str(line.get("path")) for line in lines if not is_below(str(line.get("path")))]

@@ -1,13 +1,12 @@
 """A file sink's log of its batches: capture it for a snapshot, compare it, and roll it back to an earlier batch.
 
-`FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, whichever query wrote it. A rewound
-query would silently lose rows there, so a snapshot includes this log and a restore rolls it back. Entries are files:
-`<batch>`, and every tenth batch `<batch>.compact` with all before (`CompactibleFileStreamLog`).
+`FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, whichever query wrote it. Entries
+are files: `<batch>`, and every tenth batch `<batch>.compact` with all before (`CompactibleFileStreamLog`).
 
 A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark rejects at the next
-compaction and read (`getAllValidBatches`). Such a folder gets a log without files first.
+compaction and read (`getAllValidBatches`). Such a folder first gets a log without files.
 
-Spark writes absolute paths: a moved folder lists files of its old place, and the same file has several spellings.
+Spark writes absolute paths: a moved folder lists files of its old place, and one file has several spellings.
 """
 
 from __future__ import annotations
@@ -37,14 +36,12 @@ from dagster_ckpt.values.storage_path import local_path
 
 LOG = "_spark_metadata"
 _NOTHING = b"v1"
-# Hadoop leaves these unescaped in the path of a URI.
+# Unescaped by Hadoop in the path of a URI.
 _SAFE = "/=:@!$&'()*+,;~"
-# Longer than any version line.
 _VERSION_LINE_BYTES = 100
 
 
 def capture_log(path: str, folder_in_snapshot: str, batch_id: int) -> CapturedSink:
-    """Capture the log of a file sink up to a batch."""
     folder = open_file_io(path)
     everything = log_entries(folder)
     newest = max(everything, default=None)
@@ -59,7 +56,7 @@ def capture_log(path: str, folder_in_snapshot: str, batch_id: int) -> CapturedSi
 
 
 def log_entries(folder: FileIO) -> dict[int, str]:
-    """The names of the entries of a log by their batches; of a batch with two entries, the compact one."""
+    """Of a batch with two entries, the compact one."""
     names: dict[int, str] = {}
     for name in folder.list(LOG):
         number = entry_id(name)
@@ -69,23 +66,22 @@ def log_entries(folder: FileIO) -> dict[int, str]:
 
 
 def needed_entries(names: Mapping[int, str]) -> range:
-    """The batches whose entries readers need: from the newest compact one, or else from the first."""
+    """From the newest compact one, or else from the first."""
     first = max((number for number, name in names.items() if name.endswith(COMPACT)), default=min(names, default=0))
     return range(first, max(names, default=-1) + 1)
 
 
 def has_beginning(names: Mapping[int, str]) -> bool:
-    """Whether a log has all that came before the first entry that readers need."""
+    """Whether everything before the first needed entry is there."""
     first = needed_entries(names).start
     return first == 0 or names[first].endswith(COMPACT)
 
 
 def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
-    """Roll a file sink back to the batch of a snapshot; -1 empties the log.
+    """Roll a file sink back to the batch of a snapshot; -1 empties the log. Durable on return.
 
-    Readers then see the rows up to that batch; files of later batches stay on disk. It can be interrupted, even by a
-    power failure, and repeated: the needed entries are durable before anything is deleted, and the newest are deleted
-    first, so the log never has a hole that Spark would reject. On return the deletions are durable.
+    Files of later batches stay on disk. Repeatable after any interruption: the needed entries are durable before
+    anything is deleted, and the newest are deleted first, so the log never has a hole.
     """
     folder = open_file_io(path)
     wanted = {entry.name: entry.data for entry in entries}
@@ -100,7 +96,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
             with still_mine():
                 folder.delete(f"{LOG}/.{name}.crc")
         if present:
-            # After a power failure, deleted entries could reappear, and Spark would skip their batches.
+            # After a power failure, deleted entries could reappear.
             folder.flush(LOG)
     except (StorageAccessError, FileNotFoundError) as error:
         raise SinkRollbackError(
@@ -111,14 +107,14 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
 
 
 def write_entries(folder: FileIO, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
-    """Write entries of a log durably, oldest first; those that are already as wanted stay."""
+    """Durably, oldest first, unless they are as wanted already."""
     present = folder.list(LOG)
     for entry in sorted(entries, key=lambda entry: entry_id(entry.name) or 0):
         if entry.name in present and folder.read(f"{LOG}/{entry.name}") == entry.data:
             # Spark wrote this entry and does not flush.
             folder.flush(f"{LOG}/{entry.name}")
             continue
-        # First, because Hadoop rejects an entry that does not match it.
+        # First: Hadoop rejects an entry that does not match it.
         with still_mine():
             folder.delete(f"{LOG}/.{entry.name}.crc")
         with still_mine():
@@ -126,7 +122,6 @@ def write_entries(folder: FileIO, entries: Sequence[SinkEntry], *, still_mine: S
 
 
 def own_past(path: str, batch_id: int) -> list[SinkEntry]:
-    """The log of a file sink up to a batch, from the sink itself."""
     captured = capture_log(path, SINKS_FOLDER, batch_id)
     if not captured.files:
         return _before_its_beginning(path, batch_id)
@@ -140,7 +135,6 @@ def own_past(path: str, batch_id: int) -> list[SinkEntry]:
 
 
 def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
-    """A log up to a batch before its first entry: the query began to write there later."""
     folder = open_file_io(path)
     names = log_entries(folder)
     first = names.get(min(names, default=-1))
@@ -158,21 +152,18 @@ def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
 def _beginning(batch_id: int) -> list[SinkEntry]:
     """A log that lists no file and ends at a batch, as one compact entry.
 
-    From its batch, Spark derives a fitting interval of compaction (`deriveCompactInterval`). Otherwise, the settings of
-    query and readers would decide which batches must be compact.
+    It gives Spark's compaction interval (`deriveCompactInterval`), whatever the settings.
     """
-    # As a compact entry, batch 0 alone would make every later batch one.
+    # Batch 0 alone, as a compact entry, would make every later batch one.
     return [SinkEntry(f"{batch_id}{COMPACT}" if batch_id > 0 else str(batch_id), _NOTHING)]
 
 
 def logged_batch(path: str) -> int | None:
-    """The newest batch in the log of a folder, or None."""
     return max(log_entries(open_file_io(path)), default=None)
 
 
 def begin_log(path: str, batch_id: int, *, still_mine: StillMine = nullcontext) -> None:
-    """Create a log that lists no file and ends at a batch, in a folder that may not exist; can be repeated."""
-    # An interrupted start may have left a log without files.
+    """A log that lists no file and ends at a batch, in a folder that may not exist; repeatable."""
     roll_back(path, -1, (), still_mine=still_mine)
     roll_back(path, batch_id, _beginning(batch_id), still_mine=still_mine)
 
@@ -180,11 +171,10 @@ def begin_log(path: str, batch_id: int, *, still_mine: StillMine = nullcontext) 
 class Past(StrEnum):
     """Relation of the current log to that of a snapshot.
 
-    NONE: There is no current log.
     SAME: Up to the snapshot's batch it lists the same files.
-    PART: It ends at or before that batch, and lists only some of the snapshot's files.
+    PART: It ends at or before that batch, with only some of the snapshot's files.
     SHARED: They have files in common, but diverge before that batch, for example by a rewind.
-    STRANGER: They have no file in common: another query, or another start of this one, wrote it.
+    STRANGER: They have no file in common.
     """
 
     NONE = "NONE"
@@ -199,10 +189,7 @@ class SinkLogAtHand:
     """The files that a log lists, up to the requested batch and in later entries.
 
     Attributes:
-        last_batch: Its newest batch; None if there is no log.
-        later: After a compaction, these include all earlier files.
-        compacted: Whether one of the later entries is a compact one.
-        is_later: Whether there are later entries.
+        later: With all earlier files after a compaction.
     """
 
     last_batch: int | None
@@ -213,12 +200,11 @@ class SinkLogAtHand:
 
     @property
     def is_blank(self) -> bool:
-        """Whether the log exists and lists no file."""
         return self.last_batch is not None and not self.up_to | self.later
 
 
 def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
-    """Compare the current log with the files that a snapshot lists. A pure function."""
+    """Pure."""
     if at_hand.last_batch is None:
         return Past.NONE
     known = at_hand.up_to | at_hand.later
@@ -228,12 +214,11 @@ def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
         return Past.SAME
     if not at_hand.is_later:
         return Past.PART
-    # In a compacted log, files of the snapshot may have exceeded the sink's retention time.
+    # Files may have exceeded the sink's retention time.
     return (Past.SAME if at_hand.compacted else Past.SHARED) if noted & known else Past.STRANGER
 
 
 def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
-    """Read a log, divided at a batch."""
     folder = open_file_io(path)
     names = log_entries(folder)
     if not names:
@@ -250,33 +235,31 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
 
 
 def committed_files(path: str) -> list[str]:
-    """Files that the log of a folder lists, as local paths or URLs."""
+    """As local paths or URLs."""
     urls = [unquote(url) for url in read_log_at_hand(path, -1).later]
     return [str(local_path(url) or url) for url in urls]
 
 
 def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:
-    """Files that entries of a log list."""
     return frozenset(file for entry in entries for file in listed(entry.data, f"{path}/{LOG}/{entry.name}"))
 
 
 def listed(data: bytes, where: str) -> dict[str, object]:
-    """The files that an entry lists, as it spells them, with their sizes."""
+    """As the entry spells them, with their sizes."""
     return {str(line.get("path")): line.get("size") for line in parse_log_lines(data, where)}
 
 
 def bare(where: str) -> str:
-    """The name of a listed file without its folder; Spark makes it unique."""
+    """Spark makes the file name unique."""
     return unquote(where).rpartition("/")[2]
 
 
 def entry_of(name: str, lines: Sequence[Mapping[str, Any]]) -> SinkEntry:
-    """An entry that lists some files."""
     return SinkEntry(name, "\n".join(["v1", *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode())
 
 
 def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
-    """The entries that list all files up to the batch, and all later files."""
+    """With all files up to the batch, and all later ones."""
     compacts = [number for number, name in names.items() if name.endswith(COMPACT)]
     below = max((number for number in compacts if number <= batch_id), default=-1)
     newest = max(compacts, default=-1)
@@ -284,9 +267,9 @@ def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
 
 
 def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -> list[str]:
-    """Entries that do not belong to the snapshot's history: later ones, and those of another timeline."""
+    """Later entries, and those of another timeline."""
     compacts = [number for name in wanted if name.endswith(COMPACT) and (number := entry_id(name)) is not None]
-    # Spark reads no entry below the compact one, but derives its compaction interval from all.
+    # Spark derives its compaction interval from all, but reads none below the compact one.
     unread_below = max(compacts, default=-1)
     return [
         name
@@ -312,14 +295,13 @@ def _missing(folder: FileIO, name: str, last: int) -> IncompleteCutError:
 
 
 def url_of(folder: str, name: str) -> str:
-    """How Spark writes a file of a folder in its log."""
     root = local_path(folder)
     place = f"file://{quote(str(root), safe=_SAFE)}" if root is not None else folder.rstrip("/")
     return f"{place}/{quote(name, safe=_SAFE)}"
 
 
 def name_below(folder: str, where: str) -> str:
-    """Path of a listed file relative to its folder."""
+    """Relative to the folder."""
     root, file = local_path(folder), local_path(unquote(where))
     if root is not None and file is not None and file.is_relative_to(root):
         return file.relative_to(root).as_posix()
@@ -333,7 +315,7 @@ def name_below(folder: str, where: str) -> str:
 
 
 def below(folder: str) -> Callable[[str], bool]:
-    """Whether a listed file lies in a folder, in any spelling. Each parent folder is looked at once."""
+    """In any spelling. Looks at each parent folder once."""
     known: dict[str, bool] = {}
 
     def check(where: str) -> bool:

@@ -1,7 +1,7 @@
 """Repairs the log of a file sink: relocates it after its folder was moved or copied, and rebuilds it from a snapshot.
 
-Both only write entries whose part files exist with the listed length, delete nothing but the Hadoop checksum of an
-entry that changes, and can be interrupted and repeated.
+Both only write entries whose part files exist with the listed length, delete only the Hadoop checksum of an entry that
+changes, and are repeatable.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class Relocation:
     """A log whose paths were written for another folder.
 
     Attributes:
-        entries: The entries that change, with paths in the folder.
-        files: How many files they list that lay elsewhere.
+        files: How many the entries list elsewhere.
         old_place: The folder of the first of them.
     """
 
@@ -57,7 +56,7 @@ class Relocation:
 
 
 def plan_relocation(folder: str) -> Relocation:
-    """Find in a folder the files that its log lists elsewhere: by their unique names, and their lengths."""
+    """By the files' unique names and lengths."""
     there = open_file_io(folder)
     names = sorted(
         (name for name in there.list(LOG) if entry_id(name) is not None), key=lambda name: entry_id(name) or 0
@@ -94,15 +93,12 @@ def plan_relocation(folder: str) -> Relocation:
 
 
 def relocate(relocation: Relocation) -> None:
-    """Let the log list the files where they are now. The query must not be running."""
+    """The query must not be running."""
     write_entries(open_file_io(relocation.folder), relocation.entries, still_mine=nullcontext)
 
 
 def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
-    """Whether a log lists the files that a snapshot captured for another folder: these were moved or copied.
-
-    Only names with a uuid, as Spark gives them, prove that.
-    """
+    """By the uuids in their names."""
     noted = {bare(path) for entry in captured for path in _listed(entry, folder)}
     last = max((entry_id(entry.name) or 0 for entry in captured), default=-1)
     try:
@@ -115,7 +111,6 @@ def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
 
 
 def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEntry]:
-    """A captured log for the folder to which its files were moved."""
     return [
         entry_of(
             entry.name,
@@ -130,12 +125,7 @@ def relocated(captured: Sequence[SinkEntry], old: str, new: str) -> list[SinkEnt
 
 @dataclass(frozen=True)
 class RebuiltLog:
-    """What a log can be rebuilt to.
-
-    Attributes:
-        batch_id: The batch that the rebuilt log reaches.
-        unknown: Later batches that the log should have, and whose files nothing lists.
-    """
+    """`unknown` are later batches whose files nothing lists."""
 
     folder: str
     entries: tuple[SinkEntry, ...]
@@ -144,10 +134,7 @@ class RebuiltLog:
 
 
 def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int | None) -> RebuiltLog:
-    """Complete a log from what a snapshot has captured of it, and from its own later entries.
-
-    `committed` is the newest batch that the query has committed; None if unknown.
-    """
+    """From a snapshot and its own later entries; `committed` is the query's newest batch, if known."""
     there = open_file_io(folder)
     at_hand, noted = _intact(there, log_entries(there)), {entry_id(entry.name) or 0: entry for entry in captured}
     for number, entry in noted.items():
@@ -175,12 +162,11 @@ def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int 
 
 
 def rebuild_log(rebuilt: RebuiltLog, still_mine: StillMine) -> None:
-    """Write the entries."""
     write_entries(open_file_io(rebuilt.folder), rebuilt.entries, still_mine=still_mine)
 
 
 def is_intact(there: FileIO, name: str) -> bool:
-    """Whether an entry can be parsed, and matches Hadoop's checksum if it has one."""
+    """It can be parsed and matches Hadoop's checksum, if any."""
     data = there.read(f"{LOG}/{name}")
     try:
         parse_log_lines(data, name)

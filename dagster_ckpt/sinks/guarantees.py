@@ -1,4 +1,4 @@
-"""The delivery guarantees of a restored query: what its execution mode and its sinks give together."""
+"""The delivery guarantees of a restored query, from its execution mode and its sinks."""
 
 from __future__ import annotations
 
@@ -13,23 +13,17 @@ from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 
 
 class Guarantee(StrEnum):
-    """How often an input row takes effect after a restore."""
-
     EXACTLY_ONCE = "EXACTLY_ONCE"
     AT_LEAST_ONCE = "AT_LEAST_ONCE"
 
 
 @dataclass(frozen=True)
 class Guarantees:
-    """The guarantees of a query, and the reasons.
-
-    They require sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
+    """They require sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
 
     Attributes:
-        state: For its state and its position in the input.
-        sink: For the output in its sinks.
-        unaligned: Whether a snapshot may include the batch in flight, so that exactly this batch is replayed.
-        why: The reasons, for people.
+        state: Also for its position in the input.
+        unaligned: Whether a snapshot may include the batch in flight, so that exactly it is replayed.
     """
 
     mode: ExecutionMode
@@ -39,7 +33,6 @@ class Guarantees:
     why: str
 
     def properties(self) -> dict[str, Any]:
-        """The properties for a snapshot's header."""
         return {
             "mode": self.mode.value,
             "guarantee": {
@@ -66,7 +59,7 @@ _AT_LEAST_ONCE_MODES = {
 
 
 def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
-    """The guarantees of a query with these sinks, as its progress names them; none means unknown."""
+    """`sinks` as progress names them; none means unknown."""
     exactly, at_least = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
     if mode is ExecutionMode.REAL_TIME:
         why = (
@@ -86,7 +79,7 @@ def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
         return Guarantees(mode, exactly, exactly, unaligned=True, why=why)
     unsure = _unsure(forgetful[0]) if forgetful else "its sinks are unknown"
     why = f"Every batch is replayed with the same offsets and state, but {unsure}: a replayed batch may appear twice."
-    # The state stays exact with the batch in flight; the user decides whether the sink may get it twice.
+    # The user may let the sink get the batch twice.
     return Guarantees(mode, exactly, at_least, unaligned=True, why=why)
 
 
@@ -97,5 +90,5 @@ def _unsure(sink: Sink) -> str:
 
 
 def can_replay_a_batch(sinks: Sequence[str]) -> bool:
-    """Whether every sink shows the rows of a repeated batch once, so that a snapshot may carry the batch in flight."""
+    """Whether every sink shows a repeated batch once."""
     return all(sink.shows_rows_once for sink in sinks_of(sinks))

@@ -1,7 +1,7 @@
 """Decides who owns a sink before a start, restore, rewind, fork, roll-back or clean-up changes it.
 
-A sink is rolled back, emptied or continued only if the query about to start names it, and if catalog, stream and the
-sink's own log agree on who wrote it.
+A sink is changed or continued only if the query about to start names it, and catalog, stream and the sink's own log
+agree on who wrote it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from dagster_ckpt.spark.query.output import NamedOutput
 class Start(StrEnum):
     """Kind of start, as seen by a sink.
 
-    RESUME: The query continues where it stopped.
-    TO_SNAPSHOT, TO_BATCH: It goes back to a snapshot, or to a batch in the live directory.
-    EMPTY: It starts with empty state.
-    FORKED: It starts with the state of another stream, whose output it does not own.
+    TO_SNAPSHOT, TO_BATCH: Back to a snapshot, or to a batch in the live directory.
+    EMPTY: With empty state.
+    FORKED: With the state of another stream, whose output it does not own.
     CLEAN: Nothing is started: files that no log lists are deleted.
     """
 
@@ -38,11 +37,10 @@ class Start(StrEnum):
 class Verdict(StrEnum):
     """What happens to the log of a folder.
 
-    LEAVE: Nothing: the query does not write there.
-    CONTINUE: Nothing: it is at the query's batch.
-    ROLL_BACK: It is rolled back to the batch, or emptied for a start with empty state.
-    BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole at its next compaction.
-    REFUSE: The query is not started.
+    LEAVE: The query does not write there.
+    CONTINUE: It is at the query's batch.
+    ROLL_BACK: It goes back to the batch, or is emptied for a start with empty state.
+    BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole.
     """
 
     LEAVE = "LEAVE"
@@ -53,8 +51,6 @@ class Verdict(StrEnum):
 
 
 class Refusal(StrEnum):
-    """Why a query is not started on a folder."""
-
     ORIGINALS = "it is the output of the stream that the state comes from"
     NOT_MAPPED = "no sink of the imported snapshot is mapped to it"
     ANOTHERS_LOG = "its log is not this stream's"
@@ -76,25 +72,25 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True)
 class SinkFacts:
-    """Facts about one sink that can be rolled back; for the file sink, about its folder.
+    """Facts about one sink that can be rolled back.
 
     Attributes:
         batch_id: The batch after which the query continues; -1 is before the first.
         named: The query about to start writes there.
-        ours: According to the catalog, this stream wrote there last.
+        ours: By the catalog, this stream wrote there last.
         others_known: The catalog knows other folders to which this stream wrote last.
-        noted: The snapshot names the folder.
+        noted: The snapshot names the sink.
         originals: It is the output of the stream that a fork or an import comes from.
-        anothers: According to the catalog, another of its streams wrote there last.
+        anothers: By the catalog, another stream wrote there last.
         mapped: The start is not an import, or the import maps a sink to the folder.
-        last: Newest batch of its log; None if it has none.
-        planned: Newest batch that the query has planned, read after the log; None if unknown.
+        last: Newest batch of its log, if any.
+        planned: Newest planned batch of the query, if known, read after the log.
         blank: Its log lists no file.
         past: Relation of its log to the snapshot's; for a fork, to the log that it gets.
-        left_behind: The snapshot is of an abandoned timeline, so the log may have diverged since.
-        has_log: It is a file sink: in another kind, only what its own stream has written is undone.
+        left_behind: The snapshot's timeline is abandoned: the log may have diverged since.
+        has_log: It is a file sink. In another kind, only what its own stream wrote is undone.
         former: An earlier execution of this stream wrote there, and a later one elsewhere.
-        trouble: Why its log cannot be continued as it is.
+        trouble: Why its log cannot be continued.
     """
 
     start: Start
@@ -119,15 +115,13 @@ class SinkFacts:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Decision for one sink; `refusal` says why it is REFUSE."""
-
     sink: Sink
     verdict: Verdict
     refusal: Refusal | None = None
 
 
 def judge(sink: Sink, facts: SinkFacts) -> Judgement:
-    """Decide what a start does with one sink. A pure function."""
+    """Pure."""
     if not facts.named:
         return Judgement(sink, Verdict.LEAVE)
     if facts.originals:
@@ -148,7 +142,6 @@ def judge(sink: Sink, facts: SinkFacts) -> Judgement:
 
 
 def _is_replaced(facts: SinkFacts) -> bool:
-    """Whether the start replaces the damaged log."""
     if facts.start is Start.TO_SNAPSHOT and facts.trouble is Refusal.LOG_HAS_GAP:
         return facts.noted and facts.past is Past.SAME
     return facts.start in (Start.EMPTY, Start.FORKED)
@@ -170,7 +163,7 @@ def _resume(facts: SinkFacts) -> Verdict | Refusal:
         return Refusal.ANOTHERS_LOG
     planned = facts.planned if facts.planned is not None else facts.batch_id
     if not facts.ours and facts.last > max(facts.batch_id, planned):
-        # Another query's batch, which must not be undone as one in flight.
+        # Another query's batch must not be undone as one in flight.
         return Refusal.ANOTHERS_LOG
     return _where_the_query_stands(facts)
 
@@ -182,7 +175,7 @@ def _to_snapshot(facts: SinkFacts) -> Verdict | Refusal:
         return Verdict.ROLL_BACK if agrees else Refusal.ANOTHERS_LOG
     if facts.last is None or _is_half_started(facts):
         return Verdict.BEGIN
-    # The snapshot is of before the catalog knew the folder, at the batch of the log.
+    # The snapshot was taken before the catalog knew the folder.
     return Verdict.CONTINUE if facts.ours and facts.last == facts.batch_id else Refusal.NOT_IN_SNAPSHOT
 
 
@@ -202,13 +195,12 @@ def _empty(facts: SinkFacts) -> Verdict | Refusal:
 
 def _forked(facts: SinkFacts) -> Verdict | Refusal:
     if facts.noted:
-        # The folder gets the rows of the original; an interrupted start may have copied some.
+        # An interrupted start may have copied some rows of the original.
         is_part = facts.past in (Past.SAME, Past.PART) and facts.last is not None and facts.last <= facts.batch_id
         return Verdict.ROLL_BACK if is_part or facts.past is Past.NONE else Refusal.ANOTHERS_LOG
     if facts.last is None or _is_half_started(facts):
         return Verdict.BEGIN
     if not facts.ours:
-        # `begin_log` wrote it.
         return Verdict.CONTINUE if facts.blank and facts.last == facts.batch_id else Refusal.ANOTHERS_LOG
     return Verdict.CONTINUE if facts.batch_id <= facts.last <= facts.batch_id + 1 else Refusal.ANOTHERS_LOG
 
@@ -222,14 +214,13 @@ def _clean(facts: SinkFacts) -> Verdict | Refusal:
 
 
 def _where_the_query_stands(facts: SinkFacts) -> Verdict | Refusal:
-    # Ahead by the batch in flight, which is decided separately, or by what a running query plans.
+    # The batch in flight is decided separately; a running query may plan more.
     ahead = max(facts.batch_id + 1, facts.planned if facts.planned is not None else -1)
     last = facts.last if facts.last is not None else -1
     return Verdict.CONTINUE if facts.batch_id <= last <= ahead else Refusal.LOG_ELSEWHERE
 
 
 def _is_half_started(facts: SinkFacts) -> bool:
-    """Whether a start was interrupted while it created the log of a new folder."""
     return not facts.ours and facts.blank and facts.last is not None and facts.last < facts.batch_id
 
 
@@ -245,34 +236,29 @@ _RULES = {
 
 @dataclass(frozen=True)
 class NamedSinks:
-    """The sinks to which the query about to start writes, as far as they can be rolled back.
-
-    Attributes:
-        is_seen: Whether they come from the query itself; otherwise from the catalog and the snapshot.
-    """
+    """The sinks of the query about to start that can be rolled back; `is_seen` if they come from the query itself."""
 
     sinks: tuple[Sink, ...]
     is_seen: bool
 
     @staticmethod
     def of(output: NamedOutput | None, last_sinks: Sequence[Sink], noted: Sequence[Sink] = ()) -> NamedSinks:
-        """The sink of a described query; without one, those to which the stream is known to write."""
+        """Without a description, those to which the stream is known to write."""
         if output is None:
             known = [sink for sink in (*last_sinks, *noted) if sink.rolls_back]
             return NamedSinks(tuple(distinct(known)), is_seen=False)
         sink = described_sink(output)
         if sink is None and output.place is None:
-            # A table, or a function, that the description does not name: the one written last.
+            # The description names no place.
             same_kind = [each for each in last_sinks if each.rolls_back and _may_be_that_of(each, output)]
             return NamedSinks(tuple(distinct(same_kind)), is_seen=False)
         return NamedSinks((sink,) if sink is not None and sink.rolls_back else (), is_seen=True)
 
     def names(self, sink: Sink) -> bool:
-        """Whether a sink is among them, in any spelling."""
         return sink.is_among(self.sinks)
 
 
 def _may_be_that_of(sink: Sink, output: NamedOutput) -> bool:
-    """Whether a query whose description names no place may write there; a file sink is always named."""
+    """Whether a query whose description names no place may write there."""
     described = described_sink(replace(output, place=sink.place))
     return described is not None and described.is_same(sink) and not isinstance(sink, FileSink)

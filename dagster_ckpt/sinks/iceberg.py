@@ -1,7 +1,7 @@
-"""Iceberg tables: what one remembers of a stream, asked from its catalog, and how it is rolled back.
+"""Iceberg tables: what one remembers of a stream, and how it is rolled back.
 
-Only a Spark session with the table's catalog knows what the table is now. A process without one, such as a command
-line, forecasts from the newest metadata file in the table's folder.
+Only a Spark session with the table's catalog knows the current table. Another process, such as a command line,
+forecasts from the newest metadata file in the table's folder.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ from dagster_ckpt.spark.query.output import iceberg_name
 from dagster_ckpt.spark.query.session import active_session
 
 _NAME = re.compile(r"IcebergTable\[(?P<table>.+?)( at (?P<location>.+))?\]")
-# What Spark calls a table by its folder if its query cannot be inspected.
+# Spark's name for a table if its query cannot be inspected.
 _FOLDER = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?/\S.*")
 _NO_CATALOG = Obstacle(SinkEffect.UNKNOWN, "Only a Spark session with its catalog can read it: the start decides.")
 
 
 class IcebergTable(TableSink):
-    """An Iceberg table, by its name in a catalog or by its folder."""
-
     table_format = "Iceberg"
     on_repeat = OnRepeat.RUNS
     knows_queries = True
-    # With a new query id for each timeline, query id and batch identify one snapshot.
+    # Query id and batch identify one snapshot: each timeline has a new query id.
     remembers_undone = True
 
     def __init__(self, name: str, table: str, location: str | None) -> None:
@@ -48,7 +46,6 @@ class IcebergTable(TableSink):
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
         match = _NAME.fullmatch(name)
         if match is not None:
             return cls(name, match["table"], match["location"])
@@ -56,11 +53,9 @@ class IcebergTable(TableSink):
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
-        """See `Sink.name_of`."""
         return iceberg_name(place) if output_format == "iceberg" else None
 
     def is_same(self, other: Sink) -> bool:
-        """See `Sink.is_same`."""
         if not isinstance(other, IcebergTable):
             return False
         if self.table == other.table:
@@ -69,7 +64,6 @@ class IcebergTable(TableSink):
         return mine is not None and others is not None and same_folder(mine, others)
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
-        """See `Sink.look`. Only the catalog knows which table has the name; a table by its folder needs none."""
         session = active_session()
         try:
             if session is not None:
@@ -88,21 +82,19 @@ class IcebergTable(TableSink):
         return FoundSink(history.uuid, *(history.newest_batch_shown(query_ids) if query_ids else (None, False)))
 
     def batch_after(self, replay: Replay) -> int | None:
-        """See `Sink.batch_after`."""
         try:
             return self._history().batch_after(replay.back) if self._can_be_read else None
         except FileNotFoundError:
             return None
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """See `Sink.last_batch`. The newest batch on any timeline of the table."""
+        """On any timeline of the table."""
         try:
             return self._history().last_batch(query_id) if query_id is not None else None
         except FileNotFoundError:
             return None
 
     def plan(self, to: RollBack) -> TablePlan | None:
-        """See `TableSink.plan`."""
         session = active_session()
         if session is None:
             raise SinkRollbackError(
@@ -113,7 +105,6 @@ class IcebergTable(TableSink):
         return self._planned(history_in(opened.metadata, opened.name), to, opened) if opened is not None else None
 
     def foresee(self, to: RollBack) -> TablePlan | None:
-        """See `TableSink.foresee`."""
         if not self._can_be_read:
             return TablePlan(moves=True, obstacle=_NO_CATALOG)
         try:
@@ -122,14 +113,12 @@ class IcebergTable(TableSink):
             return None
 
     def commit(self, plan: TablePlan) -> None:
-        """See `TableSink.commit`."""
         opened, found = plan.basis
         target = found.snapshot_id
         if not (opened.delete_rows(EMPTIED) if target is None else opened.make_current(target)):
             raise VersionTakenError(self.table)
 
     def fence(self, plan: TablePlan) -> None:
-        """See `TableSink.fence`. With an empty snapshot."""
         opened, _ = plan.basis
         opened.add_fence(FENCE)
 
@@ -183,7 +172,7 @@ class IcebergTable(TableSink):
         )
 
     def _history(self) -> IcebergHistory:
-        """The table as its catalog has it; without an answer, as its newest metadata file has it.
+        """From its catalog, or else its newest metadata file.
 
         Raises:
             FileNotFoundError: There is no such table.
@@ -192,7 +181,6 @@ class IcebergTable(TableSink):
         try:
             opened = OpenIcebergTable.find(session, self.table) if session is not None else None
         except StorageAccessError:
-            # A session of another stream may lack the catalog.
             if self._folder is None:
                 raise
             return history_in_folder(open_file_io(self._folder))
@@ -208,9 +196,8 @@ class IcebergTable(TableSink):
 
     @property
     def _quoted(self) -> tuple[str, str]:
-        """Catalog and table, for a command."""
         if "/" in self.table:
-            # Any catalog of Iceberg finds a table by its folder.
+            # Every Iceberg catalog finds a table by its folder.
             return "<catalog>", f"`{self.table}`"
         catalog, _, table = self.table.partition(".")
         return catalog, table

@@ -1,9 +1,8 @@
 """Iceberg tables through a session's catalogs: find one, read its metadata, and change it only if nobody else has.
 
-Every commit of a table replaces the metadata that it was made from, and the catalog refuses it if that is no longer
-the current one: a Hadoop table by the name of the next version, a JDBC or Hive catalog by a conditional update, a REST
-catalog by the requirement `assert-ref-snapshot-id`. So a change that was decided on older metadata fails, however late
-it comes. Iceberg's own procedures repeat such a commit on the newest metadata, so they are not used.
+A catalog refuses a commit made from metadata that is no longer current: a Hadoop table by the name of the next version,
+a JDBC or Hive catalog by a conditional update, a REST catalog by the requirement `assert-ref-snapshot-id`. Iceberg's
+own procedures retry on the newest metadata, so they are not used.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MAIN = "main"
-# The catalog has other metadata, or did not say which: it is asked again.
+# Other metadata, or no answer which.
 _TO_EXAMINE_AGAIN = ("CommitFailedException", "CommitStateUnknownException", "ValidationException")
 
 
 class OpenIcebergTable:
-    """An `org.apache.iceberg.Table` as its catalog had it when it was opened."""
+    """As its catalog had it when it was opened."""
 
     def __init__(self, jvm: Any, table: Any) -> None:
         self._jvm = jvm
@@ -37,10 +36,10 @@ class OpenIcebergTable:
 
     @classmethod
     def find(cls, session: SparkSession, name: str) -> Self | None:
-        """Open a table by its name in a catalog, such as `lake.db.orders`, or its folder; None if there is none.
+        """By its name in a catalog, such as `lake.db.orders`, or its folder.
 
         Raises:
-            StorageAccessError: The session has no Iceberg or not this catalog, or the catalog does not answer.
+            StorageAccessError: The session lacks Iceberg or this catalog, or the catalog does not answer.
         """
         with _asking(name):
             table = _table_in_folder(session, name) if "/" in name else _table_of_catalog(session, name)
@@ -48,22 +47,22 @@ class OpenIcebergTable:
 
     @property
     def metadata(self) -> str:
-        """Its metadata when it was opened, as JSON."""
+        """As JSON, when opened."""
         with _asking(self.name):
             return str(self._jvm.org.apache.iceberg.TableMetadataParser.toJson(self._base))
 
     def make_current(self, snapshot_id: int) -> bool:
-        """Make a snapshot the current one; False if the table was changed since it was opened."""
+        """False if the table changed since it was opened."""
         with _asking(self.name):
             return self._move(self._base, snapshot_id)
 
     def delete_rows(self, mark: str) -> bool:
-        """Delete all rows, with `mark` in the snapshot's summary; False if the table was changed since."""
+        """False if the table changed since it was opened."""
         with _asking(self.name):
             staged = str(uuid.uuid4())
             everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
             delete = self._table.newDelete().deleteFromRowFilter(everything)
-            # Staged first: a deletion would commit on the newest metadata, not on ours.
+            # Unstaged, it would commit on the newest metadata.
             delete.set(mark, staged).stageOnly().commit()
             self._table.refresh()
             base = self._table.operations().current()
@@ -74,13 +73,12 @@ class OpenIcebergTable:
             return False
 
     def add_fence(self, mark: str) -> None:
-        """Commit an empty snapshot with `mark` in its summary: nothing decided before can be committed any more."""
+        """Commit an empty snapshot with `mark` in its summary: earlier decisions can no longer be committed."""
         with _asking(self.name):
             self._table.newFastAppend().set(mark, str(uuid.uuid4())).commit()
 
     @property
     def current_id(self) -> int | None:
-        """Id of the current snapshot when it was opened; None if the table had none."""
         return _id_of(self._base.currentSnapshot())
 
     def _move(self, base: Any, snapshot_id: int) -> bool:
@@ -111,14 +109,13 @@ def _id_of(snapshot: Any | None) -> int | None:
 
 @contextmanager
 def _asking(name: str) -> Iterator[None]:
-    # Reading live directories does not require Spark.
-    from py4j.protocol import Py4JError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     try:
         yield
     except (TypeError, AttributeError) as error:
-        # To py4j, a missing class is a package, which cannot be called.
+        # To py4j, a missing class is a package.
         raise StorageAccessError(
             f"The Iceberg table {name} cannot be opened: this Spark application was started without Iceberg's jar. "
             "Add it to spark.jars.packages."

@@ -1,8 +1,8 @@
 """The snapshots of an Iceberg table, and to which of them it is rolled back. Reads values only.
 
-A streaming write stores query id and epoch (the batch) in its snapshot's summary, and skips an epoch that is not
-greater than that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). After a
-roll-back the query continues under a new id, so (query id, batch) identifies one snapshot, on whichever timeline.
+A streaming write stores query id and epoch (the batch) in its snapshot's summary, and skips an epoch not greater than
+that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). After a roll-back the query
+has a new id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagster_ckpt.sinks.sink import RollBack
 from dagster_ckpt.values.untrusted import inflated, number_in, reading
 
 METADATA_FOLDER = "metadata"
-# In the summaries of the snapshots that this package writes itself.
+# In the summaries of this package's own snapshots.
 FENCE, EMPTIED = "dagster-ckpt.fence", "dagster-ckpt.emptied"
 _MAIN = "main"
 _QUERY = "spark.sql.streaming.queryId"
@@ -33,20 +33,17 @@ _METADATA_NAME = re.compile(r"v?(\d+)(-[^.]+)?(\.gz)?\.metadata\.json(\.gz)?")
 
 
 class IcebergSnapshot(BaseModel):
-    """One snapshot of a table; `summary` is what its writer says of it."""
-
     id: int = Field(alias="snapshot-id")
     parent: int | None = Field(default=None, alias="parent-snapshot-id")
     at_ms: int = Field(default=0, alias="timestamp-ms")
     summary: dict[str, str] = {}
 
     def batch_of(self, query_ids: Collection[str]) -> int | None:
-        """Its batch, if it is of one of these queries."""
         return number_in(self.summary.get(_EPOCH, "")) if self.summary.get(_QUERY) in query_ids else None
 
     @property
     def changes_rows(self) -> bool:
-        """Whether readers may see other rows since; a rewritten file or an empty commit changes none."""
+        """A rewritten file or an empty commit changes none."""
         if EMPTIED in self.summary or FENCE in self.summary:
             return False
         return self.summary.get("operation") != "replace" and self.summary.get("changed-partition-count") != "0"
@@ -58,12 +55,10 @@ class IcebergPlan:
 
     Attributes:
         moves: Whether anything has to be undone, or done again.
-        snapshot_id: The snapshot to make current; None if all rows are deleted. The newest of the branch if not
-            `reaches_back`.
-        others: Snapshots written by others that this would undo too.
+        snapshot_id: To make current; None if all rows are deleted. The newest of the branch if not `reaches_back`.
+        others: Snapshots of others that this would undo too.
         reaches_back: Whether the remaining snapshots are sufficient to decide.
-        branch: The branch that the stream writes to; None for main. It may merely keep what main had if not
-            `reaches_back`.
+        branch: The stream's; None for main. Not certain if not `reaches_back`.
     """
 
     moves: bool = False
@@ -79,7 +74,7 @@ class _Ref(BaseModel):
 
 
 class MainEntry(BaseModel):
-    """An entry of the log of main: a snapshot that was the current one, and since when."""
+    """Since when a snapshot was the current one."""
 
     snapshot: int = Field(alias="snapshot-id")
     at_ms: int = Field(default=0, alias="timestamp-ms")
@@ -98,10 +93,10 @@ class _Metadata(BaseModel):
 
 
 class IcebergHistory:
-    """The snapshots of a table that have not expired, on whichever timeline.
+    """The unexpired snapshots of a table, on any timeline.
 
-    `branches` has the newest snapshot of each branch but main. `main_log` has those that were the current one, oldest
-    first; where one has expired, `expire_snapshots` has deleted its entry and those before it.
+    `branches` has the newest snapshot of each branch but main. `main_log` has those that were current, oldest first;
+    `expire_snapshots` deletes the entry of an expired one and those before it.
     """
 
     def __init__(
@@ -123,16 +118,15 @@ class IcebergHistory:
 
     @property
     def current_id(self) -> int | None:
-        """Id of the current snapshot."""
         return self._current.id if self._current is not None else None
 
     def last_batch(self, query_id: str) -> int | None:
-        """The newest batch of a query on any timeline, even if it was undone since."""
+        """On any timeline, even if undone since."""
         batches = (snapshot.batch_of([query_id]) for snapshot in self._snapshots.values())
         return max((batch for batch in batches if batch is not None), default=None)
 
     def newest_batch_shown(self, own: Collection[str]) -> tuple[int | None, bool]:
-        """The newest batch of these queries in main or a branch, and whether that is certain."""
+        """In main or a branch; and whether it is certain."""
         heads = [self._current, *(self._snapshots.get(head) for head in self._branches.values())]
         newest: list[int] = []
         is_certain = True
@@ -147,7 +141,7 @@ class IcebergHistory:
         return max(newest, default=None), is_certain
 
     def batch_after(self, to: RollBack) -> int | None:
-        """The newest batch that is shown after a roll-back; None if nothing moves, or it is unknown."""
+        """None if nothing moves, or it is unknown."""
         own = to.own_ids
         found = self.plan(to)
         if not found.reaches_back or not found.moves:
@@ -157,7 +151,6 @@ class IcebergHistory:
         return next((batch for batch in batches if batch is not None), None)
 
     def plan(self, to: RollBack) -> IcebergPlan:
-        """Determine what a roll-back would do."""
         own = to.own_ids
         branch, newest = self._branch_of(own)
         if branch is not None and not self._is_in_reach_of_log(newest):
@@ -174,7 +167,7 @@ class IcebergHistory:
         return self._to_another_timeline(wanted, own)
 
     def _branch_of(self, own: Collection[str]) -> tuple[str | None, int]:
-        """The branch that alone has the stream's newest batch, and when that was committed; None for main."""
+        """The branch that alone has the stream's newest batch, and its commit time; None for main."""
 
         def newest(head: IcebergSnapshot | None, *, or_of_main: bool) -> int:
             batches = (each for each in self._from(head) if each.batch_of(own) is not None)
@@ -187,11 +180,11 @@ class IcebergHistory:
         return (name, found[name]) if name is not None and found[name] > of_main else (None, of_main)
 
     def _is_in_reach_of_log(self, at_ms: int) -> bool:
-        """Whether the log of main would have a snapshot committed then, had it been the current one."""
+        """Whether the log of main would have a snapshot committed then, had it been current."""
         return self._log_begins_ms is not None and at_ms > self._log_begins_ms + _CLOCKS_DIFFER_MS
 
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
-        """The snapshot that holds the rows up to a batch; None if no snapshot of the stream does."""
+        """The snapshot with the rows up to a batch; None if the stream has none."""
         if batch_id < 0:
             return None
         ofquery = [each for each in self._snapshots.values() if query_id is not None and _is_batch_of(each, query_id)]
@@ -210,7 +203,7 @@ class IcebergHistory:
         return None
 
     def _back(self, wanted: IcebergSnapshot | None, own: Collection[str], batch_id: int) -> IcebergPlan:
-        """Undo what the stream has written after a snapshot, or, without one, its batches above `batch_id`."""
+        """To a snapshot, or, without one, undo the batches above `batch_id`."""
         oldest: IcebergSnapshot | None = None
         foreign: list[int] = []
         others: list[int] = []
@@ -223,7 +216,7 @@ class IcebergHistory:
             if EMPTIED in each.summary or (batch is not None and (wanted is not None or batch > batch_id)):
                 oldest, others, foreign = each, [*others, *foreign], []
             elif batch is not None:
-                # Of a query that the snapshot does not name: its rows stay.
+                # The snapshot does not name this query: its rows stay.
                 last = None
                 break
             elif each.changes_rows:
@@ -249,7 +242,7 @@ class IcebergHistory:
         return IcebergPlan(True, wanted.id, tuple(sorted(others)))
 
     def _from(self, snapshot: IcebergSnapshot | None) -> Iterator[IcebergSnapshot]:
-        """A snapshot and its ancestors, newest first."""
+        """The snapshot first."""
         seen: set[int] = set()
         # A damaged snapshot may be its own ancestor.
         while snapshot is not None and snapshot.id not in seen:
@@ -267,16 +260,13 @@ def _is_batch_of(snapshot: IcebergSnapshot, query_id: str) -> bool:
 
 
 def history_in(text: str | bytes, where: str) -> IcebergHistory:
-    """Parse the metadata of a table, found at `where`."""
     with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first.")):
         metadata = _Metadata.model_validate_json(text)
         return metadata.history()
 
 
 def history_in_folder(table: FileIO) -> IcebergHistory:
-    """Read the newest metadata file of a table.
-
-    Only in a Hadoop table is that certain to be the current one: elsewhere the catalog says which is.
+    """The newest metadata file is certain to be the current one only in a Hadoop table.
 
     Raises:
         FileNotFoundError: The folder contains no Iceberg metadata.

@@ -1,10 +1,10 @@
 """Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
 
-Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*:
-no state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after N, every start
-must ensure one of three things: the complete state of N+1 is available, or the sink is rolled back to N, or the query
-is not started. Checkpoint format v2 identifies state by ids that only the missing commit would contain, and Spark 4.3
-does not even resume in place (`assertion failed: CheckpointInfo length: 0`), so there the sink must go back.
+Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*: no
+state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after N, then the
+complete state of N+1 is available, or the sink is rolled back to N, or the query is not started. Checkpoint format v2
+identifies state by ids that only the missing commit would contain, so there the sink must go back: Spark 4.3 does not
+even resume in place (`assertion failed: CheckpointInfo length: 0`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ BEFORE_THE_FIRST_BATCH = -1
 class InFlight(StrEnum):
     """What happens to the batch after the committed one.
 
-    RUN: The sink does not have it: Spark runs it.
-    SKIPPED: The sink has it, and its state is available or the query keeps none: Spark skips it.
-    ROLL_BACK: The sink has it without its state: the sink goes back first, and Spark runs it again.
-    REFUSE: The sink has it without its state, and cannot be rolled back from here.
-    FOREIGN: Another query wrote later batches there, and Spark would skip this query's own up to them.
+    RUN: The sink does not have it.
+    SKIPPED: The sink has it, and its state is available or the query keeps none.
+    ROLL_BACK: The sink has it without its state: it goes back, and Spark runs the batch again.
+    REFUSE: As ROLL_BACK, but the sink cannot be rolled back.
+    FOREIGN: Another query wrote later batches, up to which Spark would skip this query's own.
     """
 
     RUN = "RUN"
@@ -48,13 +48,13 @@ class InFlight(StrEnum):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The position of a live directory, and what it has of the batch in flight.
+    """What a live directory has of the batch in flight.
 
     Attributes:
         batch_id: The newest committed batch; -1 before the first.
-        planned: The offsets of the next batch exist, so that exactly that batch is run again.
+        planned: The offsets of the next batch exist: exactly it is run again.
         unique_ids: State is in checkpoint format v2.
-        state_is_there: The complete state after the next batch is available where the query will start.
+        state_is_there: The complete state after the next batch.
     """
 
     batch_id: int = BEFORE_THE_FIRST_BATCH
@@ -65,7 +65,7 @@ class Unfinished:
 
 
 def decide_in_flight(at: Unfinished, *, in_sink: bool, can_go_back: bool) -> InFlight:
-    """Decide what happens to the batch after the committed one. A pure function."""
+    """Pure."""
     if not in_sink:
         return InFlight.RUN
     has_its_state = not at.stateful or (at.state_is_there and not at.unique_ids)
@@ -76,14 +76,14 @@ def decide_in_flight(at: Unfinished, *, in_sink: bool, can_go_back: bool) -> InF
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to the batch after the committed one in one sink; `batch_id` is the committed one."""
+    """For one sink; `batch_id` is the committed batch."""
 
     sink: Sink
     batch_id: int
     what: InFlight
 
     def forecast(self) -> SinkForecast | None:
-        """What becomes of the sink's rows; None if it does not have the batch."""
+        """None if the sink does not have the batch."""
         name, next_batch = self.sink.name, self.batch_id + 1
         has = f"It has batch {next_batch} already, which is not committed"
         match self.what:
@@ -118,7 +118,6 @@ class Decision:
 
 
 def unfinished(live: LiveDirectory) -> Unfinished:
-    """Inspect the batch after the newest committed one."""
     folder = live.folder
     positions = live.positions()
     batch_id = BEFORE_THE_FIRST_BATCH if positions.commit is None else positions.commit
@@ -138,21 +137,20 @@ def unfinished(live: LiveDirectory) -> Unfinished:
             operators = read_operators(folder, batch_id + 1)
             is_there = state_after(folder, query_id, operators, offsets, commit) is not None
         except (LiveDirectoryError, FileNotFoundError):
-            # Unreadable state counts as missing; whether the directory is intact is checked elsewhere.
+            # Whether the directory is intact is checked elsewhere.
             is_there = False
     unique_ids = commit is not None and commit.state_ids is not None
     return Unfinished(batch_id, planned, stateful=True, unique_ids=unique_ids, state_is_there=is_there)
 
 
 def keeps_state(live: LiveDirectory) -> bool:
-    """Whether the query of a live directory keeps state."""
     return any(name.isdecimal() for name in live.folder.listing(STATE).names)
 
 
 def forecast_in_flight(
     live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool = True
 ) -> list[SinkForecast]:
-    """Forecast what each sink does with the batch after the committed one, if it already has that batch."""
+    """Of the sinks that have the batch in flight."""
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     return [forecast for each in found if (forecast := each.forecast()) is not None]
 
@@ -165,9 +163,9 @@ def settle_in_flight(
     roll_back_tables: bool = True,
     before_roll_back: Callable[[int], None] = lambda _batch_id: None,
 ) -> list[Sink]:
-    """Roll back the sinks that would skip a batch whose state is missing, before a query starts; returns them.
+    """Roll back the sinks that would skip a batch whose state is missing; returns them. Repeatable if interrupted.
 
-    Can be interrupted at any point and repeated. `before_roll_back` is called with the batch to which a sink goes back.
+    `before_roll_back` gets the batch to which a sink goes back.
     """
     found = refuse_skipped_batch(live, sinks, roll_back_tables=roll_back_tables)
     to_roll_back = [each for each in found if each.what is InFlight.ROLL_BACK]
@@ -182,10 +180,10 @@ def settle_in_flight(
 
 
 def refuse_skipped_batch(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[Decision]:
-    """Refuse a start if a sink would skip a batch whose state is missing, and cannot be rolled back.
+    """Refuse a start if a sink would skip a batch whose state is missing and cannot be rolled back.
 
     Raises:
-        RowsAtRiskError: A sink would.
+        RowsAtRiskError: There is such a sink.
     """
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     stops = (InFlight.REFUSE, InFlight.FOREIGN)
@@ -216,11 +214,11 @@ def _decided(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: boo
 
 
 def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
-    # Read after the sink: a running query plans a batch before it writes to the sink.
+    # A running query plans before it writes.
     planned = live.positions().offset
     return planned is None or batch_id > planned
 
 
 def _asks_the_sink(at: Unfinished) -> bool:
-    """Whether the sink's memory matters: if the state is available, an unreadable table prevents no start."""
+    """If the state is available, an unreadable table prevents no start."""
     return at.planned and decide_in_flight(at, in_sink=True, can_go_back=False) is not InFlight.SKIPPED

@@ -1,8 +1,7 @@
 """Finds the kind of a sink by Spark's name for it. `register_sink` adds a kind of your own.
 
-The kinds that need no module of their own are here: Spark's sinks that remember no batch, and tables known by name
-only. Spark calls every `foreachBatch` query `ForeachBatchSink`. If the writer has the option `path` or `table`, the
-package adds it, as in `ForeachBatchSink[sqlite:/data/totals.db]`, and a kind of sink of your own recognizes it.
+Spark calls every `foreachBatch` query `ForeachBatchSink`. The package adds the writer's option `path` or `table`, as in
+`ForeachBatchSink[sqlite:/data/totals.db]`, for a kind of sink of your own to recognize.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, foreach_
 
 
 class ConsoleSink(Sink):
-    """It prints each batch."""
-
     names = re.compile(r".*Console(Table|Sink).*")
     on_repeat = OnRepeat.REPEATS
     effect = SinkEffect.DUPLICATE
@@ -29,25 +26,19 @@ class ConsoleSink(Sink):
 
 
 class NoopSink(Sink):
-    """It discards all rows."""
-
     names = re.compile(r"(org\.apache\.spark\.sql\.execution\.datasources\.noop\.)?NoopTable\$?(@[0-9a-f]+)?")
     effect = SinkEffect.EXACT
     reason = "It keeps nothing."
 
 
 class MemorySink(Sink):
-    """A table in the session."""
-
     names = re.compile(r"MemorySink.*|.*MemoryTable.*")
     reason = "Its table lives in the session: after a restart it contains only later rows."
 
 
 class ForeachBatchSink(Sink):
-    """A function that is called with each batch."""
-
     names = re.compile(r"ForeachBatchSink(\[(?P<place>.+)\])?")
-    # A second stream may write there, as far as is known.
+    # As far as is known.
     knows_queries = True
 
     reason = (
@@ -61,24 +52,20 @@ class ForeachBatchSink(Sink):
 
     @classmethod
     def name_of(cls, output_format: str, place: str) -> str | None:
-        """See `Sink.name_of`."""
         return foreach_batch_name(place) if output_format == FOREACH_BATCH else None
 
 
 class ForeachSink(Sink):
-    """A writer that is called with each row."""
-
     names = re.compile(r"Foreach.*")
     reason = "The writer receives the rewound rows again: the effect depends on the writer."
 
 
 class NamedTable(Sink):
-    """A table known by its name in a catalog only: its forecast is the worst of the possible formats."""
+    """Known by its name in a catalog only: its forecast is the worst of the possible formats."""
 
     names = re.compile(r"(?P<place>[\w`-]+(?:\.[\w`-]+)+)")
 
     def forecast(self, replay: Replay) -> SinkForecast:
-        """See `Sink.forecast`."""
         if not replay.keeps_query_id:
             return self.told(
                 SinkEffect.DUPLICATE,
@@ -94,8 +81,6 @@ class NamedTable(Sink):
 
 
 class HudiOrPaimonTable(Sink):
-    """A Hudi or Paimon table, which is not inspected."""
-
     names = re.compile(r"(?i).*(hoodie|hudi|paimon).*")
     on_repeat = OnRepeat.RUNS
     is_proven = False
@@ -107,7 +92,7 @@ class HudiOrPaimonTable(Sink):
     advice = "Roll the table back to the batch (Hudi: a savepoint, or another checkpoint identifier), then start."
 
 
-# Class names are matched before the general form of a table name.
+# Before the general form of a table name.
 _BUILT_IN: tuple[type[Sink], ...] = (
     FileSink,
     DeltaTable,
@@ -129,9 +114,9 @@ _registered: list[type[Sink]] = []
 def register_sink(kind: type[Sink]) -> type[Sink]:
     """Teach the package a kind of sink. Can be used as a decorator.
 
-    The kind registered last is asked first, and all of them before the built-in kinds. Register it where the streams
-    are defined, so that every process that starts, forks, rewinds or examines one imports it. A kind of the same module
-    and name is replaced, so that a code location can be reloaded.
+    The kind registered last is asked first, and the built-in kinds last. Register it where the streams are defined, so
+    that every process that starts, forks, rewinds or examines one imports it. A kind of the same module and name is
+    replaced, so that a code location can be reloaded.
 
     Args:
         kind: A subclass of `Sink`, such as a `TableSink`, with its own `names` (or `of`).
@@ -156,18 +141,17 @@ def _identity(kind: type[Sink]) -> tuple[str, str]:
 
 
 def sink_of(name: str) -> Sink:
-    """The sink with a name (`sink.description` of the progress); an unknown one is a plain `Sink`."""
+    """By `sink.description` of the progress; an unknown one is a plain `Sink`."""
     found = (kind.of(name) for kind in (*_registered, *_BUILT_IN))
     return next((sink for sink in found if sink is not None), Sink(name))
 
 
 def sinks_of(names: Sequence[str]) -> list[Sink]:
-    """The sinks with some names."""
     return [sink_of(name) for name in names]
 
 
 def described_sink(output: NamedOutput | None) -> Sink | None:
-    """The sink of a described query; None if its name cannot be known before the start."""
+    """None if its name cannot be known before the start."""
     if output is not None and output.sink is not None:
         return sink_of(output.sink)
     if output is None or output.place is None:
@@ -177,11 +161,10 @@ def described_sink(output: NamedOutput | None) -> Sink | None:
 
 
 def output_of(names: Sequence[str]) -> NamedOutput:
-    """The output of a query that reported some sinks: the first that can be rolled back."""
+    """The first of the reported sinks that can be rolled back."""
     sink = next((sink for sink in sinks_of(names) if sink.rolls_back), None)
     return NamedOutput("", sink.place, sink.name) if sink is not None else NamedOutput("", None)
 
 
 def forecast(name: str, replay: Replay) -> SinkForecast:
-    """`Sink.forecast` of the sink with a name."""
     return sink_of(name).forecast(replay)

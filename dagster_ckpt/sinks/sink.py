@@ -1,8 +1,7 @@
 """The protocol of a sink: what the package asks every sink about the batches that it has written.
 
 A query that goes back plans its batches again, so the same number can stand for other rows. Sinks identify a batch by
-its number: some whatever the query (the file sink), some with the query's id (Delta, Iceberg), some not at all. One
-class for each kind of sink knows what it does; `registry.py` finds the class.
+its number: some whatever the query (the file sink), some with the query's id (Delta, Iceberg), some not at all.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
 class OnRepeat(StrEnum):
     """What a sink does with a batch of its query that it already has.
 
-    SKIPS: Skips it without running it: its rows are there once, and no state is written for it.
+    SKIPS: Does not run it: its rows are there once, and no state is written for it.
     RUNS: Runs it again; its rows are there once.
     REPEATS: Writes its rows twice.
-    UNKNOWN: Cannot be told from here.
     """
 
     SKIPS = "SKIPS"
@@ -40,16 +38,16 @@ class SinkEffect(StrEnum):
     """Effect of a start on the rows of a sink.
 
     EXACT: Each row is there exactly once, as a test with the real sink shows.
-    SKIP: As EXACT, because the sink skips batches that it has, with the same rows.
+    SKIP: As EXACT, because the sink skips batches that it has.
     DUPLICATE: Rows of the rewound batches are written twice.
     LOSE: Rows may be lost.
     UNKNOWN: Cannot be told from here.
     UNREACHABLE: The sink did not answer: the start fails and can be retried.
-    IRREVERSIBLE: The sink has to be rolled back but cannot be: the start is refused.
+    IRREVERSIBLE: The sink would have to be rolled back but cannot be: the start is refused.
     UNTOUCHED: The query about to start does not write there.
-    STARTS: The query has not written there before: the sink contains only rows from now on.
-    SHARED: Another stream wrote there last, and the query starts from the beginning: rows may be there twice.
-    REFUSED: The sink belongs to another query, or is not at the query's batch: the start is refused.
+    STARTS: The query has not written there before.
+    SHARED: Another stream wrote there last, and the query starts from the beginning: rows may be twice.
+    REFUSED: The sink belongs to another query, or is not at the query's batch.
     """
 
     EXACT = "EXACT"
@@ -81,9 +79,9 @@ class Replay:
 
     Attributes:
         to_batch: The batch to which the query goes back; -1 is before the first.
-        query_id: Id of the query before the start.
+        query_id: That of the query before the start.
         in_flight: The batch after `to_batch` if exactly its rows are replayed.
-        log_entries: Log entries of each file sink from a snapshot, by folder; None: the sink's own log counts.
+        log_entries: Log of each file sink in a snapshot, by folder; None: the sink's own log counts.
         query_ids: All ids that the stream's query has had.
         roll_back_tables: Whether the start may roll a table back; otherwise a person does.
     """
@@ -98,7 +96,7 @@ class Replay:
 
     @property
     def back(self) -> RollBack:
-        """Where a sink without a log in a snapshot is rolled back to."""
+        """For a sink without a log in a snapshot."""
         return RollBack(
             self.to_batch,
             query_id=self.query_id,
@@ -114,12 +112,12 @@ class RollBack:
 
     Attributes:
         batch_id: The last batch that the sink keeps; -1 keeps none.
-        entries: The sink's log as a snapshot has it; None: the sink's own memory counts.
-        query_id: The id of the query that committed that batch; None if unknown.
+        entries: The sink's log in a snapshot; None: the sink's own memory counts.
+        query_id: The query that committed that batch, if known.
         query_ids: All ids that the stream's query has had.
-        may_repeat: Whether a new query id was requested: a table in which others have written since stays as it is, and
-            gets the batches again.
-        roll_back_tables: Whether this process may roll a table back; otherwise a person does.
+        may_repeat: A new query id was requested: a table with later writes of others stays as it is, and gets the
+            batches again.
+        roll_back_tables: As in `Replay`.
     """
 
     batch_id: int
@@ -131,17 +129,16 @@ class RollBack:
 
     @property
     def own_ids(self) -> frozenset[str]:
-        """Ids of the queries whose batches are the stream's."""
         return frozenset((*self.query_ids, *(() if self.query_id is None else (self.query_id,))))
 
 
 @dataclass(frozen=True)
 class FoundSink:
-    """The table or topic that is now at the place of a sink.
+    """The table or topic now at the place of a sink.
 
     Attributes:
-        identity: Its id, which changes if it is dropped and made again; None if nothing is there.
-        batch: The newest batch of the stream that readers see; None if they see none, or that is not known.
+        identity: Its id, which changes if it is re-created; None if nothing is there.
+        batch: The newest batch of the stream that readers see, if known.
         is_certain: Whether `batch` comes from its whole history, and the stream writes there with each batch.
     """
 
@@ -153,8 +150,8 @@ class FoundSink:
 class Sink:
     """A sink of a query, and the protocol of all kinds of sinks.
 
-    The base class is a sink of which nothing is known. A kind overrides what it knows, and is registered with
-    `register_sink`. A table that can go back is a `TableSink`.
+    The base class is a sink of which nothing is known; a kind overrides what it knows. A table that can go back is a
+    `TableSink`.
 
     Attributes:
         names: The names that Spark gives such a sink; the group `place` is its folder, topic or table.
@@ -163,10 +160,10 @@ class Sink:
         is_proven: Whether a test with the real sink shows that.
         rolls_back: Whether `roll_back` brings it back to an earlier batch.
         knows_queries: Whether it keeps the batches of different queries apart, so that several streams may write there.
-        has_parts: Whether a batch is several writes, so that it may know a batch without having all rows.
-        remembers_undone: Whether it still skips an undone batch of the same query id, so that the query continues under
-            a new one after a roll-back.
-        effect: Effect of a replay, for a sink that does not roll back; `reason` and `advice` explain it.
+        has_parts: Whether a batch is several writes: it may know a batch without having all rows.
+        remembers_undone: Whether it still skips an undone batch of the same query id: the query needs a new one after a
+            roll-back.
+        effect: Of a replay, for a sink that does not roll back; `reason` and `advice` explain it.
     """
 
     noun: ClassVar[str] = "sink"
@@ -189,7 +186,7 @@ class Sink:
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """The sink of this kind with a name, or None if the name is that of another kind. By default by `names`.
+        """The sink of this kind with a name, by default by `names`; None for another kind.
 
         Args:
             name: `sink.description` of the query's progress, such as `FileSink[file:/data/out]`. A `foreachBatch` query
@@ -205,11 +202,10 @@ class Sink:
 
     @property
     def shows_rows_once(self) -> bool:
-        """Whether a test with the real sink shows the rows of a repeated batch once."""
         return self.is_proven and self.on_repeat in (OnRepeat.SKIPS, OnRepeat.RUNS)
 
     def is_same(self, other: Sink) -> bool:
-        """Whether both are one sink, even if they spell its place differently."""
+        """Whether both are one sink, in any spelling of its place."""
         if self.name == other.name:
             return True
         if type(self) is not type(other) or self.place is None or other.place is None:
@@ -217,13 +213,12 @@ class Sink:
         return same_folder(self.place, other.place)
 
     def is_among(self, others: Collection[Sink]) -> bool:
-        """Whether it is one of some sinks."""
         return any(self.is_same(other) for other in others)
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
         """What is now at its place; None if it has no identity, or if that cannot be told from here.
 
-        Without the ids that the stream's query has had, no batch is looked for.
+        Without `query_ids`, no batch is looked for.
 
         Raises:
             StorageAccessError: It cannot be reached.
@@ -231,14 +226,11 @@ class Sink:
         return None
 
     def batch_after(self, replay: Replay) -> int | None:
-        """The newest batch of the stream that readers see after a roll-back; None if nothing changes, or it is unknown.
-
-        A roll-back may go forward, to batches that an earlier one has undone.
-        """
+        """The newest batch that readers see after a roll-back; None if nothing changes, or it is unknown."""
         return None
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """The newest batch of a query that it has; None if it has none, or keeps no memory of batches."""
+        """The newest batch of a query that it has; None also without a memory of batches."""
         return None
 
     def told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
@@ -246,7 +238,7 @@ class Sink:
         return SinkForecast(self.name, effect, reason, advice)
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """What a snapshot needs of it (see `SinkToCapture`); None for nothing."""
+        """What a snapshot needs of it; None for nothing."""
         return None
 
     def forecast(self, replay: Replay) -> SinkForecast:
@@ -272,12 +264,10 @@ class Sink:
         """
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
-        """Undo all batches after `to.batch_id`. The next start repeats it if it was interrupted.
+        """Undo all batches after `to.batch_id`. The next start repeats an interrupted roll-back.
 
         Args:
-            to: The point to go back to.
-            still_mine: Enter it around each change (`with still_mine():`). It raises if another process has become the
-                writer of the stream.
+            still_mine: Enter it around each change (`with still_mine():`). It raises if the stream has another writer.
 
         Raises:
             SinkRollbackError: The sink cannot be reached or changed.
@@ -290,12 +280,12 @@ class Sink:
 
 
 def newest_batch(sink: Sink, query_id: str | None) -> int | None:
-    """`sink.last_batch`, with the errors of a user's sink as StorageAccessError."""
+    """`sink.last_batch`; errors of a user's sink become StorageAccessError."""
     try:
         return sink.last_batch(query_id)
     except CkptError:
         raise
-    except Exception as error:  # a user's sink raises what its own library raises
+    except Exception as error:
         raise StorageAccessError(
             f"The newest batch of the sink {sink.name} cannot be read: {type(error).__name__}: {error}. Make it "
             "reachable, then start again."
@@ -303,12 +293,12 @@ def newest_batch(sink: Sink, query_id: str | None) -> int | None:
 
 
 def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
-    """`sink.roll_back`, with the errors of a user's sink as SinkRollbackError."""
+    """`sink.roll_back`; errors of a user's sink become SinkRollbackError."""
     try:
         sink.roll_back(to, still_mine)
     except CkptError:
         raise
-    except Exception as error:  # a user's sink raises what its own library raises
+    except Exception as error:
         raise SinkRollbackError(
             f"The sink {sink.name} could not be rolled back to batch {to.batch_id}: {type(error).__name__}: {error}. "
             "Make it reachable and start again: the rollback is repeated. Do not start the query before that."
@@ -316,7 +306,6 @@ def roll_back(sink: Sink, to: RollBack, still_mine: StillMine) -> None:
 
 
 def distinct(sinks: Sequence[Sink]) -> list[Sink]:
-    """The sinks, each once, the first of each spelling."""
     found: list[Sink] = []
     for sink in sinks:
         if not sink.is_among(found):

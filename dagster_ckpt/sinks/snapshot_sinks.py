@@ -1,6 +1,6 @@
-"""The sinks that a snapshot names, and the logs of its file sinks. The only reader of these properties.
+"""The only reader of the sinks in a snapshot's properties.
 
-`sinks` lists what the snapshot has captured, with its place; `other_sinks` names the sinks that have no log to capture.
+`sinks` lists what the snapshot has captured, `other_sinks` names the sinks that have no log to capture.
 """
 
 from __future__ import annotations
@@ -17,35 +17,34 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkE
 
 
 def captured_sinks(properties: Mapping[str, Any]) -> list[Sink] | None:
-    """The sinks whose log is in a snapshot; None if it does not say which sinks its query wrote to."""
+    """None if the snapshot does not say which sinks its query wrote to."""
     described = properties.get("sinks")
     return [FileSink.at(str(sink["path"])) for sink in described] if isinstance(described, list) else None
 
 
 def other_sinks(properties: Mapping[str, Any]) -> list[Sink] | None:
-    """The sinks that a snapshot only names; None if it does not say."""
+    """Named, not captured; None if the snapshot does not say."""
     named = properties.get("other_sinks")
     return sinks_of([str(sink) for sink in named]) if isinstance(named, list) else None
 
 
 def sinks_in(properties: Mapping[str, Any]) -> list[Sink]:
-    """All sinks that a snapshot names."""
     return [*(captured_sinks(properties) or ()), *(other_sinks(properties) or ())]
 
 
 def names_of_others(sinks: Sequence[str]) -> list[str]:
-    """The names of the sinks that a cut does not capture, for the properties of a snapshot."""
+    """The sinks that a cut does not capture, for a snapshot's properties."""
     return [sink.name for sink in sinks_of(sinks) if not isinstance(sink, FileSink)]
 
 
 def logs_in_snapshot(store: SnapshotStore, location: str) -> dict[str, list[SinkEntry]]:
-    """The logs of file sinks contained in a snapshot, by folder."""
+    """By folder."""
     properties = store.manifest(location).header.properties
     return logs_of_sinks(properties, _files(store, location) if captured_sinks(properties) else {})
 
 
 def part_files_in_snapshot(store: SnapshotStore, location: str) -> set[str]:
-    """Bare names of all part files that the sink logs in a snapshot list, even if it does not name its sinks."""
+    """Bare names, even if the snapshot does not name its sinks."""
     entries = _files(store, location).items()
     return {bare(file) for path, data in entries for file in listed(data, f"{location}/{path}")}
 

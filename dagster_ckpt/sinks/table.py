@@ -1,7 +1,7 @@
 """Tables that remember batches and can go back: one decision for all of them.
 
-A `TableSink` says in `plan` what a roll-back would do, and does it in `commit`. One `verdict` decides whether a start
-may do it, what the preview says, and why a start is refused (cases: tests/sinks/table_verdicts.yaml).
+One `verdict` decides whether a start may roll a table back, what the preview says, and why a start is refused (cases:
+tests/sinks/table_verdicts.yaml).
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ _ATTEMPTS = 10
 
 
 class VersionTakenError(Exception):
-    """Another commit came after the plan; the table is unchanged. `roll_back` then plans again."""
+    """Another commit came after the plan; the table is unchanged."""
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why this package cannot roll a table back.
+    """Why a table cannot be rolled back.
 
-    Attributes:
-        effect: LOSE if it is unknown what to undo, IRREVERSIBLE if that is known, UNKNOWN if only the start can tell.
+    Its effect is LOSE if it is unknown what to undo, IRREVERSIBLE if that is known, UNKNOWN if only the start can tell.
     """
 
     effect: SinkEffect
@@ -43,11 +42,11 @@ class TablePlan:
 
     Attributes:
         moves: Whether anything has to be undone, or brought back.
-        how: The roll-back as the beginning of a sentence, such as "The table is restored to version 3".
-        command: A command by which a person does the same; empty if there is none.
-        others: What others have written since and would lose, such as "versions 4, 5"; empty if nothing.
+        how: Begins a sentence, such as "The table is restored to version 3".
+        command: For a person to do the same; may be empty.
+        others: What others have written since and would lose, such as "versions 4, 5"; may be empty.
         obstacle: Why it cannot be done.
-        basis: Whatever `commit` needs, such as the version of the table that was looked at.
+        basis: Whatever `commit` needs, such as the table's version at the time.
     """
 
     moves: bool
@@ -59,7 +58,7 @@ class TablePlan:
 
 
 class Step(StrEnum):
-    """What a start does to a table: LEAVE it as it is, ROLL_BACK, or REFUSE to start."""
+    """What a start does to a table; REFUSE: the query is not started."""
 
     LEAVE = "LEAVE"
     ROLL_BACK = "ROLL_BACK"
@@ -77,7 +76,7 @@ class TableVerdict:
 
 
 def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
-    """Decide what a start does to a table; without a plan, there is none. A pure function."""
+    """Decide what a start does to a table; without a plan, there is none. Pure."""
     if plan is None and to.batch_id < 0:
         return TableVerdict(Step.LEAVE, SinkEffect.EXACT, "There is no such table yet.")
     if plan is None:
@@ -123,11 +122,7 @@ def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
 
 
 class TableSink(Sink):
-    """A table that is rolled back with the stream. A kind of table has `names`, `last_batch`, `plan`, `commit`.
-
-    Attributes:
-        table_format: Its format, for messages.
-    """
+    """A table that is rolled back with the stream: override `names`, `last_batch`, `plan`, `commit`, `table_format`."""
 
     noun = "table"
     table_format: ClassVar[str] = ""
@@ -154,14 +149,13 @@ class TableSink(Sink):
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define commit.")
 
     def fence(self, plan: TablePlan) -> None:
-        """Where nothing is undone: make what a former holder of the lease has planned fail. See `commit`."""
+        """Where nothing is undone: make what a former holder of the lease has planned fail. Raises as `commit`."""
 
     def foresee(self, to: RollBack) -> TablePlan | None:
         """What `plan` will probably say, where a forecast needs less than a roll-back."""
         return self.plan(to)
 
     def forecast(self, replay: Replay) -> SinkForecast:
-        """See `Sink.forecast`."""
         try:
             with self._answering():
                 found = verdict(self.foresee(replay.back), replay.back)
@@ -179,20 +173,19 @@ class TableSink(Sink):
         return self.told(found.effect, f"{found.reason}{continues}", found.advice)
 
     def check_roll_back(self, to: RollBack) -> None:
-        """See `Sink.check_roll_back`."""
         with self._answering():
             found = self.foresee(to)
         self._refuse(verdict(found, to))
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
-        """See `Sink.roll_back`. Repeated, it finds nothing to undo.
+        """Plan, check and commit, again after `VersionTakenError`. Repeated, it finds nothing to undo.
 
         The lease is asked between plan and commit: if it is still held then, every commit of a successor comes after
         the plan, and this commit fails. A table with nothing to undo is fenced, so that what a former holder has
-        planned fails as well.
+        planned fails too.
         """
         if not to.roll_back_tables:
-            # A person has done it already, or it is refused.
+            # A person did it, or it is refused.
             self.check_roll_back(to)
             return
         taken: VersionTakenError | None = None
@@ -201,7 +194,7 @@ class TableSink(Sink):
             if plan is None:
                 # Nothing was ever written.
                 return
-            # Before the verdict: what a successor has written is no reason to refuse.
+            # A successor's writes are no reason to refuse.
             with still_mine():
                 pass
             found = verdict(plan, to)
@@ -235,7 +228,7 @@ class TableSink(Sink):
             yield
         except CkptError:
             raise
-        except Exception as error:  # a user's sink raises what its own library raises
+        except Exception as error:
             raise StorageAccessError(
                 f"{self._title} cannot be read: {type(error).__name__}: {error}. Make it reachable, then start again."
             ) from error

@@ -1,6 +1,4 @@
 """The snapshot format and snapshot stores: write, read, share and delete the bytes of snapshots.
 
-Nothing here knows Spark or the lifecycle of a stream. Start with docs/snapshot-format.md, then
-`entries.py` and `manifest.py` (what a snapshot contains), `writer.py` and `reader.py`; `store.py`
-has the interface of every store.
+Nothing here knows Spark or the lifecycle of a stream. Start with docs/snapshot-format.md and `store.py`.
 """

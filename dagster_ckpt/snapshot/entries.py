@@ -1,8 +1,7 @@
 """The files of a snapshot, listed in compressed blocks (docs/snapshot-format.md, sections 2.1 and 3).
 
-A block is encoded once: later snapshots that still have all its files contain the same bytes.
-Blocks stay compressed in memory, because a hundred thousand files take 45 MB as `FileEntry` objects
-and 6 MB as blocks.
+A block is encoded once: later snapshots that still have all its files contain the same bytes. A hundred thousand files
+take 45 MB as `FileEntry` objects and 6 MB as blocks.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ import msgspec
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotTooLargeError
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 
-# These bound the memory of a reader for any input.
+# They bound the memory of a reader for any input.
 BLOCK_FILES = 1024
 BLOCK_BYTES = 1024 * 1024
-# Decoded blocks in memory, at most 0.6 MB each. Lookups in the order of the paths need one at a
-# time of each snapshot that contributed blocks.
+# At most 0.6 MB each. Lookups in path order need one at a time of each snapshot that contributed blocks.
 _DECODED_BLOCKS = 16
 # Digests hardly compress; level 1 takes a third of the time of 6.
 _COMPRESSION_LEVEL = 1
@@ -33,7 +31,6 @@ _GZIP = 31
 _REFERENCE = re.compile(r"(\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*")
 # Names between single slashes, none of which is `.` or `..`.
 _PLAIN_PATH = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))+")
-# Limits of file systems.
 _PATH_BYTES = 4096
 _NAME_BYTES = 255
 
@@ -45,8 +42,7 @@ class FileEntry(NamedTuple):
 
     Attributes:
         digest: BLAKE3 of its content, hexadecimal.
-        object: The data object that contains it, relative to the snapshot's directory; None: the
-            metadata.
+        object: Its data object, relative to the snapshot's directory; None: the metadata.
     """
 
     digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -62,7 +58,7 @@ class ObjectUse(NamedTuple):
     """How a snapshot uses a data object.
 
     Attributes:
-        length: The object must have at least this many bytes.
+        length: Least length of the object, in bytes.
         used: Bytes in it that belong to files of the snapshot.
     """
 
@@ -80,10 +76,10 @@ class Block:
     """Some files of a snapshot, in the order of their paths.
 
     Attributes:
-        packed: Their entries as lines of JSON, compressed with gzip.
+        packed: Entries as lines of JSON, compressed with gzip.
         stable: Whether the next snapshot will probably contain all of them.
         inline_length: End offset of the last inlined file.
-        uses: The data objects that contain them, relative to the snapshot's directory.
+        uses: Data objects, relative to the snapshot's directory.
     """
 
     packed: bytes
@@ -97,7 +93,7 @@ class Block:
 
     @classmethod
     def read(cls, packed: bytes, *, stable: bool) -> Block:
-        """Read a block, or raise ValueError if it is damaged or an entry is invalid (sections 3.2 to 3.4)."""
+        """Raises ValueError if the block is damaged or an entry invalid (sections 3.2 to 3.4)."""
         entries = _decoded(packed)
         if not entries:
             raise ValueError("a block of its list of files is empty")
@@ -115,7 +111,6 @@ class Block:
 
     @classmethod
     def pack(cls, entries: Iterable[FileEntry], *, stable: bool) -> Iterator[Block]:
-        """Encode entries, in as many blocks as needed."""
         in_order = sorted(entries, key=_path_of)
         for first in range(0, len(in_order), BLOCK_FILES):
             yield from cls._pack(in_order[first : first + BLOCK_FILES], stable=stable)
@@ -161,7 +156,7 @@ class Block:
 
     @property
     def entries(self) -> Mapping[str, FileEntry]:
-        """Its entries by path, in order."""
+        """By path, in order."""
         return _decoded(self.packed)
 
 
@@ -183,14 +178,12 @@ def _decoded(packed: bytes) -> Mapping[str, FileEntry]:
 
 
 class BlockBuilder:
-    """Collects entries into blocks, which are compressed as soon as they are full."""
-
     def __init__(self) -> None:
         self._blocks: list[Block] = []
         self._pending: dict[bool, list[FileEntry]] = {True: [], False: []}
 
     def add(self, entry: FileEntry, *, stable: bool) -> None:
-        """Add a file. Adding in the order of the paths makes lookups fastest."""
+        """Fastest to look up if added in the order of the paths."""
         pending = self._pending[stable]
         pending.append(entry)
         if len(pending) == BLOCK_FILES:
@@ -198,14 +191,12 @@ class BlockBuilder:
             pending.clear()
 
     def add_all(self, other: BlockBuilder) -> None:
-        """Add the files of another builder, which must not be used afterwards."""
         self._blocks += other._blocks
         for stable, pending in other._pending.items():
             for entry in pending:
                 self.add(entry, stable=stable)
 
     def finish(self) -> list[Block]:
-        """The blocks of everything that was added."""
         for stable, pending in self._pending.items():
             self._blocks += Block.pack(pending, stable=stable)
             pending.clear()
@@ -213,14 +204,14 @@ class BlockBuilder:
 
 
 class Paths:
-    """The paths of a snapshot. Each occurs once, and none is a folder of another."""
+    """Each path occurs once, and none is a folder of another."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
         self._folders: set[str] = set()
 
     def add(self, paths: Collection[str]) -> None:
-        """Add paths that differ from each other; ValueError if one conflicts with those before."""
+        """ValueError for a conflict."""
         if not self._files.isdisjoint(paths):
             raise ValueError("two files of the snapshot have the same path")
         self._files.update(paths)
@@ -235,7 +226,7 @@ class Paths:
 
 
 def _check_path(path: str) -> None:
-    """ValueError for a path that a restore would write outside its directory, or could not write (section 3.2)."""
+    """ValueError for a path that a restore could not write below its directory (section 3.2)."""
     if _PLAIN_PATH.fullmatch(path) is None:
         raise ValueError(f"{path[:120]!r} is not a plain relative path")
     if path.isascii() and len(path) <= _NAME_BYTES:
@@ -246,12 +237,11 @@ def _check_path(path: str) -> None:
 
 
 def is_reference(reference: str) -> bool:
-    """Whether a name is in the snapshot's directory or in the stream's shared folder (section 3.3)."""
+    """In the snapshot's directory or the stream's shared folder (section 3.3)."""
     return _REFERENCE.fullmatch(reference) is not None
 
 
 def merge_uses(blocks: Iterable[Block]) -> dict[str, ObjectUse]:
-    """Combined use of data objects by several blocks."""
     merged: dict[str, ObjectUse] = {}
     for block in blocks:
         for name, use in block.uses.items():

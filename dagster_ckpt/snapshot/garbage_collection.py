@@ -1,8 +1,7 @@
 """Delete snapshots and the remains of crashes, but no byte that another snapshot needs.
 
-A deletion can be interrupted at any point (docs/snapshot-format.md, section 5): `_metadata` is
-renamed to `_deleting`, which hides the snapshot and keeps its references; then its objects are
-deleted, then `_deleting`.
+A deletion can be interrupted at any point (docs/snapshot-format.md, section 5): `_metadata` is renamed to `_deleting`,
+which hides the snapshot and keeps its references; then its objects are deleted, then `_deleting`.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from dagster_ckpt.snapshot.writer import METADATA_NAME
 SHARED = "shared"
 SAVEPOINT = "savepoint-"
 DELETING_NAME = "_deleting"
-# First object of a savepoint, deleted when it is complete. It distinguishes a crashed savepoint
-# from a copy that a user is making.
+# First object of a savepoint until it is complete: distinguishes a crashed savepoint from a user's copy in progress.
 INCOMPLETE_NAME = "_incomplete"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
@@ -32,12 +30,12 @@ _log = logging.getLogger(__name__)
 
 
 def checkpoint_directories(file_io: FileIO) -> list[str]:
-    """Directories of a stream's checkpoints, including broken ones, oldest first."""
+    """Including broken ones, oldest first."""
     return [name for name in _numbered(file_io) if file_io.size(f"{name}/{METADATA_NAME}") is not None]
 
 
 def savepoint_directories(file_io: FileIO) -> list[str]:
-    """Directories of the savepoints in a folder, including broken ones, by name."""
+    """Including broken ones, by name."""
     names = sorted(name for name, entry in file_io.list().items() if name.startswith(SAVEPOINT) and entry.is_directory)
     return [name for name in names if file_io.size(f"{name}/{METADATA_NAME}") is not None]
 
@@ -45,13 +43,13 @@ def savepoint_directories(file_io: FileIO) -> list[str]:
 def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -> None:
     """Delete a snapshot, or resume an interrupted deletion; a missing snapshot is not an error.
 
-    If a snapshot that may share its objects cannot be read, shared objects are kept.
+    Shared objects are kept if a snapshot that may use them cannot be read.
 
     Args:
         file_io: The folder of the snapshot and of all snapshots that may share its objects.
-        protected: Directories of snapshots whose objects must be kept, whether listed or not.
+        protected: Directories of snapshots whose objects must be kept, listed or not.
     """
-    # Another process may be deleting the same snapshot: no missing object is an error.
+    # Another process may be deleting the same snapshot.
     metadata = _read_if_there(file_io, f"{directory}/{METADATA_NAME}")
     if metadata is not None:
         file_io.write(f"{directory}/{DELETING_NAME}", [metadata])
@@ -64,7 +62,7 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
         _log.warning("The shared objects of %s/%s are kept until the next sweep: %s", file_io.url, directory, error)
         objects = frozenset()
     with suppress(FileNotFoundError):
-        # Before its objects go: after a power failure it must not be listed again.
+        # First: after a power failure it must not be listed again.
         file_io.flush(directory)
     for name in sorted(_disposable(file_io, objects, directory, protected)):
         file_io.delete(name)
@@ -77,11 +75,7 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
 
 @dataclass(frozen=True)
 class Garbage:
-    """An object that is no longer needed.
-
-    Attributes:
-        age_ms: Time since it was last changed.
-    """
+    """`age_ms` is the time since its last change."""
 
     location: str
     reason: str
@@ -95,22 +89,20 @@ def storage_time_ms(file_io: FileIO) -> int | None:
 
 
 def probe_name() -> str:
-    """A new name for an object that is deleted at once; a sweep deletes what is left of it."""
+    """For an object deleted at once; a sweep deletes what is left of it."""
     return f"{_PROBE}{uuid.uuid4().hex}.tmp"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One garbage collection pass over the remains of crashes.
+    """One pass over the remains of crashes.
 
-    It lists the objects before it reads the snapshots, so those of a snapshot published meanwhile
-    count as used.
+    Objects are listed before the snapshots are read, so those of a snapshot published meanwhile count as used.
 
     Attributes:
         now_ms: The time by the storage's clock, ms since the epoch.
         older_than_ms: Minimum age: younger objects may belong to an attempt in progress.
-        under_way: Numbers of attempts whose process is alive: their objects are kept regardless of
-            age.
+        under_way: Numbers of attempts whose process is alive: their objects are kept.
     """
 
     file_io: FileIO
@@ -120,7 +112,7 @@ class Sweep:
     under_way: frozenset[int] = frozenset()
 
     def stream(self, protected: Iterable[str]) -> list[Garbage]:
-        """Remains of crashed checkpoints and deletions in a stream's folder."""
+        """Of crashed checkpoints and deletions."""
         file_io = self.file_io
         candidates = {
             f"{SHARED}/{name}": changed
@@ -154,10 +146,7 @@ class Sweep:
         return self._delete(ours, f"{directory} was never finished: it has no {METADATA_NAME}")
 
     def savepoints(self, stream_id: str) -> list[Garbage]:
-        """Remains of crashed savepoints of a stream.
-
-        Only those with the marker of an unfinished savepoint: users may be copying others.
-        """
+        """Of crashed savepoints, known by their marker: users may be copying others."""
         file_io = self.file_io
         found = self._probes()
         for directory, entry in file_io.list().items():
@@ -193,10 +182,9 @@ class Sweep:
         return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
 
     def _changes(self, directory: str) -> dict[str, int | None]:
-        """Names in a directory with the time of their last change; None for a directory, or if it is unknown."""
+        """By name; None for a directory, or if it is unknown."""
         found: dict[str, int | None] = {}
         for name, entry in self.file_io.list(directory, hidden=True).items():
-            # An object that is deleted meanwhile is left out.
             with suppress(FileNotFoundError):
                 found[name] = None if entry.is_directory else entry.status().changed_at_ms
         return found
@@ -213,18 +201,18 @@ class Sweep:
         return Garbage(f"{self.file_io.url}/{name}", reason, self.now_ms - (changed_ms or 0))
 
     def _is_old(self, changed_ms: int | None) -> bool:
-        # An object of unknown age counts as new, and directories are never garbage.
+        # Unknown age counts as new, and directories are never garbage.
         return changed_ms is not None and changed_ms < self.now_ms - self.older_than_ms
 
     def _is_under_way(self, name: str) -> bool:
-        """Whether a live attempt wrote this data object, whose name begins with the attempt's number."""
+        """The names of an attempt's data objects begin with its number."""
         number = name.partition("-")[0]
         return number.isdecimal() and int(number) in self.under_way
 
 
 @contextmanager
 def _logging_failure(file_io: FileIO, directory: str) -> Iterator[None]:
-    """Log a failure with one snapshot and continue; the next pass retries."""
+    """The next pass retries."""
     try:
         yield
     except (CkptError, OSError) as error:
@@ -253,7 +241,7 @@ def _disposable(file_io: FileIO, objects: frozenset[str], directory: str, protec
 
 
 def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
-    """Objects that snapshots refer to; None if the references of one are unknown."""
+    """None if the references of a snapshot are unknown."""
     used: set[str] = set()
     wanted = set(protected)
     for directory in sorted({*listed} | wanted):
@@ -275,5 +263,5 @@ def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> f
 
 
 def _is_ours(name: str) -> bool:
-    """Whether this package creates such a name; a user's files in a snapshot's directory are kept."""
+    """Files of users in a snapshot's directory are kept."""
     return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME) or name.endswith((".pack", ".tmp"))

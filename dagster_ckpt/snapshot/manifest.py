@@ -1,7 +1,6 @@
 """A snapshot's `_metadata`: header, list of files and small files in one ZIP (docs/snapshot-format.md, 2 and 3).
 
-Any ZIP tool reads it, and `zcat` its list of files. The archive comment is a checksum over all its
-bytes.
+Any ZIP tool reads it, and `zcat` its list of files. The archive comment is a checksum over all its bytes.
 """
 
 from __future__ import annotations
@@ -36,18 +35,17 @@ _CHECKPOINT = re.compile(rf"{CHECKPOINT_PREFIX}(0|[1-9][0-9]*)")
 
 
 def checkpoint_directory(number: int) -> str:
-    """Name of the directory of a checkpoint."""
     return f"{CHECKPOINT_PREFIX}{number}"
 
 
 def checkpoint_number(directory: str) -> int | None:
-    """Number of the checkpoint in a directory of this name; None if it is not a checkpoint's."""
+    """None if the name is not a checkpoint's."""
     match = _CHECKPOINT.fullmatch(directory)
     return int(match[1]) if match is not None else None
 
 
 def object_name(directory: str, reference: str) -> str:
-    """Name, in the parent folder, of a data object that the snapshot in `directory` refers to."""
+    """In the parent folder of a snapshot's `directory`."""
     return posixpath.normpath(posixpath.join(directory, reference))
 
 
@@ -61,7 +59,7 @@ class SnapshotHeader(BaseModel):
         number: Number of the attempt that took it.
         created_at_ms: When the attempt began, ms since the epoch.
         batch_id: The batch after which a restored query resumes.
-        properties: Data for the caller; nothing in this package reads it.
+        properties: The caller's; nothing in this package reads it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -85,26 +83,23 @@ class Manifest:
 
     @property
     def stable_blocks(self) -> tuple[Block, ...]:
-        """Blocks of files that the next snapshot will probably contain too."""
         return tuple(block for block in self.blocks if block.stable)
 
     @property
     def other_blocks(self) -> tuple[Block, ...]:
-        """The other blocks."""
         return tuple(block for block in self.blocks if not block.stable)
 
     @property
     def uses(self) -> dict[str, ObjectUse]:
-        """The data objects that it uses, relative to its directory."""
+        """Relative to its directory."""
         return merge_uses(self.blocks)
 
     @property
     def objects(self) -> frozenset[str]:
-        """Names of the data objects that it refers to, relative to its directory."""
         return frozenset(name for block in self.blocks for name in block.uses)
 
     def unusable_objects(self, file_io: FileIO, directory: str) -> list[str]:
-        """Its missing and truncated data objects, from one listing of its parent folder `file_io`."""
+        """Missing or truncated, from one listing of its parent folder `file_io`."""
         uses = {object_name(directory, name): use for name, use in self.uses.items()}
         sizes = file_io.sizes(list(uses))
         problems = []
@@ -118,27 +113,24 @@ class Manifest:
 
     @property
     def file_count(self) -> int:
-        """Number of files."""
         return sum(block.file_count for block in self.blocks)
 
     @property
     def full_bytes(self) -> int:
-        """Bytes that a restore writes."""
+        """That a restore writes."""
         return sum(block.full_bytes for block in self.blocks)
 
     @property
     def inline_length(self) -> int:
-        """End offset of the last inlined file."""
         return max((block.inline_length for block in self.blocks), default=0)
 
     @property
     def files(self) -> Iterator[FileEntry]:
-        """All files."""
         for block in self.blocks:
             yield from block.entries.values()
 
     def find(self, path: str, *, stable: bool = True) -> FileEntry | None:
-        """The entry of a file; without `stable`, only among the other files, which are few."""
+        """Without `stable`, only among the few other files."""
         for run in self._other_runs + (self._stable_runs if stable else []):
             at = bisect_left(run, path, key=_last_of)
             entry = run[at].entries.get(path) if at < len(run) and run[at].first <= path else None
@@ -156,7 +148,7 @@ class Manifest:
 
 
 def _runs(blocks: Iterable[Block]) -> list[list[Block]]:
-    """Group blocks into runs of ascending paths, newest first: a path is in at most one block of each."""
+    """In ascending order of paths, newest first: a path is in at most one block of each run."""
     runs: list[list[Block]] = []
     for block in blocks:
         if runs and runs[-1][-1].last < block.first:
@@ -173,20 +165,19 @@ INLINE_NAME = "inline.bin"
 _ZIP_MAGIC = b"PK\x03\x04"
 _CHECKSUM_NAME = b"blake3:"
 _CHECKSUM_BYTES = len(_CHECKSUM_NAME) + 64
-# The earliest time in ZIP. With a fixed time, equal content gives equal bytes.
+# The earliest time in ZIP: equal content gives equal bytes.
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The content of a `_metadata`: the manifest, and the inlined files back to back."""
+    """The manifest, and the inlined files back to back."""
 
     manifest: Manifest
     inline: bytes
 
 
 def encode_metadata(metadata: Metadata) -> bytes:
-    """Encode a `_metadata`."""
     manifest = metadata.manifest
     described = {
         "format_version": FORMAT_VERSION,
@@ -211,18 +202,17 @@ def encode_metadata(metadata: Metadata) -> bytes:
 
 
 def _one_key_a_line(described: dict[str, Any]) -> str:
-    # `json.dumps` with an indentation is fifteen times as slow.
+    # `json.dumps` with indentation is fifteen times as slow.
     return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in described.items()) + "\n}"
 
 
 def decode_metadata(data: bytes, location: str) -> Metadata:
-    """Decode and validate a `_metadata`; `location` is for messages."""
+    """Decode and validate; `location` is for messages."""
     with _opened(data, location) as (archive, described):
         header = SnapshotHeader.model_validate(described["header"])
         manifest = Manifest(header, tuple(_blocks(_member(archive, FILES_NAME), described["blocks"])))
         listed, inline = _listed_objects(described), _member(archive, INLINE_NAME)
-        # Garbage collection relies on this list: it would delete a needed object that is missing
-        # here.
+        # Garbage collection relies on this list.
         if manifest.objects != listed:
             odd = sorted(manifest.objects ^ listed)[:3]
             raise ValueError(f"its files are in data objects that it does not list: {odd}")
@@ -232,7 +222,7 @@ def decode_metadata(data: bytes, location: str) -> Metadata:
 
 
 def decode_references(data: bytes, location: str) -> frozenset[str]:
-    """The data objects that a `_metadata` refers to, without decoding its list of files."""
+    """Does not decode the list of files."""
     with _opened(data, location) as (_, described):
         return _listed_objects(described)
 
@@ -250,7 +240,7 @@ def _blocks(packed: bytes, described: list[tuple[int, bool]]) -> Iterator[Block]
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Read a stored member. A compressed one could expand to any length."""
+    """A compressed member could expand to any length."""
     if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"its {name} is compressed by the archive, which no writer of this format does")
     return archive.read(name)
@@ -265,7 +255,7 @@ def _listed_objects(described: dict[str, Any]) -> frozenset[str]:
 
 @contextmanager
 def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any]]]:
-    """The archive, after checking its checksum and version, and the content of `manifest.json`."""
+    """With checksum and version checked, and the content of `manifest.json`."""
     if len(data) < len(_ZIP_MAGIC) + _CHECKSUM_BYTES:
         raise _corrupt(location, f"it ends after {len(data)} bytes, so it is truncated")
     if not data.startswith(_ZIP_MAGIC):

@@ -50,7 +50,7 @@ from dagster_ckpt.snapshot.writer import (
 )
 
 SHARED_PREFIX = f"../{SHARED}/"
-# Metadata in memory: each snapshot is written incrementally to the previous one.
+# Each snapshot is written incrementally to the previous one.
 _REMEMBERED = 2
 
 OpenFileIO = Callable[[str], FileIO]
@@ -61,7 +61,7 @@ class StoreLayout:
     """Where and how a stream's snapshots are written.
 
     Attributes:
-        stream_root: URL of the stream's folder, with `chk-<n>/_metadata` and `shared/`.
+        stream_root: URL of the folder with `chk-<n>/_metadata` and `shared/`.
         savepoint_root: URL of the savepoint folder; None if none is configured.
         max_bytes: Size limit of a checkpoint; None: no limit.
     """
@@ -76,8 +76,6 @@ class StoreLayout:
 
 
 class ObjectSnapshotStore:
-    """A snapshot store on any storage that `FileIO` reaches."""
-
     def __init__(self, layout: StoreLayout, open_file_io: OpenFileIO) -> None:
         self._layout = layout
         self._open_file_io = open_file_io
@@ -143,10 +141,7 @@ class ObjectSnapshotStore:
         runner: PackRunner | None = None,
         progress: Progress = lambda _done, _total: None,
     ) -> StoredSnapshot:
-        """Write a self-contained savepoint into a new folder.
-
-        The storage links or copies the data objects of the snapshot at `base` itself.
-        """
+        """The storage links or copies the data objects of `base` itself."""
         root = normalised(target_directory) if target_directory else self._layout.savepoint_root
         if root is None:
             raise StorageAccessError(
@@ -183,7 +178,7 @@ class ObjectSnapshotStore:
             with contextlib.suppress(StorageAccessError):
                 file_io.delete(mark)
         except BaseException:
-            # The attempt is recorded as failed: a rebuild must not find a whole savepoint.
+            # A rebuild must not find a whole savepoint of a failed attempt.
             self.discard(location)
             raise
         return self._stored(location, written)
@@ -234,7 +229,7 @@ class ObjectSnapshotStore:
         return root == self._stream_io.url or (savepoints is not None and root == self._open_file_io(savepoints).url)
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
-        """Delete a snapshot: its metadata first, so that it is no longer found, then bytes that only it refers to."""
+        """Metadata first, so that the snapshot is no longer found."""
         kept = {_folder(other) for other in protected}
         if _folder(location) in kept:
             raise StorageAccessError(
@@ -309,10 +304,9 @@ class ObjectSnapshotStore:
 
 
 def _folder(location: str) -> str:
-    """URL of a snapshot's folder, given that or the path of its metadata."""
+    """Given that or the path of its metadata."""
     return normalised(location).removesuffix(f"/{METADATA_NAME}")
 
 
 def _directories_in(file_io: FileIO, locations: Iterable[str]) -> list[str]:
-    """Directories of those snapshots that are in a folder."""
     return [directory for root, _, directory in (where.rpartition("/") for where in locations) if root == file_io.url]

@@ -40,7 +40,7 @@ MEMORY_URL = "jobmanager://memory"
 def open_store(
     storage: CheckpointStorage, stream_id: str, *, transfer_threads: int = DEFAULT_TRANSFER_THREADS
 ) -> SnapshotStore:
-    """Open the store of a stream's snapshots; a custom storage may ignore `transfer_threads`."""
+    """A custom storage may ignore `transfer_threads`."""
     checked_stream_id(stream_id)
     if isinstance(storage, FileSystemCheckpointStorage):
         root = storage.checkpoint_location.url
@@ -65,7 +65,7 @@ def open_store(
                 stream_id=stream_id,
                 stream_root=f"{root}/{stream_id}",
                 savepoint_root=_savepoint_root(storage) or (location.url if location is not None else None),
-                # As in Flink, state goes into the metadata, which is why it must be small.
+                # As in Flink, metadata has the state, which must be small.
                 inline_threshold=None,
                 max_bytes=storage.get_max_state_size(),
             ),
@@ -82,7 +82,7 @@ def open_store(
 
 
 def stream_folders(storage: CheckpointStorage) -> list[str]:
-    """Folders in a storage that hold checkpoints: the ids of streams, sorted."""
+    """The ids of streams with checkpoints, sorted."""
     location = getattr(storage, "checkpoint_location", None)
     if not isinstance(location, StoragePath):
         raise OptionError(
@@ -108,8 +108,7 @@ def _store(
     def open_file_io(url: str) -> FileIO:
         if url == layout.stream_root and url.startswith(MEMORY_URL):
             return memory
-        # The options belong to the configured file system; a savepoint may be written to another
-        # one.
+        # The options are the configured file system's; a savepoint may go to another one.
         given = options if url.partition("://")[0] in schemes else {}
         return _file_io(url, given, buffer_bytes=buffer_bytes, users=users)
 
@@ -144,7 +143,7 @@ def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
 
 
 def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> dict[str, Any]:
-    """The deployment's values for parameters of the factory that the settings do not set."""
+    """Parameters of the factory that the settings do not set."""
     try:
         parameters = inspect.signature(factory).parameters
     except ValueError:
@@ -155,7 +154,7 @@ def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> 
 
 
 def _store_over(file_io: FileIO, stream_id: str, deployment: DeploymentStorage) -> SnapshotStore:
-    """Snapshots in a user's storage; savepoints too, unless the deployment has a folder for them."""
+    """Savepoints too, unless the deployment has a folder for them."""
     root = normalised(file_io.url)
     if root != file_io.url:
         raise OptionError(f"The url of {type(file_io).__name__} is {file_io.url!r}; write it as {root!r}.")
@@ -188,7 +187,7 @@ def _file_io(
         # Housekeeping deletes what it lists.
         return LocalFileIO(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes, follow_links=False)
     path = StoragePath.parse("location", url)
-    # A location contains no user info: use that of the configured storage on the same host.
+    # A location has no user info: use that of the configured storage on the same host.
     user = (users or {}).get((path.scheme, path.authority), "")
     return FsspecFileIO(url, options, url_to_open=replace(path, user_info=user).url_to_open)
 

@@ -16,13 +16,13 @@ from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import BlockBuilder, FileEntry
 from dagster_ckpt.snapshot.reuse import ContentCheck, Source
 
-# Smaller pieces cost more than they save; files up to this size are read in one call.
+# Smaller pieces cost more than they save.
 CHUNK_BYTES = 1024 * 1024
-# Small files are batched up to these limits: a call per file costs more than its bytes. Aborts are
-# not checked within a batch, and each read from an object store may be slow.
+# A call per file costs more than its bytes. Aborts are not checked within a batch, and each read from an object store
+# may be slow.
 _TOGETHER_FILES = 50
 _TOGETHER_BYTES = 256 * 1024
-# Equal files of one snapshot are stored once, as far as this many digests detect them.
+# Equal files of one snapshot are stored once, as far as this many digests show.
 _REMEMBERED_DIGESTS = 1_024
 
 # Below this size a second thread costs more than it saves.
@@ -49,7 +49,6 @@ class PackTask:
 
 
 def run_now(work: Callable[[], None]) -> None:
-    """Run it immediately."""
     work()
 
 
@@ -61,10 +60,9 @@ class PackCallbacks:
         stored_at: Where the content of a file with this digest is stored already, or None.
         is_likely_unchanged: Whether to read a large file for its digest first.
         check_aborted: Raises SnapshotAbortedError; called at short intervals.
-        creating: Called with the name of each data object before it is created, so that a partial
-            one can be removed.
-        complete: Called with a function that completes a task's last data object, and must run
-            before the snapshot is finished.
+        creating: Called with the name of each data object before it is created, to remove a partial one.
+        complete: Called with a function that completes a task's last data object, which must run before the snapshot is
+            finished.
     """
 
     stored_at: Callable[[Source, str], Place | None]
@@ -76,14 +74,12 @@ class PackCallbacks:
 
 @dataclass(frozen=True)
 class Packed:
-    """The entries of files that were written into data objects, and the number of bytes written."""
-
     entries: BlockBuilder = field(default_factory=BlockBuilder)
     written: int = 0
 
     @staticmethod
     def joined(parts: Iterable[Packed]) -> Packed:
-        """The files of several tasks, which must be given in order."""
+        """The parts must be in order."""
         entries, written = BlockBuilder(), 0
         for part in parts:
             entries.add_all(part.entries)
@@ -92,7 +88,7 @@ class Packed:
 
 
 def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Packed:
-    """Write the files of a task; `create` opens a new data object by name."""
+    """`create` opens a data object by name."""
     with _PackWriter(task, create, callbacks) as writer:
         while task.files:
             callbacks.check_aborted()
@@ -105,7 +101,7 @@ def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Pac
 
 
 def pack_names(task: PackTask) -> list[str]:
-    """Data objects that a task may create, in order. Equal files may leave the last ones unused."""
+    """Names that a task may create, in order; equal files may leave the last ones unused."""
     count, length = 0, task.target_bytes + 1
     for file in task.files:
         if not count or length + file.size > task.target_bytes:
@@ -115,13 +111,11 @@ def pack_names(task: PackTask) -> list[str]:
 
 
 class PackRunner(Protocol):
-    """Writes the data objects of a snapshot."""
-
     def width(self, total_bytes: int) -> int:
-        """Number of tasks to create for this many bytes."""
+        """Number of tasks to create."""
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
-        """Write every task. Their files are in order of path within a task and from task to task."""
+        """Write every task. Files are in order of path within a task and from task to task."""
 
 
 @dataclass(frozen=True)
@@ -131,19 +125,15 @@ class Threads:
     count: int
 
     def width(self, total_bytes: int) -> int:
-        """Number of tasks to create for this many bytes."""
         return max(1, min(self.count, total_bytes // BYTES_WORTH_A_THREAD))
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
-        """Write every task."""
-
         def work(task: PackTask, check_canceled: CancelCheck) -> Packed:
             def check_aborted() -> None:
                 check_canceled()
                 callbacks.check_aborted()
 
-            # With several tasks, the next one reuses the thread: release the buffers of the
-            # previous one first.
+            # The next task reuses the thread: release the buffers first.
             complete = callbacks.complete if len(tasks) == 1 else run_now
             return write_packs(task, create, replace(callbacks, check_aborted=check_aborted, complete=complete))
 
@@ -151,7 +141,6 @@ class Threads:
 
 
 def read_small(file: Source) -> bytes:
-    """All bytes of a small file."""
     try:
         data = file.read()
     except FileNotFoundError as error:
@@ -162,7 +151,6 @@ def read_small(file: Source) -> bytes:
 
 
 def check_content(file: Source, data: bytes) -> None:
-    """Compare a file with the checksums that it carries."""
     check = file.check()
     if check is not None:
         check.update(data)
@@ -180,7 +168,6 @@ def _refuse_damaged(file: Source, check: ContentCheck | None) -> None:
 
 
 def vanished(file: Source) -> CutOvertakenError:
-    """The error for a file that no longer exists."""
     return CutOvertakenError(
         f"{file.path} vanished before it was read, so no snapshot was written. Take the snapshot again."
     )
@@ -212,7 +199,6 @@ class _PackWriter:
             self._open.close()
 
     def add_small(self, files: Sequence[Source]) -> None:
-        """Add files that fit into memory together."""
         contents = list(map(read_small, files))
         digests = [blake3(data).hexdigest() for data in contents]
         for file, data, digest in zip(files, contents, digests, strict=True):
@@ -242,7 +228,7 @@ class _PackWriter:
         self._add(file, digest.hexdigest(), place)
 
     def _is_stored(self, file: Source, digest: str) -> bool:
-        """Add a file if its content is stored already; returns whether it is."""
+        """If the content is stored already."""
         place = self._callbacks.stored_at(file, digest) or self._places.get(digest)
         if place is None:
             return False
@@ -256,7 +242,7 @@ class _PackWriter:
         self.entries.add(entry, stable=file.stable)
 
     def _new_place(self, size: int) -> Place:
-        """Reserve a place in the open data object, which may be a new one."""
+        """In the open data object, or in a new one."""
         if self._stream is None or self._length + size > self._task.target_bytes:
             self._flush()
             self._open.close()
@@ -277,7 +263,7 @@ class _PackWriter:
 
 
 def _next_small(files: deque[Source]) -> list[Source]:
-    """Take the next batch of files that are read whole; empty if a large file is next."""
+    """Empty if a large file is next."""
     some: list[Source] = []
     size = 0
     while files and len(some) < _TOGETHER_FILES and (not some or size + files[0].size <= _TOGETHER_BYTES):

@@ -19,17 +19,17 @@ from dagster_ckpt.snapshot.packs import CHUNK_BYTES
 from dagster_ckpt.snapshot.writer import METADATA_NAME
 
 WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
-# A work item of a thread: large enough that reopening the object does not matter.
+# Large enough that reopening the object does not matter.
 _SHARE_BYTES = 16 * 1024 * 1024
 
 
 def read_metadata(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> Metadata:
-    """Read the metadata of a snapshot, or of one that is being deleted by another `name`."""
+    """Under another `name` for a snapshot that is being deleted."""
     return decode_metadata(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
 
 
 def read_references(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
-    """The data objects that a snapshot refers to, by name in its parent folder; cheap with many files."""
+    """By name in the parent folder; cheap with many files."""
     references = decode_references(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
     return frozenset(object_name(directory, reference) for reference in references)
 
@@ -54,11 +54,7 @@ def extract(
     threads: int = 1,
     metadata: Metadata | None = None,
 ) -> None:
-    """Pass the files of a snapshot to `write`, object by object, each checked against its digest.
-
-    See `SnapshotStore.extract`. `threads` is the number of objects, or parts of one, read
-    concurrently.
-    """
+    """See `SnapshotStore.extract`. `threads` is the number of objects, or parts of one, read concurrently."""
     metadata = metadata or read_metadata(file_io, directory)
     wanted = (entry for entry in metadata.manifest.files if only(entry.path))
     entries = sorted(missing(wanted), key=lambda entry: (entry.object or "", entry.offset))
@@ -76,8 +72,8 @@ def extract(
 def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> list[str]:
     """Problems of a snapshot; an empty list means that it is intact.
 
-    Without `deep`, only that the data objects exist and are long enough. A storage that cannot be
-    read raises StorageAccessError, which says nothing about the snapshot.
+    Without `deep`, only checks that the data objects exist and are long enough. StorageAccessError says nothing about
+    the snapshot.
     """
     try:
         metadata = read_metadata(file_io, directory)
@@ -102,11 +98,11 @@ def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> li
 
 
 def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
-    """Group neighboring entries of one object into work items."""
+    """As work items."""
     for _, group in groupby(entries, key=lambda entry: entry.object):
         share: list[FileEntry] = []
         for entry in group:
-            # From the first to the last byte, because gaps are fetched as well.
+            # Gaps are fetched as well.
             if share and entry.offset + entry.size - share[0].offset > _SHARE_BYTES:
                 yield share
                 share = []
@@ -115,7 +111,7 @@ def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
 
 
 def _opened(file_io: FileIO, directory: str, reference: str | None, inline: bytes, part: range) -> BinaryIO:
-    """A data object opened for reading; a missing one makes the snapshot corrupt."""
+    """A missing data object makes the snapshot corrupt."""
     if reference is None:
         return io.BytesIO(inline)
     name = object_name(directory, reference)

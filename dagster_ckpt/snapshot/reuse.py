@@ -20,19 +20,19 @@ class ContentCheck(Protocol):
         """Pass the next piece of the file."""
 
     def trouble(self) -> str | None:
-        """What is wrong with it, once all of it was passed; None if it is intact."""
+        """What is wrong with the whole file; None if it is intact."""
 
 
 class Source(Protocol):
     """One file to put into a snapshot.
 
-    If an earlier snapshot has the same path with the same identity or token, the bytes are not
-    read. Otherwise the content is compared.
+    If an earlier snapshot has the same path with the same identity or token, the bytes are not read. Otherwise the
+    content is compared.
     """
 
     @property
     def path(self) -> str:
-        """Name in the snapshot, a relative POSIX path."""
+        """A relative POSIX path."""
 
     @property
     def size(self) -> int:
@@ -40,15 +40,15 @@ class Source(Protocol):
 
     @property
     def identity(self) -> str | None:
-        """A name that is unique to this content, such as one that contains a uuid."""
+        """Unique to this content, such as a name that contains a uuid."""
 
     @property
     def token(self) -> str | None:
-        """Changes when the file is replaced, see `FileVersion.token`."""
+        """See `FileVersion.token`."""
 
     @property
     def stable(self) -> bool:
-        """Whether the next snapshots will probably contain it too, so that it is worth storing for reuse."""
+        """Whether the next snapshots will probably contain it, so that it is worth storing for reuse."""
 
     def open(self) -> BinaryIO:
         """Open the bytes."""
@@ -62,8 +62,6 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A source that is opened by a function."""
-
     path: str
     size: int
     identity: str | None
@@ -79,12 +77,10 @@ class SourceFile:
         return
 
 
-# An object with a smaller share of bytes in use is not shared: its files are written again so that
-# it can be deleted, at a cost of at most a third of what that frees.
+# An object with a smaller share in use is written again, at a cost of at most a third of what its deletion frees.
 SPARSE = 0.25
 
-# Makes an object of the base available to the new snapshot; returns the new reference, or None if
-# it cannot be shared.
+# Returns the new reference to an object of the base, or None if it cannot be shared.
 ShareObject = Callable[[str], str | None]
 
 
@@ -93,8 +89,7 @@ class BaseSnapshot:
     """An earlier snapshot, whose content a new one may share.
 
     Attributes:
-        same_folder: Both snapshots refer to the same objects by the same names. Otherwise each
-            object has to be linked or copied first.
+        same_folder: Both refer to the same objects by the same names. Otherwise each object has to be linked or copied.
     """
 
     metadata: Metadata
@@ -104,16 +99,11 @@ class BaseSnapshot:
 
     @property
     def manifest(self) -> Manifest:
-        """Its manifest."""
         return self.metadata.manifest
 
     @cached_property
     def usable_objects(self) -> frozenset[str]:
-        """References of the data objects worth sharing.
-
-        Without missing and truncated ones, so that damage to one snapshot does not spread to the
-        next, and without those of which hardly anything is in use.
-        """
+        """Without missing or truncated ones, so that damage does not spread, and those hardly in use."""
         uses = self.manifest.uses
         sizes = self.file_io.sizes([object_name(self.directory, name) for name in uses])
         usable = set()
@@ -125,7 +115,7 @@ class BaseSnapshot:
 
     @property
     def can_be_extended(self) -> bool:
-        """Whether another snapshot can reuse all stable blocks of this one as they are."""
+        """As they are, in another snapshot."""
         stable = self.manifest.stable_blocks
         return self.same_folder and bool(stable) and all(self.usable_objects.issuperset(part.uses) for part in stable)
 
@@ -145,12 +135,12 @@ class Reuse:
         self._lock = threading.Lock()
 
     def unchanged(self, file: Source) -> FileEntry | None:
-        """The entry of a file that is certainly unchanged and need not be read, or None."""
+        """Certainly unchanged: it need not be read."""
         entry = self._entry(file)
         if entry is None or entry.size != file.size:
             return None
-        # One match is enough: a linked file may have the same token under another identity, a
-        # restored file the same identity with another token.
+        # A linked file may have the same token under another identity, a restored file the same identity with another
+        # token.
         same_identity = file.identity is not None and entry.identity == file.identity
         same_token = file.token is not None and entry.token == file.token
         if not (same_identity or same_token):
@@ -161,12 +151,11 @@ class Reuse:
         return FileEntry(entry.digest, file.path, file.size, file.identity, file.token, reference, entry.offset)
 
     def is_likely_unchanged(self, file: Source) -> bool:
-        """Whether a file probably has the same content as in the base."""
         entry = self._entry(file)
         return entry is not None and entry.size == file.size and entry.object is not None
 
     def stored_at(self, file: Source, digest: str) -> tuple[str, int] | None:
-        """Where the base stores a file that turned out to be unchanged, or None."""
+        """If the content turns out to be unchanged."""
         entry = self._entry(file)
         if entry is None or entry.object is None or (entry.size, entry.digest) != (file.size, digest):
             return None
@@ -179,7 +168,7 @@ class Reuse:
         return self._base.manifest.find(file.path, stable=not self._extends)
 
     def _reference(self, reference: str) -> str | None:
-        """Reference in the new snapshot to an object of the base, or None if it is not shared."""
+        """In the new snapshot; None if the object is not shared."""
         with self._lock:
             if reference not in self._references:
                 is_usable = reference in self._usable

@@ -40,7 +40,7 @@ class SnapshotStore(Protocol):
     """
 
     def check_access(self) -> None:
-        """Check that snapshots can be written, so that problems show before the first checkpoint."""
+        """So that problems show before the first checkpoint."""
 
     def write_checkpoint(
         self,
@@ -56,12 +56,12 @@ class SnapshotStore(Protocol):
         """Write a checkpoint, sharing bytes with the snapshot at `base`.
 
         Args:
-            files: Its files; iterated once.
-            base: A snapshot or its location, which must exist until this returns; or None.
-            extends: The checkpoint contains all stable files of the base, which `can_be_extended`,
-                in addition to `files`.
-            stage: Called with the files before any of them is read; returns them protected from
-                deletion, in the form to read.
+            files: Iterated once.
+            base: A snapshot or its location, which must exist until this returns.
+            extends: The checkpoint contains all stable files of the base, which `can_be_extended`, in addition to
+                `files`.
+            stage: Called with the files before any of them is read; returns them protected from deletion, in the form
+                to read.
             runner: Writes the data objects; None: threads of this process.
 
         Raises:
@@ -81,11 +81,11 @@ class SnapshotStore(Protocol):
         runner: PackRunner | None = None,
         progress: Progress = lambda _done, _total: None,
     ) -> StoredSnapshot:
-        """Write a self-contained savepoint, which depends on no other snapshot.
+        """Write a savepoint, which depends on no other snapshot.
 
         Args:
             target_directory: Target folder, if not the configured one.
-            base: Location of a snapshot whose bytes the storage can link or copy; or None.
+            base: Location of a snapshot whose bytes the storage can link or copy.
             stage: As for a checkpoint.
             progress: Called now and then with the number of files written, and to write.
 
@@ -94,7 +94,7 @@ class SnapshotStore(Protocol):
         """
 
     def base(self, location: str | None) -> BaseSnapshot | None:
-        """An earlier snapshot to share with; None if it is missing or broken, or if this store does not share."""
+        """None if it is missing or broken, or if this store does not share."""
 
     def manifest(self, location: str) -> Manifest:
         """The manifest of a snapshot.
@@ -115,10 +115,9 @@ class SnapshotStore(Protocol):
         """Pass the files of a snapshot to `write`, each checked against its digest.
 
         Args:
-            write: Called with an entry and its bytes, which it must consume: the last piece raises
-                if the content is wrong. May be called from several threads.
-            missing: Called with the files; returns those that the caller does not have. Only their
-                bytes are read.
+            write: Called with an entry and its bytes, which it must consume: the last piece raises if the content is
+                wrong. May be called from several threads.
+            missing: Called with the files; returns those whose bytes the caller needs.
 
         Raises:
             SnapshotNotFoundError: There is no snapshot.
@@ -129,25 +128,23 @@ class SnapshotStore(Protocol):
         """Problems of a snapshot; an empty list means that it is intact."""
 
     def checkpoints(self) -> list[str]:
-        """Locations of the stream's checkpoints, including broken ones, oldest first."""
+        """Including broken ones, oldest first."""
 
     def savepoints(self) -> list[str]:
-        """Locations of the complete savepoints in the configured folder, including other streams', by name."""
+        """Complete ones in the configured folder, including other streams', by name."""
 
     def is_own(self, location: str) -> bool:
-        """Whether a location is in the stream's folder or the configured savepoint folder."""
+        """In the stream's folder or the configured savepoint folder."""
 
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
         """Delete a snapshot, and those of its shared bytes that no other snapshot refers to.
 
         Args:
-            location: The snapshot; a missing one is not an error.
-            protected: Further snapshots whose bytes must be kept, besides those that `checkpoints`
-                lists.
+            location: A missing snapshot is not an error.
+            protected: Snapshots whose bytes must be kept, besides those that `checkpoints` lists.
 
         Raises:
-            StorageAccessError: It is protected itself, or something could not be deleted; another
-                call resumes.
+            StorageAccessError: It is protected itself, or something could not be deleted; another call resumes.
         """
 
     def sweep(
@@ -161,16 +158,14 @@ class SnapshotStore(Protocol):
         """Delete objects that no snapshot refers to and that are old enough; returns each with the reason.
 
         Args:
-            older_than_ms: Minimum age by the storage's clock; younger objects may belong to an
-                attempt in progress.
-            under_way: Numbers of attempts whose process is alive: their objects are kept regardless
-                of age.
+            older_than_ms: Minimum age by the storage's clock; younger objects may belong to an attempt in progress.
+            under_way: Numbers of attempts whose process is alive: their objects are kept.
             protected: As in `discard`.
         """
 
 
 def read_files(store: SnapshotStore, location: str, only: Callable[[str], bool]) -> dict[str, bytes]:
-    """Read small files of a snapshot into memory, by path."""
+    """By path; for small files."""
     files: dict[str, bytes] = {}
 
     def keep(entry: FileEntry, chunks: Iterable[bytes]) -> None:
@@ -181,7 +176,7 @@ def read_files(store: SnapshotStore, location: str, only: Callable[[str], bool])
 
 
 def sources_in(store: SnapshotStore, location: str, entries: Iterable[FileEntry]) -> list[Source]:
-    """Files of a snapshot as sources of another one. Bytes that the store can link or copy are never read."""
+    """As sources of another snapshot. Bytes that the store can link or copy are never read."""
 
     def read(path: str) -> BytesIO:
         return BytesIO(read_files(store, location, path.__eq__).get(path, b""))

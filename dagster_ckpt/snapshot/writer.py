@@ -23,9 +23,9 @@ from dagster_ckpt.snapshot.packs import PackCallbacks, PackRunner, PackTask, Thr
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Reuse, Source
 
 METADATA_NAME = "_metadata"
-# Called with the files to read; returns them protected from deletion, in the form to read.
+# See `SnapshotStore.write_checkpoint`.
 Stage = Callable[[list[Source]], Sequence[Source]]
-# Called with the number of files written, and to write.
+# See `SnapshotStore.write_savepoint`.
 Progress = Callable[[int, int], None]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
 PACKS_PER_SNAPSHOT = 64
@@ -40,13 +40,11 @@ class WriteOptions:
     """Options for writing a snapshot.
 
     Attributes:
-        inline_threshold: Files smaller than this many bytes are stored in the metadata; None stores
-            every file there.
+        inline_threshold: Files smaller than this many bytes are stored in the metadata; None: all files.
         inline_limit_bytes: Maximum total size of inlined files; further ones go into a data object.
         pack_target_bytes: Size from which a data object takes no further file.
-        pack_least_bytes: The same for small snapshots, because object stores write small objects
-            faster: up to `PACKS_PER_SNAPSHOT` data objects of this size are created before they
-            grow.
+        pack_least_bytes: The same for small snapshots, because object stores write small objects faster: up to
+            `PACKS_PER_SNAPSHOT` data objects of this size are created before they grow.
         object_prefix: Prefix of data object names, relative to the snapshot's directory.
     """
 
@@ -59,11 +57,7 @@ class WriteOptions:
 
 @dataclass(frozen=True)
 class WrittenSnapshot:
-    """A written snapshot.
-
-    Attributes:
-        incremental_bytes: Bytes written for it, including metadata.
-    """
+    """`incremental_bytes` were written for it, including metadata."""
 
     metadata: Metadata
     incremental_bytes: int
@@ -86,10 +80,9 @@ def write_snapshot(
 ) -> WrittenSnapshot:
     """Write a snapshot: data objects first, then `_metadata` atomically (docs/snapshot-format.md, section 4).
 
-    A crash leaves either unreferenced data objects or a complete snapshot. After an error the
-    written objects are removed, unless `_metadata` may have become visible.
-    `SnapshotStore.write_checkpoint` explains the parameters; the cost of one that `extends` its
-    base depends only on the new files.
+    A crash leaves either unreferenced data objects or a complete snapshot. After an error the written objects are
+    removed, unless `_metadata` may be visible. The cost of a snapshot that `extends` its base depends only on the new
+    files. Parameters: `SnapshotStore.write_checkpoint`.
     """
     if file_io.size(posixpath.join(directory, METADATA_NAME)) is not None:
         raise _exists(file_io, directory)
@@ -100,7 +93,7 @@ def write_snapshot(
             raise SnapshotAbortedError(f"{file_io.url}/{directory} was aborted before it was complete.")
 
     try:
-        # The file list is freed before the next step: a snapshot may have a hundred thousand files.
+        # A snapshot may have a hundred thousand files: free the list before the next step.
         inline, packed = writer.split(stage(writer.share(files)))
         small, total = len(inline), len(inline) + len(packed)
         for number, file in enumerate(inline):
@@ -144,10 +137,9 @@ class _Writer:
         self._entries = BlockBuilder()
         extended = base.metadata if base is not None and extends else None
         self._stable_blocks = extended.manifest.stable_blocks if extended is not None else ()
-        # Includes a few bytes of files that no longer exist, until a snapshot does not extend its
-        # base.
+        # With a few bytes of files that no longer exist, until a snapshot does not extend its base.
         self._inline = bytearray(extended.inline if extended is not None else b"")
-        # So that logs that are read again need not be written again.
+        # Logs that are read again need not be written again.
         others = extended.manifest.other_blocks if extended is not None else ()
         self._inlined = {
             entry.digest: entry.offset for block in others for entry in block.entries.values() if entry.object is None
@@ -155,14 +147,14 @@ class _Writer:
         # A retry of the same snapshot must not touch the objects of an earlier attempt.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
         self._created: list[str] = []
-        # Completing the last data object overlaps with encoding the metadata.
+        # Overlaps with encoding the metadata.
         self._completing: list[Future[None]] = []
         self._adopted = 0
         self._written = 0
         self._publishing = False
 
     def share(self, files: Iterable[Source]) -> list[Source]:
-        """Share files that are certainly unchanged; returns the rest, in the order of their paths."""
+        """Share files that are certainly unchanged; returns the rest, in path order."""
         rest = []
         # From the end, so that each file is released at once.
         left = sorted(files, key=_path_of, reverse=True)
@@ -183,10 +175,10 @@ class _Writer:
         return rest
 
     def split(self, files: Sequence[Source]) -> tuple[list[Source], list[Source]]:
-        """Split files into those to inline and those to pack into data objects.
+        """Into files to inline and files to pack.
 
-        If a data object is written anyway, small files that the next snapshots will share go there
-        too: inlined, they would be written again each time.
+        If a data object is written anyway, small files that the next snapshots will share go there too, so as not to be
+        written again each time.
         """
         inline, packed = [], []
         size = len(self._inline)
@@ -225,7 +217,7 @@ class _Writer:
 
         def check() -> None:
             check_aborted()
-            # A task forgets each file that it has written.
+            # A task forgets the files that it has written.
             packed_so_far(total - sum(len(task.files) for task in tasks))
 
         callbacks = PackCallbacks(
@@ -240,13 +232,12 @@ class _Writer:
         self._written += packed.written
 
     def publish(self) -> WrittenSnapshot:
-        """Make the snapshot visible."""
         manifest = Manifest(self._header, (*self._stable_blocks, *self._entries.finish()))
         metadata = Metadata(manifest, bytes(self._inline))
         encoded = encode_metadata(metadata)
         name = posixpath.join(self._directory, METADATA_NAME)
         try:
-            # Two deployments with one folder may give the same number at the same moment.
+            # Two deployments with one folder may give one number at the same moment.
             self._file_io.write(name, [encoded], replace=False, before_visible=lambda: self._complete(manifest))
         except FileExistsError as error:
             self._publishing = False
@@ -261,12 +252,12 @@ class _Writer:
             work()
 
     def _complete(self, manifest: Manifest) -> None:
-        """Wait for the data objects; only then may the snapshot become visible."""
+        """Only then may the snapshot become visible."""
         for completing in self._completing:
             completing.result()
         if self._adopted:
             self._file_io.flush(posixpath.normpath(posixpath.join(self._directory, self._options.object_prefix)))
-        # Also objects that existed when the attempt began: another process may have deleted one.
+        # Another process may have deleted an older object.
         problems = manifest.unusable_objects(self._file_io, self._directory) if manifest.objects else []
         if problems:
             raise StorageAccessError(
@@ -277,19 +268,17 @@ class _Writer:
         self._publishing = True
 
     def remove(self) -> None:
-        """Remove the objects of an aborted snapshot."""
         if self._may_be_published():
             return
         wait(self._completing)
         for name in self._created:
-            # Garbage collection removes what cannot be removed now; the original error is the one
-            # to raise.
+            # Garbage collection removes the rest; raise the original error.
             with contextlib.suppress(CkptError, OSError):
                 self._file_io.delete(object_name(self._directory, name))
         self._file_io.delete_if_empty(self._directory)
 
     def _may_be_published(self) -> bool:
-        """Whether `_metadata` may be visible: a put can fail here and succeed in the store."""
+        """A put can fail here and succeed in the store."""
         if not self._publishing:
             return False
         try:
@@ -298,12 +287,11 @@ class _Writer:
             return True
 
     def _share_object(self, reference: str) -> str | None:
-        """Make an object of the base available to this snapshot."""
+        """The new reference to an object of the base."""
         base = self._base
         if base is None or base.same_folder:
             return reference
-        # Adopted objects get a unique name too: another snapshot that adopted the same one may be
-        # deleted concurrently.
+        # Unique names: another snapshot that adopted the same object may be deleted concurrently.
         self._adopted += 1
         name = f"{self._options.object_prefix}{self._write_id}-adopted-{self._adopted}.pack"
         self._created.append(name)
@@ -322,7 +310,7 @@ class _Writer:
         return self._options.inline_threshold is None or inlined <= self._options.inline_limit_bytes
 
     def _tasks(self, files: Sequence[Source], runner: PackRunner) -> list[PackTask]:
-        """Distribute files, in order, over tasks of about equal size."""
+        """In order, in tasks of about equal size."""
         total = sum(file.size for file in files)
         shares = runner.width(total)
         share = total // shares + 1

@@ -30,7 +30,7 @@ _Result = TypeVar("_Result")
 
 
 class JobProgress:
-    """What a long job does just now: the working thread sets `step`, the waiting thread reports it."""
+    """Set by the working thread, reported by the waiting one."""
 
     def __init__(self, report: Callable[[str], None], every_s: float | None = None) -> None:
         self.step = ""
@@ -39,7 +39,6 @@ class JobProgress:
         self._reported = time.monotonic()
 
     def tick(self, context: SparkContext, group: str) -> None:
-        """Report how far it is, if it is time to."""
         if not self.step or time.monotonic() - self._reported < self._every_s:
             return
         done, total = _tasks(context, group)
@@ -64,8 +63,8 @@ def in_job_group(
 ) -> _Result:
     """Run Spark jobs in a thread and a job group of their own; returns what `work` returns.
 
-    An interrupt would leave a main thread that blocks in the JVM in the middle of a reply. If
-    `check_aborted`, called several times a second, raises, the jobs are canceled.
+    An interrupt would leave a main thread that blocks in the JVM in the middle of a reply. If `check_aborted`, called
+    several times a second, raises, the jobs are canceled.
     """
     group = f"dagster-ckpt-{uuid.uuid4()}"
 
@@ -81,7 +80,7 @@ def in_job_group(
                 if progress is not None:
                     progress.tick(context, group)
         except BaseException:
-            # Jobs that it starts later are not canceled, so each of its steps must end by itself.
+            # Jobs started later are not canceled, so each step must end by itself.
             while not wait([future], timeout=_POLL_S).done:
                 context.cancelJobGroup(group)
             raise
@@ -105,21 +104,18 @@ class ExecutorCopy:
     threads: PackRunner = _ONE_THREAD
 
     def takes(self, total_bytes: int) -> bool:
-        """Whether the executors copy a snapshot that writes this many bytes."""
         return total_bytes > self.above_bytes
 
     def width(self, total_bytes: int) -> int:
-        """Number of tasks to create for this many bytes."""
         cores = int(self.context.defaultParallelism)
         return cores * _TASKS_A_CORE if self.takes(total_bytes) else self.threads.width(total_bytes)
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
-        """Write every task."""
         if not self.takes(sum(file.size for task in tasks for file in task.files)):
             return self.threads.run(tasks, create, callbacks)
         for task in tasks:
             for name in pack_names(task):
-                # Executors cannot report in time which objects they create: all possible names.
+                # Executors cannot report in time which objects they create.
                 callbacks.creating(name)
         outcomes = self._collect([(task, create) for task in tasks], callbacks)
         for outcome in outcomes:
@@ -142,8 +138,8 @@ class ExecutorCopy:
 
 
 def executors_above(total_bytes: int) -> ExecutorCopy | None:
-    """Executors of this process's application, for snapshots above this size; None without an application."""
-    from pyspark import SparkContext  # noqa: PLC0415
+    """None without an application."""
+    from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
     return ExecutorCopy(context, total_bytes) if context is not None else None

@@ -1,8 +1,7 @@
 """What differs between the versions of Spark: the one place that knows.
 
-Another Spark than the installed one may have written a directory, so readers go by the version line of each
-file. An unknown version is refused before anything is copied: its files may refer to others that would be
-missed.
+Another Spark than the installed one may have written a directory, so readers go by the version line of each file. An
+unknown version is refused: its files may refer to others that would be missed.
 
 Sources: the class files and package metadata of pyspark 3.5.9, 4.0.5, 4.1.4, 4.2.1 and 4.3.0.
 """
@@ -25,7 +24,7 @@ _STATE_STORE = "spark.sql.streaming.stateStore."
 
 
 class Feature(StrEnum):
-    """A feature that not every supported Spark has; the value is its name in messages."""
+    """The value is its name in messages."""
 
     MAINTENANCE_THREADS = "a number of threads that upload state"
     OPERATOR_METADATA = "metadata of stateful operators"
@@ -50,7 +49,7 @@ class Feature(StrEnum):
 
 
 class TableFormat(StrEnum):
-    """A table format whose sink is rolled back; its jar is built for one minor release of Spark."""
+    """Its sink is rolled back; its jar is built for one minor release of Spark."""
 
     DELTA = "delta"
     ICEBERG = "iceberg"
@@ -89,7 +88,7 @@ _OF_4_3 = _OF_4_2 | {
 
 @dataclass(frozen=True)
 class SparkRelease:
-    """A minor release of Spark, with packages that it needs in another version than pip would choose.
+    """A minor release of Spark, with packages that pip would choose in another version.
 
     Attributes:
         jars: Maven coordinates of the newest jar of each table format.
@@ -106,11 +105,9 @@ class SparkRelease:
         return f"Spark {self.minor}"
 
     def has(self, feature: Feature) -> bool:
-        """Whether it has a feature."""
         return feature in self.features
 
     def require(self, feature: Feature, what: str) -> None:
-        """Refuse what needs a feature that this release lacks."""
         if feature in self.features:
             return
         having = [str(release) for release in RELEASES if feature in release.features]
@@ -159,7 +156,7 @@ PINNED_SINCE_OPERATOR_METADATA = f"{_STATE_STORE}encodingFormat"
 
 
 def release_of(version: str) -> SparkRelease:
-    """The release of a version such as `4.1.4`, or a vendor's `3.5.6-amzn-1`."""
+    """Of a version such as `4.1.4`, or a vendor's `3.5.6-amzn-1`."""
     found = _MINOR.match(version)
     minor = f"{found[1]}.{found[2]}" if found else ""
     for release in RELEASES:
@@ -173,7 +170,6 @@ def release_of(version: str) -> SparkRelease:
 
 
 def oldest_release(features: Iterable[Feature]) -> SparkRelease:
-    """The oldest release that has all of some features."""
     needed = frozenset(features)
     for release in RELEASES:
         if needed <= release.features:
@@ -182,7 +178,7 @@ def oldest_release(features: Iterable[Feature]) -> SparkRelease:
 
 
 def written_by(settings: Iterable[str], features: Iterable[Feature]) -> str:
-    """Which releases may have written a live directory, in words: Spark does not record its version there."""
+    """Spark does not record its version in a live directory."""
     oldest = oldest_release(features)
     if PINNED_SINCE_OPERATOR_METADATA not in settings:
         return f"{RELEASES[0]} or older"
@@ -190,11 +186,9 @@ def written_by(settings: Iterable[str], features: Iterable[Feature]) -> str:
 
 
 def installed_release() -> SparkRelease:
-    """The release that this process uses."""
     try:
-        # Imported here, because reading live directories does not require Spark. The package's
-        # metadata is not asked: a platform that brings Spark may have none.
-        from pyspark.version import __version__  # noqa: PLC0415
+        # Reading live directories does not require Spark. A platform that brings Spark may lack the package's metadata.
+        from pyspark.version import __version__
     except ImportError as error:
         raise SparkNotFoundError(
             f"PySpark cannot be imported ({error}). dagster_ckpt does not install it, so as not to replace the Spark "
@@ -237,7 +231,7 @@ def spark_packages(*formats: TableFormat | str) -> str:
 
 
 def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
-    """Refuse settings that a release would silently ignore."""
+    """A release would silently ignore them."""
     needed = {name: feature for name in settings if (feature := SETTINGS.get(name)) is not None}
     if needed:
         release = release_of(version)
@@ -248,8 +242,7 @@ def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
 def refuse_names_without_offsets(version: str, setting: Callable[[str], str | None]) -> None:
     """Refuse named sources without offset log version 2.
 
-    Spark 4.2 then names the log of a source but numbers its offset; later releases always use version 2 for
-    names.
+    Spark 4.2 then names the log of a source but numbers its offset; later releases always use version 2 for names.
     """
     release = release_of(version)
     if Feature.NAMED_SOURCES not in release.features or Feature.OFFSET_LOG_2_FOR_NAMES in release.features:
@@ -263,7 +256,7 @@ def refuse_names_without_offsets(version: str, setting: Callable[[str], str | No
 
 
 class SparkFile(Enum):
-    """A kind of file in a live directory, and its versions that some supported release writes."""
+    """With the versions that some supported release writes."""
 
     OFFSETS = "an offset log entry", {1, 2}
     COMMITS = "a commit log entry", {1, 2, 3}
@@ -280,7 +273,7 @@ class SparkFile(Enum):
         self.versions = frozenset(versions)
 
     def version_in(self, line: str, where: str) -> int | None:
-        """Parse a version line such as `v2`; None if it is none. An unknown version is an error."""
+        """Of a line such as `v2`; None if it is none. An unknown version is an error."""
         match = _FILE_VERSION.fullmatch(line.strip())
         if match is None:
             return None

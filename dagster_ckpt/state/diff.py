@@ -1,6 +1,6 @@
 """What two states of a query differ in, row by row.
 
-Rows are matched by keys, without partitions: a copy in other partitions or another backend does not differ.
+Rows are matched by keys: a copy in other partitions or another backend does not differ.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ ROWS = "rows"
 
 
 class Change(StrEnum):
-    """What happened to a row."""
-
     ADDED = "ADDED"
     REMOVED = "REMOVED"
     CHANGED = "CHANGED"
@@ -37,8 +35,8 @@ class StateDifference:
 
     Attributes:
         name: The state, as in the second of the two if it has it.
-        rows: `change`, `key` (and `map_key`), the value `before` and `after`, and for how many equal `rows`
-            (1 except for join sides).
+        rows: `change`, `key` (and `map_key`), the value `before` and `after`, and for how many equal `rows` (1 except
+            for join sides).
         note: Why every row differs, if the two cannot be compared.
     """
 
@@ -49,8 +47,8 @@ class StateDifference:
 
     @cached_property
     def counts(self) -> Mapping[Change, int]:
-        """Number of rows by change; computed once."""
-        from pyspark.sql import functions as F  # noqa: PLC0415
+        """Rows by change; computed once."""
+        from pyspark.sql import functions as F
 
         totals = self.rows.groupBy(CHANGE).agg(F.sum(ROWS).alias(ROWS))
         found = {row[0]: int(row[1]) for row in attempt(totals.collect, self.reader.live, str(self.name))}
@@ -58,18 +56,12 @@ class StateDifference:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no difference."""
         return not any(self.counts.values())
 
 
 def differences(
     before: StateReader, after: StateReader, names: Sequence[tuple[StateName | None, StateName | None]]
 ) -> list[StateDifference]:
-    """Compare states.
-
-    Args:
-        after: Reads the second.
-    """
     found = []
     for old, new in names:
         first = before.frame(old) if old is not None else None
@@ -81,7 +73,7 @@ def differences(
 
 
 def paired(before: Sequence[StateName], after: Sequence[StateName]) -> list[tuple[StateName | None, StateName | None]]:
-    """The states of two snapshots, side by side: same operator number and name."""
+    """Side by side: same operator number and name."""
     old = {(name.operator_id, name.state): name for name in before}
     new = {(name.operator_id, name.state): name for name in after}
     return [(old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())]
@@ -112,7 +104,7 @@ def _difference(before: StateFrame | None, after: StateFrame | None, reader: Sta
 
 
 def _all_of(frame: StateFrame, change: Change) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     kind = frame.content.schema[VALUE].dataType
     nothing = F.lit(None).cast(kind)
@@ -127,7 +119,7 @@ def _all_of(frame: StateFrame, change: Change) -> DataFrame:
 
 
 def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     old, new = _marked(before, "b"), _marked(after, "a")
     # Prefixed: both sides may read the same files.
@@ -151,8 +143,8 @@ def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> D
 
 
 def _by_rows(before: StateFrame, after: StateFrame) -> DataFrame:
-    """Compare states in which a key may have several rows: how often each whole row occurs."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    """For keys with several rows: how often each whole row occurs."""
+    from pyspark.sql import functions as F
 
     old, new = (frame.content.withColumn(ROWS, F.lit(sign).cast("long")) for frame, sign in ((before, -1), (after, 1)))
     kinds = {each.name: each.dataType for each in before.content.schema.fields}
@@ -170,14 +162,14 @@ def _by_rows(before: StateFrame, after: StateFrame) -> DataFrame:
 
 
 def _marked(frame: StateFrame, prefix: str) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     columns = [F.col(each).alias(f"{prefix}_{each}") for each in frame.content.columns]
     return frame.content.select(*columns, F.lit(True).alias(f"{prefix}_there"))
 
 
 def _all_equal(identity: Sequence[str]) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     condition = F.lit(True)
     for name in identity:
@@ -193,14 +185,14 @@ def _same_types(before: StateFrame, after: StateFrame, columns: Sequence[str]) -
 
 
 def _simple(schema: StructType, column: str) -> str:
-    # Without nullability, which upgrades may change.
+    # Nullability may change by upgrades.
     return schema[column].dataType.simpleString()
 
 
 def comparable(column: Column, kind: DataType) -> Column:
-    """A form of a column that can be compared and hashed, as maps, intervals and variants cannot."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
-    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415
+    """Comparable and hashable, as maps, intervals and variants are not."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, MapType, StructType
 
     if _is_comparable(kind):
         return column
@@ -220,7 +212,7 @@ def comparable(column: Column, kind: DataType) -> Column:
 
 
 def _is_comparable(kind: DataType) -> bool:
-    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415
+    from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):
         return all(_is_comparable(each.dataType) for each in kind.fields)

@@ -1,4 +1,4 @@
-"""Edits of state: rows to forget, and rows to write instead, which a rewrite of state applies."""
+"""Edits of state: rows to forget, and rows to write instead."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
 from dagster_ckpt.state.diff import CHANGE, Change, StateDifference
 from dagster_ckpt.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader, cause_in
@@ -24,7 +25,6 @@ _KEY_BYTES = "key_bytes"
 _VALUE_BYTES = "value_bytes"
 _FAMILY = "column_family_name"
 _DEFAULT = "default"
-_LIMIT = "globalLimit"
 # Spark's errors for a missing column or field.
 _NO_SUCH_COLUMN = ("UNRESOLVED_COLUMN", "FIELD_NOT_FOUND")
 _ENCODING = PINNED_SINCE_OPERATOR_METADATA
@@ -37,8 +37,8 @@ class StateEdit:
     Attributes:
         operator: Number or name; None for every operator whose key has the columns of `forget`.
         forget: Keys to forget: a condition on the fields of the key, as a column or in SQL.
-        replace: Rows with the columns `key` and `value` as `StreamState.rows` returns them; each replaces the
-            row with its key.
+        replace: Rows with the columns `key` and `value` as `StreamState.rows` returns them; each replaces the row with
+            its key.
 
     Example:
         >>> StateEdit(forget="user_id = 7")
@@ -50,7 +50,6 @@ class StateEdit:
     replace: DataFrame | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an edit that does nothing, and rows without an operator."""
         if self.forget is None and self.replace is None:
             raise StateRewriteError("The edit changes nothing. Name the keys to forget, or the rows to write.")
         if self.replace is not None and self.operator is None:
@@ -59,11 +58,7 @@ class StateEdit:
 
 @dataclass(frozen=True)
 class PlannedEdit:
-    """An edit that was checked against the state that it changes.
-
-    Attributes:
-        skipped: States whose keys do not have the columns of `forget`.
-    """
+    """An edit checked against its state; the keys of the `skipped` states lack the columns of `forget`."""
 
     edit: StateEdit
     reader: StateReader
@@ -71,11 +66,10 @@ class PlannedEdit:
     skipped: tuple[StateName, ...]
 
     def changes(self, store: StateStoreName) -> bool:
-        """Whether it changes rows of a store."""
         return store.operator_id in {name.operator_id for name in self.states}
 
     def apply(self, store: StateStoreName, rows: DataFrame) -> DataFrame:
-        """The rows to write instead of those of a store: see `rewrite_state`."""
+        """The rows to write instead: see `rewrite_state`."""
         if not self.changes(store):
             return rows
         if self.edit.forget is not None:
@@ -88,7 +82,7 @@ class PlannedEdit:
 
     @cached_property
     def _encoded(self) -> DataFrame | None:
-        from pyspark.sql import functions as F  # noqa: PLC0415
+        from pyspark.sql import functions as F
 
         if self.edit.replace is None:
             return None
@@ -102,7 +96,7 @@ class PlannedEdit:
 
 
 def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
-    """Check an edit against the state that it changes, before anything is written."""
+    """Check an edit before anything is written."""
     wanted = reader.select(edit.operator)
     states, skipped = list(wanted), []
     if edit.forget is not None:
@@ -119,7 +113,7 @@ def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
 
 def check_edited(planned: Sequence[PlannedEdit], difference: StateDifference, after: StateReader) -> None:
     """Check that a state differs in the rows that the edits name, and in no other."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     unasked, name = difference.rows, difference.name
     left = after.frame(name).rows
@@ -151,7 +145,7 @@ def _undecided(rows: DataFrame, later: Sequence[StateEdit]) -> DataFrame:
 
 
 def _other_keys(rows: DataFrame, asked: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     keys = asked.select(F.col(KEY).alias("__asked"))
     return rows.join(keys, F.col(KEY).eqNullSafe(F.col("__asked")), "left_anti")
@@ -165,9 +159,9 @@ def _wrong(name: StateName, what: str) -> StateRewriteError:
 
 
 def _can_forget(frame: StateFrame, condition: Column | str) -> str | None:
-    from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415
+    from pyspark.errors import AnalysisException, ParseException
 
-    if frame.name.operator == _LIMIT:
+    if frame.name.operator == LIMIT:
         return "a limit keeps a counter and no keys."
     if not frame.key_fields:
         return "it has no key, all rows of the input are in one value."
@@ -192,15 +186,15 @@ def _is_true(condition: Column | str) -> bool:
 
 
 def _without(rows: DataFrame, condition: Column | str, key: str) -> DataFrame:
-    """The rows whose key does not meet a condition (null counts as not met)."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    """Null counts as not met."""
+    from pyspark.sql import functions as F
 
     left = _unmet(_with_fields(rows, key), condition)
     return left.select(*(F.col(f"__{name}").alias(name) for name in rows.columns))
 
 
 def _with_fields(rows: DataFrame, key: str) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     fields = rows.select(f"{key}.*").columns
     assert not set(fields) & {f"__{name}" for name in rows.columns}
@@ -209,14 +203,14 @@ def _with_fields(rows: DataFrame, key: str) -> DataFrame:
 
 
 def _unmet(rows: DataFrame, condition: Column | str) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     met = F.expr(condition) if isinstance(condition, str) else condition
     return rows.where(~F.coalesce(met, F.lit(False)))
 
 
 def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequence[StateName]) -> None:
-    if len(states) != 1 or states[0].state != _DEFAULT or states[0].operator == _LIMIT:
+    if len(states) != 1 or states[0].state != _DEFAULT or states[0].operator == LIMIT:
         named = "; ".join(map(str, states))
         raise StateRewriteError(
             f"Rows of this operator cannot be replaced ({named}): it keeps several stores in step, or a counter. Only "
@@ -250,13 +244,13 @@ def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequ
 
 
 def _partition_key(rows: DataFrame) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     fields = [F.col(KEY).getField(name).alias(name) for name in rows.select(f"{PARTITION_KEY}.*").columns]
     return F.struct(*fields).cast(rows.schema[PARTITION_KEY].dataType).alias(PARTITION_KEY)
 
 
 def _literal(text: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     return F.lit(text)

@@ -1,8 +1,8 @@
 """Heap state (`HDFSBackedStateStoreProvider`) as rows of bytes: read and written by Spark's executors.
 
-A file is a compressed stream of records: length of the key, key, length of the value, value, with -1 for the
-value of a deleted key and -1 instead of a key at the end (`writeUpdateToDeltaFile`). Keys and values are
-bytes of an `UnsafeRow`, as in RocksDB. Executors need this package.
+A file is a compressed stream of records: length of the key, key, length of the value, value, with -1 for the value of a
+deleted key and -1 instead of a key at the end (`writeUpdateToDeltaFile`). Keys and values are bytes of an `UnsafeRow`,
+as in RocksDB. Executors need this package.
 """
 
 from __future__ import annotations
@@ -48,17 +48,16 @@ class HeapStore:
     codec: str = HEAP_CODEC
 
     def rows(self, session: SparkSession, partitions: int) -> DataFrame:
-        """The rows as columns `key_bytes` and `value_bytes`, each in its partition of the state."""
+        """Columns `key_bytes` and `value_bytes`, each row in its partition of the state."""
         numbers = session.range(0, partitions, 1, partitions)
         return numbers.mapInArrow(partial(_read_partitions, self), "key_bytes binary, value_bytes binary")
 
     def write(self, rows: DataFrame) -> int:
-        """Write one snapshot of each partition from rows like those of `rows`; returns their number."""
+        """One snapshot of each partition, from rows like those of `rows`; returns their number."""
         written = rows.select("key_bytes", "value_bytes").mapInArrow(partial(_write_partition, self), "rows long")
         return sum(row.rows for row in written.collect())
 
     def read(self, partition: int) -> dict[bytes, bytes]:
-        """The rows of one partition."""
         state: dict[bytes, bytes] = {}
         path = store_directory(self.operator, partition, self.store)
         for file in heap_files(StoreDirectory(self.folder, path), self.version):
@@ -81,14 +80,14 @@ def _refuse(where: str, why: str) -> LiveDirectoryError:
 
 
 def heap_snapshot(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    """The uncompressed content of a snapshot."""
+    """Uncompressed."""
     for key, value in rows:
         yield b"".join((_LENGTH.pack(len(key)), key, _LENGTH.pack(len(value)), value))
     yield _END
 
 
 def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow as pa
 
     for batch in batches:
         for partition in batch.column(0).to_pylist():
@@ -99,8 +98,8 @@ def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
 
 
 def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa  # noqa: PLC0415
-    from pyspark import TaskContext  # noqa: PLC0415
+    import pyarrow as pa
+    from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
@@ -128,19 +127,15 @@ class _Opened:
         self._stream = stream
 
     def read(self, count: int = -1) -> bytes:
-        """Read bytes."""
         return self._stream.read(count)
 
     def readable(self) -> bool:
-        """Whether it is open for reading."""
         return True
 
     def writable(self) -> bool:
-        """Whether it is open for writing."""
         return False
 
     def seekable(self) -> bool:
-        """Whether it has positions."""
         return False
 
     def close(self) -> None:
@@ -148,7 +143,7 @@ class _Opened:
 
 
 def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
-    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow as pa
 
     if codec == "zstd":
         with pa.CompressedInputStream(pa.PythonFile(_Opened(stream), "rb"), "zstd") as plain:
@@ -169,7 +164,7 @@ def _snappy(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:
 
 
 def _uncompressed_length(data: bytes) -> int:
-    """The length that a block of Snappy begins with, seven bits a byte, lowest first."""
+    """A block of Snappy begins with it, seven bits a byte, lowest first."""
     length = 0
     for at, byte in enumerate(data[:5]):
         length |= (byte & 0x7F) << 7 * at

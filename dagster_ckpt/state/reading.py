@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dagster_ckpt.errors import LiveDirectoryError, OptionError
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
+from dagster_ckpt.spark.checkpoint_dir.operators import JOIN
 from dagster_ckpt.spark.versions import Feature, SparkRelease, release_of
 
 if TYPE_CHECKING:
@@ -25,15 +26,14 @@ MAP_KEY = "map_key"
 VALUE = "value"
 PARTITION = "partition"
 
-_FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-# Settings that a copied session keeps: of state stores, and what SQL conditions depend on.
+FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+# Kept by a copied session: settings of state stores, and what SQL conditions depend on.
 _KEPT = (
     "spark.sql.streaming.stateStore.",
     "spark.sql.session.timeZone",
     "spark.sql.ansi.enabled",
     "spark.sql.caseSensitive",
 )
-_JOIN = "symmetricHashJoin"
 _SIDES = ("left", "right")
 _T = TypeVar("_T")
 
@@ -72,7 +72,7 @@ class StateName:
 
 @dataclass(frozen=True)
 class StateFrame:
-    """The rows of one state: columns `key`, `value` and `partition`, and `map_key` for a map."""
+    """Columns `key`, `value` and `partition`, and `map_key` for a map."""
 
     name: StateName
     kind: StateKind
@@ -87,13 +87,13 @@ class StateFrame:
 
     @property
     def content(self) -> DataFrame:
-        """The rows without their partition, which says nothing about the state."""
+        """Without the partition, which says nothing about the state."""
         return self.rows.drop(PARTITION)
 
     def where(self, condition: str) -> DataFrame:
-        """The rows that meet an SQL condition on fields of the key by name, or on the columns of `rows`."""
-        from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415
-        from pyspark.sql import functions as F  # noqa: PLC0415
+        """An SQL condition on fields of the key by name, or on the columns of `rows`."""
+        from pyspark.errors import AnalysisException, ParseException
+        from pyspark.sql import functions as F
 
         fields = self.key_fields
         named = [F.col(KEY).getField(each).alias(each) for each in fields if each not in self.rows.columns]
@@ -109,8 +109,8 @@ class StateFrame:
 
     @property
     def key_fields(self) -> tuple[str, ...]:
-        """Names of the fields of the key; those of a join are `field0`, `field1` and so on."""
-        from pyspark.sql.types import StructType  # noqa: PLC0415
+        """Those of a join are `field0`, `field1` and so on."""
+        from pyspark.sql.types import StructType
 
         kind = self.rows.schema[KEY].dataType
         return tuple(kind.names) if isinstance(kind, StructType) else ()
@@ -118,8 +118,6 @@ class StateFrame:
 
 @dataclass(frozen=True)
 class StateRows:
-    """One state of an operator, and its number of rows."""
-
     operator_id: int
     operator: str
     state: str
@@ -130,8 +128,8 @@ class StateRows:
 class StateReader:
     """The state of a query after a committed batch, in a directory in which no query runs.
 
-    Frames are lazy: the directory must exist, where the executors reach it, until they were computed. State
-    of another checkpoint format gets a session of its own.
+    Frames are lazy: the directory must exist, where the executors reach it, until they were computed. State of another
+    checkpoint format gets a session of its own.
     """
 
     def __init__(self, spark: SparkSession, live: LiveDirectory, batch_id: int) -> None:
@@ -152,11 +150,11 @@ class StateReader:
 
     @cached_property
     def states(self) -> tuple[StateName, ...]:
-        """Every state of every operator, in the operators' order."""
+        """In the operators' order."""
         return tuple(name for operator, stores in self._operators for name in _states(operator, stores))
 
     def select(self, operator: int | str | None = None, state: str | None = None) -> list[StateName]:
-        """The states with this operator (number or name) and this name; an error without any."""
+        """An error if there is none. `operator` is a number or name."""
         wanted = None if operator is None else str(operator)
         found = [
             name
@@ -171,7 +169,6 @@ class StateReader:
         return found
 
     def frame(self, name: StateName) -> StateFrame:
-        """The rows of a state."""
         rows = self._load(name.operator_id, name.options, str(name))
         if "list_element" in rows.columns:
             # Flattened, the order would be lost.
@@ -186,7 +183,6 @@ class StateReader:
         return _frame(name, kind, rows, {KEY: "key", VALUE: "value"})
 
     def count(self) -> list[StateRows]:
-        """Read every state, and count its rows."""
         counted = []
         for name in self.states:
             rows = attempt(self.frame(name).rows.count, self.live, str(name))
@@ -215,19 +211,19 @@ class StateReader:
 
 
 def _session_for(spark: SparkSession, format_version: str) -> SparkSession:
-    """A session that reads state of this checkpoint format: readers take it from the session, also when computing."""
-    if spark.conf.get(_FORMAT_VERSION, "1") == format_version:
+    """Readers take the checkpoint format from the session, also when computing."""
+    if spark.conf.get(FORMAT_VERSION, "1") == format_version:
         return spark
     return session_like(spark, format_version)
 
 
 def session_like(spark: SparkSession, format_version: str) -> SparkSession:
-    """A session for a checkpoint format in which a condition means the same as in the caller's."""
+    """For a checkpoint format; a condition means the same as in the caller's session."""
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if name.startswith(_KEPT):
             session.conf.set(name, value)
-    session.conf.set(_FORMAT_VERSION, format_version)
+    session.conf.set(FORMAT_VERSION, format_version)
     return session
 
 
@@ -245,7 +241,7 @@ def _states(operator: Row, stores: list[str]) -> Iterator[StateName]:
     def name(state: str, **options: str) -> StateName:
         return StateName(operator.operatorId, operator.operatorName, state, operator.numPartitions, options)
 
-    if operator.operatorName.startswith(_JOIN):
+    if operator.operatorName.startswith(JOIN):
         # The reader combines the stores of a join to the rows of a side.
         yield from (name(side, joinSide=side) for side in _SIDES)
         return
@@ -264,16 +260,16 @@ def _states(operator: Row, stores: list[str]) -> Iterator[StateName]:
 
 
 def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[str, str]) -> StateFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     selected = [F.col(source).alias(column) for column, source in columns.items()]
     return StateFrame(name, kind, rows.select(*selected, F.col("partition_id").alias(PARTITION)))
 
 
 def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
-    """Read with Spark, and report a failure as that of the directory."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
+    """A failure is reported as that of the directory."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     try:
         return read()

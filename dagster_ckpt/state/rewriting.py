@@ -1,9 +1,8 @@
 """Rewrite the state of batch N in one directory as batch N of another: in another shape, or with other rows.
 
-The batch keeps its number, so sinks, sources and watermarks do not notice. (Spark's own `repartition` adds a
-batch, and misplaces the row of an aggregation without a key.) Spark's `StateRewriter` writes RocksDB, tasks
-of this package write heap state. Finally, count and hash of the rows of each store and partition are compared
-with the source.
+The batch keeps its number, so sinks, sources and watermarks do not notice. (Spark's own `repartition` adds a batch, and
+misplaces the row of an aggregation without a key.) Spark's `StateRewriter` writes RocksDB, tasks of this package heap
+state. Finally, count and hash of the rows of each store and partition are compared with the source.
 """
 
 from __future__ import annotations
@@ -49,15 +48,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoreDigest:
-    """The content of one store."""
-
     rows: int
     digest: int
 
 
 def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
-    """Count and hash the rows of a store (as bytes, with `column_family_name`) by partition, in a Spark job."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    """Of a store's rows (as bytes, with `column_family_name`) by partition, in a Spark job."""
+    from pyspark.sql import functions as F
 
     hashed = F.xxhash64("column_family_name", "key_bytes", "value_bytes").cast("decimal(38,0)")
     placed = rows.select(partition.alias("partition"), hashed.alias("hash")).groupBy("partition")
@@ -78,8 +75,8 @@ def compare_rows(
     wanted: Callable[[Operator, StateStoreName], PlacedRows],
     written: Callable[[Operator, StateStoreName], DataFrame],
 ) -> dict[StateStoreName, StoreDigest]:
-    """Compare the rows of each store with those wanted, by partition, in Spark jobs; returns the content."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    """By partition, in Spark jobs; returns the content."""
+    from pyspark.sql import functions as F
 
     found = {}
     for operator, store in stores:
@@ -124,8 +121,8 @@ def check_directories(rewritten: StoppedState, partitions: int) -> None:
 
 PARTITION_KEY = "partition_key"
 _CUTS = 3
-# Gets a store and its rows (`partition_key`: the columns that decide the partition; `key_bytes` and
-# `value_bytes` as Spark encodes them; `column_family_name`) and returns the rows to write.
+# Gets a store and its rows (`partition_key`: the columns that decide the partition; `key_bytes` and `value_bytes` as
+# Spark encodes them; `column_family_name`) and returns the rows to write.
 RowChange = Callable[[StateStoreName, "DataFrame"], "DataFrame"]
 Report = Callable[[str], None]
 
@@ -139,7 +136,7 @@ class Rewritten:
 
     Attributes:
         rewrite_id: No snapshot of the directory shares state with one from before.
-        stores: Rows of each store that was written and compared, without copied ones.
+        stores: The stores that were written and compared, without copied ones.
     """
 
     live: LiveDirectory
@@ -150,17 +147,16 @@ class Rewritten:
     took_ms: int
 
     def __str__(self) -> str:
-        """For the log."""
         return f"rewrote the state as {self.shape} in {self.took_ms / 1000:.1f} s: {self.rows:,} rows compared"
 
     @property
     def rows(self) -> int:
-        """Number of rows that were compared."""
+        """Rows that were compared."""
         return sum(each.rows for each in self.stores.values())
 
 
 def shape_in(live: LiveDirectory) -> StateShape | None:
-    """How the state in a directory is stored, from its newest log entries; None without state."""
+    """From its newest log entries; None without state."""
     pinned, partitions, commit = pinned_state(live), pinned_partitions(live), live.positions().commit
     if pinned.provider is None or partitions is None or commit is None:
         return None
@@ -170,7 +166,7 @@ def shape_in(live: LiveDirectory) -> StateShape | None:
 
 
 def stored_state(live: LiveDirectory) -> StoredState | None:
-    """How the state in a directory is stored; None for a stateless query. A query may run there."""
+    """None for a stateless query. A query may run there."""
     for _ in range(_CUTS):
         with suppress(IncompleteCutError):
             return StoppedState.read(live).stored
@@ -202,8 +198,8 @@ def rewrite_state(
         watch: Called several times a second; an exception cancels the Spark jobs.
         report: Called with the progress every few seconds.
     """
-    elsewhere = rewriter_for(spark, changes_rows=change_rows is not None)
-    # Before anything is built, which an error would delete.
+    require_rewriter(spark)
+    # An error would delete what is built.
     refuse_existing(target)
     state = StoppedState.read(source)
     if state.stored is None:
@@ -277,34 +273,30 @@ class _Rewrite:
 
     @cached_property
     def copied(self) -> list[Operator]:
-        """Operators whose state is copied: Spark does not read the counter of a limit."""
+        """Spark does not read the counter of a limit."""
         is_same = replace(self.before, partitions=self.shape.partitions) == self.shape
         return [operator for operator in self.source.operators if is_same and operator.name == LIMIT]
 
     @property
     def written(self) -> list[Operator]:
-        """Operators whose rows are written."""
         return [operator for operator in self.source.operators if operator not in self.copied]
 
     @property
     def before(self) -> StateShape:
-        """How the state is stored in the source."""
         assert self.source.stored is not None
         return self.source.stored.shape
 
     @property
     def stores(self) -> list[tuple[Operator, StateStoreName]]:
-        """The stores whose rows are written."""
         return [(operator, store) for operator in self.written for store in stores_of([operator])]
 
     def note(self, what: str, store: StateStoreName) -> None:
-        """Note which store is worked on, for the report."""
         stores = [each for _, each in self.stores]
         self.progress.step = f"{what} {store}, store {stores.index(store) + 1} of {len(stores)}"
 
     def partition_of(self, operator: Operator) -> Column:
-        """The partition in which the query looks for a row of an operator."""
-        from pyspark.sql import functions as F  # noqa: PLC0415
+        """Where the query looks for a row of an operator."""
+        from pyspark.sql import functions as F
 
         if operator.single_partition:
             return F.lit(0)
@@ -315,7 +307,7 @@ class _Rewrite:
         return F.pmod(F.hash(PARTITION_KEY), F.lit(self.shape.partitions))
 
     def rows(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:
-        """The rows to write, partitioned as Spark looks for them."""
+        """Partitioned as Spark looks for them."""
         rows = rows_of(session, self.source, operator, store)
         if self.change_rows is not None:
             rows = self.change_rows(store, rows)

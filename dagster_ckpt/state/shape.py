@@ -1,7 +1,6 @@
 """How a query's state is stored, and whether a rewrite can store it in another way. Pure.
 
-Spark fixes the three parts of a shape (provider, partitions, checkpoint format) at the first batch of a
-query.
+Spark fixes a shape (provider, partitions, checkpoint format) at the first batch of a query.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ _NAMES = {HEAP: "heap state (HDFSBackedStateStoreProvider)", ROCKSDB: "RocksDB"}
 
 @dataclass(frozen=True)
 class StateShape:
-    """How state is stored."""
-
     provider: str
     partitions: int
     checkpoint_format: int = 1
@@ -42,7 +39,7 @@ class StateShape:
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state of a query, as far as the decision needs it."""
+    """`has_metadata`: Spark (4.0 and later) has described the operators."""
 
     shape: StateShape
     operators: tuple[str, ...]
@@ -50,7 +47,7 @@ class StoredState:
 
     @staticmethod
     def of_properties(properties: Mapping[str, Any]) -> StoredState | None:
-        """The state in a snapshot, from the properties in its header; None for a stateless query."""
+        """From the properties in a snapshot's header; None for a stateless query."""
         operators = properties.get("state_operators") or ()
         provider, partitions = properties.get("state_store_provider"), properties.get("state_partitions")
         if not operators or not provider or not partitions:
@@ -72,7 +69,7 @@ class WantedShape:
     checkpoint_format: int | None = None
 
     def of(self, shape: StateShape) -> StateShape:
-        """The shape that state of another shape is to get."""
+        """The target shape for state of another shape."""
         wanted = {name: value for name, value in vars(self).items() if value is not None}
         changed = replace(shape, **wanted)
         # Only RocksDB has format v2.

@@ -1,8 +1,7 @@
 """The bridge to Spark's `StateRewriter` (4.2.1 and 4.3.0): the only module that knows its class.
 
-It writes the rows that a function returns for each state store. Ours ignores the offered frame, a reading of
-the directory to be filled, and returns rows of the source, which may have another provider, format or
-partitions.
+It writes the rows that a function returns for each state store. Ours ignores the offered frame, a reading of the
+directory to be filled, and returns rows of the source, which may have another shape.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ RowsOf = Callable[[int, str], "DataFrame"]
 
 
 def require_rewriter(spark: SparkSession) -> None:
-    """Check that a session can rewrite state."""
     what = "A rewrite of state (other partitions, another backend, other rows)"
     release_of(spark.version).require(Feature.STATE_REWRITER, what)
     if not is_classic_session(spark):
@@ -58,7 +56,6 @@ class _RowsForSpark:
         self.error: Exception | None = None
 
     def apply(self, offered: Any) -> Any:
-        """Spark's name for the call of a function."""
         try:
             return self._rows(offered)
         except Exception as error:
@@ -75,14 +72,13 @@ class _RowsForSpark:
         rows = self._rows_of(int(named[1]), named[2])
         if rows._jdf.schema().equals(offered.schema()):
             return rows._jdf
-        # Nullability must match, of which internal rows say nothing. Heap state lacks the partition key,
-        # which is not read any more.
+        # Nullability must match, of which internal rows say nothing. Heap state lacks the partition key, which is no
+        # longer read.
         columns = [rows[name] if name in rows.columns else _null(offered, name) for name in offered.columns()]
         plain = rows.select(*columns)._jdf.queryExecution().toRdd()
         return self._writing._jsparkSession.internalCreateDataFrame(plain, offered.schema(), False)
 
     def toString(self) -> str:  # noqa: N802 - Java's name
-        """Spark's name for the description."""
         return "rows of the state to rewrite"
 
     class Java:
@@ -92,7 +88,7 @@ class _RowsForSpark:
 
 
 def _null(offered: Any, column: str) -> Column:
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     kind = offered.schema().apply(column).dataType()
     return F.lit(None).cast(kind.sql()).alias(column)
@@ -105,9 +101,9 @@ def run_rewriter(
 
     Returns the unique ids of the state, in checkpoint format v2.
     """
-    from py4j.protocol import Py4JError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
-    from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import ensure_callback_server_started
 
     writing = state_session(spark, shape)
     jvm = _jvm(spark)
@@ -149,7 +145,7 @@ def _jvm(spark: SparkSession) -> Any:
 
 
 def _arities(spark: SparkSession) -> list[int]:
-    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from py4j.protocol import Py4JError
 
     loader = spark._jsparkSession.getClass().getClassLoader()
     try:

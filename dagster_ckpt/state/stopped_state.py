@@ -53,28 +53,23 @@ class StoppedState:
 
     @staticmethod
     def read(live: LiveDirectory) -> StoppedState:
-        """Read a directory in which no query runs."""
         return StoppedState(live, cut(live, carry_in_flight=True))
 
     @property
     def batch_id(self) -> int:
-        """The batch after which the query resumes."""
         return self.cut.batch_id
 
     @cached_property
     def operators(self) -> list[Operator]:
-        """Its stateful operators."""
         return read_operators(self.live.folder, self.batch_id)
 
     @cached_property
     def offsets(self) -> OffsetEntry:
-        """Offsets of the batch."""
         path = f"{OFFSETS}/{self.batch_id}"
         return parse_offset_entry(self.live.folder.read(path), f"{self.live.url}/{path}")
 
     @cached_property
     def commit(self) -> CommitEntry:
-        """Commit of the batch."""
         path = f"{COMMITS}/{self.batch_id}"
         return parse_commit_entry(self.live.folder.read(path), f"{self.live.url}/{path}")
 
@@ -85,12 +80,11 @@ class StoppedState:
 
     @cached_property
     def stored(self) -> StoredState | None:
-        """How the state is stored; None for a stateless query."""
+        """None for a stateless query."""
         return StoredState.of_properties(self.cut.properties)
 
 
 def refuse_existing(target: LiveDirectory) -> None:
-    """Refuse to fill a directory that exists."""
     if target.exists():
         raise RestoreError(f"{target.url} exists already. A rewrite of state needs a new directory.")
 
@@ -164,7 +158,7 @@ def _settings(offsets: OffsetEntry, shape: StateShape, *, is_rewritten: bool) ->
 
 
 def write_state_ids(target: LiveDirectory, batch_id: int, state_ids: StateIds) -> None:
-    """Name the state files of checkpoint format v2 in the commit of a rewritten directory."""
+    """In the commit of a rewritten directory, for checkpoint format v2."""
     path = f"{COMMITS}/{batch_id}"
     target.folder.write(path, [with_state_ids(target.folder.read(path), f"{target.url}/{path}", state_ids)])
 
@@ -190,12 +184,7 @@ def _is_of(path: str, operators: Sequence[Operator]) -> bool:
     return any(path.startswith(f"{STATE}/{operator.number}/") for operator in operators)
 
 
-FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-
-
 class StateStoreName(NamedTuple):
-    """One state store of a query."""
-
     operator_id: int
     operator: str
     store: str
@@ -205,12 +194,11 @@ class StateStoreName(NamedTuple):
 
 
 def stores_of(operators: Sequence[Operator]) -> list[StateStoreName]:
-    """Every state store of some operators."""
     return [StateStoreName(each.number, each.name, store) for each in operators for store in each.stores]
 
 
 def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
-    """A session (`session_like`) for state of this shape, without adaptive execution, which might merge partitions."""
+    """As `session_like`, without adaptive execution, which might merge partitions."""
     session = session_like(spark, str(shape.checkpoint_format))
     session.conf.set("spark.sql.adaptive.enabled", "false")
     # See `require_state_reader`.
@@ -223,7 +211,7 @@ def rows_of(session: SparkSession, state: StoppedState, operator: Operator, stor
 
     Rows of RocksDB have a partition key too: see `RowChange`.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     assert state.stored is not None
     shape = state.stored.shape
@@ -235,7 +223,7 @@ def rows_of(session: SparkSession, state: StoppedState, operator: Operator, stor
     jvm: Any = session.sparkContext._jvm
     options = jvm.org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
     reader = session.read.format("statestore").option("batchId", state.batch_id).option("operatorId", operator.number)
-    # Its name may change; an unknown option would be ignored.
+    # An unknown option would be ignored, if its name changes.
     reader = reader.option(options.INTERNAL_ONLY_READ_ALL_COLUMN_FAMILIES(), "true")
     rows = reader.option("storeName", store.store).load(state.live.spark_location)
     found = rows._jdf.queryExecution().toRdd().getNumPartitions()

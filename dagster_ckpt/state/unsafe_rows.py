@@ -1,10 +1,10 @@
 """Encode rows as Spark's `UnsafeRow`, the form in which state stores keep keys and values.
 
-The bytes equal those of Spark's `UnsafeProjection`: another bit is another key. Types for which this is not
-certain are refused.
+The bytes equal those of Spark's `UnsafeProjection`: another bit is another key. Types for which this is not certain are
+refused.
 
-Layout: null bits in words of 8 bytes; a slot of 8 bytes per field; then what does not fit, padded to 8 bytes,
-with offset and length in the slot. Arrays have their length first, and elements as wide as their type.
+Layout: null bits in words of 8 bytes; a slot of 8 bytes per field; then what does not fit, padded to 8 bytes, with
+offset and length in the slot. Arrays have their length first, and elements as wide as their type.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ EncodedType = Any
 
 
 def encoded_type(kind: DataType, where: str) -> EncodedType:
-    """The description of a type for `encode`."""
-    from pyspark.sql.types import ArrayType, DecimalType, StringType, StructType  # noqa: PLC0415
+    from pyspark.sql.types import ArrayType, DecimalType, StringType, StructType
 
     if isinstance(kind, StructType):
         return ("struct", tuple(encoded_type(each.dataType, f"{where}.{each.name}") for each in kind.fields))
@@ -67,9 +66,9 @@ def encoded_type(kind: DataType, where: str) -> EncodedType:
 
 
 def plain(column: Column, kind: DataType) -> Column:
-    """A column in the form that `encode` takes: times as numbers, independent of time zones."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
-    from pyspark.sql.types import ArrayType, StructType  # noqa: PLC0415
+    """Times become numbers, independent of time zones."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, StructType
 
     if isinstance(kind, StructType):
         fields = [plain(column.getField(each.name), each.dataType).alias(each.name) for each in kind.fields]
@@ -87,15 +86,15 @@ def plain(column: Column, kind: DataType) -> Column:
 
 
 def encoder(schema: DataType, where: str) -> Any:
-    """A UDF that encodes a struct of this type, converted by `plain`, as bytes."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    """A UDF that encodes a struct of this type, converted by `plain`."""
+    from pyspark.sql import functions as F
 
     _, types = encoded_type(schema, where)
     return F.udf(lambda row: encode(row, types), "binary")
 
 
 def encode(values: Sequence[Any], types: Sequence[EncodedType]) -> bytes:
-    """The bytes of a row of these types from `encoded_type`; structs are tuples, arrays lists."""
+    """Types are from `encoded_type`; structs are tuples, arrays lists."""
     bits = (len(types) + 63) // 64 * 8
     head, tail = bytearray(bits + 8 * len(types)), bytearray()
     for index, (value, kind) in enumerate(zip(values, types, strict=True)):
@@ -138,7 +137,7 @@ def _array(values: Sequence[Any], kind: EncodedType) -> bytes:
 
 
 def _data(value: Any, kind: EncodedType) -> bytes:
-    """The bytes of a value that does not fit into a slot."""
+    """For a value that does not fit into a slot."""
     if kind in _TEXT:
         return value.encode() if isinstance(value, str) else bytes(value)
     name, inner = kind

@@ -1,22 +1,20 @@
 """Kafka topics: Spark's own sink, and the transactional one with one transaction for each writer and batch.
 
 A batch is divided among a fixed number of writers. Each sends its share of the rows in one Kafka transaction, which
-also commits the *marker* of that writer: the offset of a consumer group of its own, with the query's id and the
-newest batch whose share is written. Rows and marker become visible together or not at all, so a share that runs again
-finds its batch in the marker and writes nothing.
+also commits the writer's *marker*: the offset of a consumer group of its own, with the query's id and the newest batch
+whose share is written. A share that runs again finds its batch in the marker and writes nothing.
 
 Two mechanisms fence a process that was replaced and does not know it yet:
 
-- `transactional.id` names stream, topic and writer. A successor's `init_transactions` aborts what its predecessor has
-  not committed, and the predecessor's producer can commit nothing any more.
-- The marker names its *owner*. Every start of a query first claims all markers (`claim`). A share whose marker has
-  another owner is refused, even with a new producer. A claim is refused if the marker belongs to a later live
-  directory: a predecessor that may still live never shares a live directory with its successor.
+- `transactional.id` names stream, topic and writer: a successor's `init_transactions` aborts what its predecessor has
+  not committed, and fences its producer.
+- The marker names its *owner*. Every start of a query first claims all markers, and a share whose marker has another
+  owner is refused. A claim is refused if the marker belongs to a later live directory, which a predecessor that may
+  still live never shares with its successor.
 
 A batch counts as written only if the marker has the digest of its plan, and a query that the stream left for another
-one (`new_query_id`) is not continued. A claim includes the markers of other topics and ids with which the stream
-wrote before, as the catalog knows.
+one (`new_query_id`) is not continued. A claim includes the markers of earlier topics and ids of the stream.
 
-`sink.py` says what the sinks do with a batch. `writer.py` divides the rows of a query and runs Spark's job, `claim.py`
-is the driver's part of the protocol, `share.py` the executors'. `marker.py` and `session.py` need nothing of Spark.
+`writer.py` divides the rows and runs Spark's job, `claim.py` is the driver's part of the protocol, `share.py` the
+executors'.
 """

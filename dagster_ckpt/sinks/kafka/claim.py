@@ -1,7 +1,4 @@
-"""The driver's part of the protocol: before its first batch, a start becomes the owner of every marker.
-
-`past_of` reads from the catalog where the stream wrote before: those markers are claimed too.
-"""
+"""The driver's part of the protocol: a start becomes the owner of every marker."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import KafkaPlace
 
-# A claim that another one has fenced is repeated: the one with the later live directory wins.
+# The later live directory wins.
 _CLAIMS = 3
-# Kafka keeps the markers of an idle stream for `offsets.retention.minutes`: 7 days by default, rarely less than this.
+# Kafka keeps an idle stream's markers for `offsets.retention.minutes`: 7 days by default, rarely less than this.
 KEPT_FOR_MS = 6 * 3_600_000
 _SINK_NAME = re.compile(r"ForeachBatchSink\[(?P<place>kafka://.+)\]")
 _DELETED = (
@@ -43,10 +40,10 @@ class Past:
     """What a claim has to know of earlier starts.
 
     Attributes:
-        places: Other topics and prefixes with which the stream has written since its last batch at this one.
-        has_written: Whether the next batch may be one that the query has written: then there are markers.
-        may_lack_markers: Whether Kafka may have deleted the markers since the last batch, and the query has no planned
-            batch, which could be in the topic.
+        places: Topics and prefixes to which the stream has written since its last batch at this one.
+        has_written: Whether the query may have written the next batch: then there are markers.
+        may_lack_markers: Kafka may have deleted them since the last batch, and no batch is planned, which could be in
+            the topic.
     """
 
     places: tuple[tuple[str, str], ...] = ()
@@ -55,13 +52,13 @@ class Past:
 
 
 def place_in(sink: str) -> KafkaPlace | None:
-    """The place in Spark's name for a transactional sink; None for any other sink."""
+    """From Spark's name for a transactional sink; None for any other."""
     match = _SINK_NAME.fullmatch(sink)
     return KafkaPlace.parse(match["place"]) if match else None
 
 
 def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: LiveDirectory, *, now_ms: float) -> Past:
-    """What the executions of a stream, the newest first, say of a query about to start in a live directory."""
+    """`executions` are the newest first."""
     query_id = live_query_id(live)
     here = (place.topic, place.prefix)
     places: list[tuple[str, str]] = []
@@ -73,15 +70,15 @@ def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: Live
         has_batch = seen and progress.get("batch_id") is not None
         if not has_moved_here:
             places += [each for each in sorted(seen - {here}) if each not in places]
-        # Before its first batch here, that start has claimed the other places.
+        # That start claimed the other places before its first batch here.
         has_moved_here |= bool(has_batch) and here in seen
         if has_batch and query_id is not None and progress.get("query_id") == query_id:
             wrote = True
             wrote_at_ms = max(wrote_at_ms, execution.heartbeat_at_ms)
             wrote_from_here |= execution.live_directory == live.url
     positions = live.positions()
-    # A batch that this start plans where the query stopped is in no topic. One planned before, or after a restored
-    # snapshot, may be.
+    # A batch that this start plans where the query stopped is in no topic; an earlier planned one, or one after a
+    # restored snapshot, may be.
     is_new = wrote_from_here and positions.offset == positions.commit
     is_long_ago = now_ms - wrote_at_ms > KEPT_FOR_MS
     return Past(tuple(places), wrote and not is_new, may_lack_markers=wrote and is_new and is_long_ago)
@@ -91,10 +88,10 @@ _NO_PAST = Past()
 
 
 def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
-    """Make this start of the query the owner of every marker, before its first batch. Run on the driver.
+    """Make this start the owner of every marker, before its first batch. Run on the driver.
 
-    Where the stream wrote before, to another topic or with another prefix, the markers are claimed too: a predecessor
-    that still runs is fenced, and its newest batch is not written again.
+    Markers of former topics and prefixes too: a predecessor that still runs is fenced, and its newest batch not
+    repeated.
     """
     await_topic(target.client, target.topic)
     for attempt in range(1, _CLAIMS + 1):
@@ -119,7 +116,7 @@ def _claim(target: Transactions, first: int, past: Past) -> None:
         own = [each for each in every if each.query == target.query_id and each.entry]
         entries = {each.batch: each.entry for each in own} | {first: target.entry}
         earlier = earlier_queries(every, target.query_id)
-        # The former places last: until then, an interrupted claim is repeated. From the last writer: the markers of the
+        # The former places last: until then, an interrupted claim is repeated. From the last writer: markers of the
         # previous number of writers stay together.
         for place in places:
             for (session, _), marker in reversed([*zip(place, found, strict=False)]):
@@ -134,12 +131,12 @@ _Held = list[tuple[Session | None, Marker | None]]
 
 
 def _fenced(target: Transactions, stack: ExitStack, *, is_former: bool = False) -> _Held:
-    """Fence the writers of a place. In a former place, only those with a marker of this stream can write."""
+    """In a former place, fence only the writers with a marker of this stream."""
     held: _Held = []
     writers = target.writers
     while len(held) < writers:
         writer = len(held)
-        # Before a producer is opened, so that a replaced process does not disturb its successor.
+        # Before opening a producer: a replaced process must not disturb its successor.
         marker = marker_at_a_glance(target, writer)
         if is_former and (marker is None or marker.is_anothers(target)):
             held.append((None, None))
@@ -162,7 +159,7 @@ def _newest(target: Transactions, held: Sequence[tuple[Session | None, Marker | 
 
 
 def _refuse_a_left_query(target: Transactions, markers: Sequence[Marker]) -> None:
-    """Refuse a query that the stream has replaced: its successor may have written the same rows."""
+    """Its successor may have written the same rows."""
     for marker in markers:
         last = marker.earlier.get(target.query_id)
         if last is not None:
@@ -176,12 +173,12 @@ def _refuse_a_left_query(target: Transactions, markers: Sequence[Marker]) -> Non
 def _position(
     target: Transactions, found: Sequence[Marker | None], first: int, *, must_exist: bool = False
 ) -> int | None:
-    """The batch that all markers get; None if the shares of the batch in flight differ, so that each marker stays."""
+    """For all markers; None leaves each, because the shares of the batch in flight differ."""
     known = {
         writer: marker for writer, marker in enumerate(found) if marker is not None and marker.query == target.query_id
     }
     if must_exist:
-        # A claim changes marker 0 last: after an interrupted one, it still has the former number of writers.
+        # A claim changes marker 0 last: an interrupted one leaves the former number of writers.
         counted = [known[0]] if 0 in known else known.values()
         writers = max((marker.writers for marker in counted), default=target.writers)
         lost = sorted({*range(writers)} - {*known})
@@ -207,7 +204,7 @@ def _position(
             "planned differently from the one that the query is about to write, and may have other rows. Nothing was "
             f"written. Compare the topic with the rows of the batch. {_WRITE_AGAIN}"
         )
-    # After an interrupted claim with another number, all writers of either number have the batch.
+    # After an interrupted claim with another number, all writers of either have the batch.
     writers = min(known[writer].writers for writer in done)
     if {*range(writers)} <= {*done}:
         return first

@@ -1,4 +1,4 @@
-"""The markers of the transactional sink: who may write, and which batch is written."""
+"""Markers of the transactional sink: who may write, and which batch is written."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 
 from dagster_ckpt.errors import LeaseLostError, OptionError
 
-# Version of a marker's metadata.
 FORMAT = 2
-# Earlier queries in a marker: with the other fields two thirds of the 4,096 bytes of `offset.metadata.max.bytes`.
+# With the other fields two thirds of the 4,096 bytes of `offset.metadata.max.bytes`.
 MOST_EARLIER = 40
 
 
 @dataclass(frozen=True, order=True)
 class Epoch:
-    """Which of two live directories of a stream is the later one: by the token of the lease, then by its number."""
+    """Orders a stream's live directories: by the lease's token, then by number."""
 
     token: int = 0
     generation: int = 0
@@ -30,10 +29,9 @@ class Transactions:
     Attributes:
         client: Properties for librdkafka; they may contain secrets.
         topic: Its partition 0 names the markers.
-        prefix: Beginning of the ids of transactions and groups; deployments that share a cluster need different ones.
-        epoch: The live directory of the run.
+        prefix: Begins the ids of transactions and groups; unique among deployments that share a cluster.
         owner: Identifies this start of the query.
-        entry: Digest of the plan of the batch to write.
+        entry: Digest of the batch's plan.
     """
 
     client: Mapping[str, str] = field(repr=False)
@@ -48,22 +46,22 @@ class Transactions:
     entry: str = ""
 
     def id_of(self, writer: int) -> str:
-        """The `transactional.id` of a writer, and the name of the consumer group that holds its marker.
+        """Also the consumer group of the writer's marker.
 
-        The topic is part of it, so that a writer to another topic fences none of this one.
+        With the topic: a writer to another topic fences none of this one.
         """
         return f"{self.prefix}.{self.stream}:{self.topic}:{writer}"
 
 
 @dataclass(frozen=True)
 class Marker:
-    """What a writer has committed together with its newest share.
+    """What a writer has committed with its newest share.
 
     Attributes:
-        batch: The newest batch whose share it has written, or that a claim treats as written.
+        batch: The newest that it has written, or that a claim treats as written.
         owner: The start of the query that may write.
-        entry: Digest of the plan of that batch; empty if no share of it was written.
-        earlier: The queries of the stream before this one, the newest last, each with its newest batch.
+        entry: Digest of that batch's plan; empty if no share of it was written.
+        earlier: Earlier queries of the stream, the newest last, each with its newest batch.
     """
 
     batch: int
@@ -79,28 +77,24 @@ class Marker:
 
     @property
     def epoch(self) -> Epoch:
-        """The live directory of its owner."""
         return Epoch(self.token, self.generation)
 
     def newest(self, query_id: str) -> int | None:
-        """The newest batch of a query; None if the writer has written none."""
         return self.batch if self.query == query_id else self.earlier.get(query_id)
 
     def is_later(self, target: Transactions) -> bool:
         """Whether its owner has replaced a run.
 
-        Tokens are compared within a deployment: a catalog that was lost and rebuilt as another one counts from 1 again.
+        Tokens are compared within a deployment: a rebuilt catalog counts from 1 again.
         """
         return self.deployment == target.deployment and self.epoch > target.epoch
 
     def is_anothers(self, target: Transactions) -> bool:
-        """Whether another deployment or stream has written it."""
         owner = (self.deployment, self.stream)
         # A rebuilt catalog may be another deployment; the query is the same.
         return owner != (target.deployment, target.stream) and self.newest(target.query_id) is None
 
     def as_metadata(self) -> str:
-        """The metadata of the committed offset."""
         fields = {name: value for name, value in asdict(self).items() if name != "batch"}
         return json.dumps({"format": FORMAT, **fields}, separators=(",", ":"))
 
@@ -140,7 +134,7 @@ class Marker:
 
 
 def fields_of(metadata: str | None) -> dict[str, Any] | None:
-    """The fields of a marker of any version; None for an offset that another application has committed."""
+    """None for an offset of another application."""
     try:
         fields = json.loads(metadata or "")
     except ValueError:
@@ -149,7 +143,7 @@ def fields_of(metadata: str | None) -> dict[str, Any] | None:
 
 
 def earlier_queries(markers: Iterable[Marker], query_id: str) -> dict[str, int]:
-    """The queries before one in several markers, the newest last, each with its newest batch."""
+    """The newest last, each with its newest batch."""
     found: dict[str, int] = {}
     for marker in markers:
         for query, batch in (*marker.earlier.items(), (marker.query, marker.batch)):
@@ -176,7 +170,6 @@ def refuse_others(target: Transactions, writer: int, marker: Marker | None) -> N
 
 
 def replaced(target: Transactions, writer: int, marker: Marker) -> LeaseLostError:
-    """The error of a run whose marker belongs to a later one."""
     said = (
         f"Writer {writer} of topic {target.topic} belongs to a later run of stream {target.stream!r}: this process was "
         "replaced. Nothing was written."

@@ -1,4 +1,4 @@
-"""Calls of the Kafka client: its properties, a producer of one writer, and the writer's marker."""
+"""Calls of the Kafka client."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _CALL_S = 10.0
 _ABORT_S = 5.0
 _POLL_EVERY = 2000
 
-# The Java client's names, which Spark's users know, and librdkafka's.
+# The Java client's names and librdkafka's.
 _RENAMED = {
     "max.request.size": "message.max.bytes",
     "reconnect.backoff.ms": "reconnect.backoff.ms",
     "ssl.keystore.password": "ssl.keystore.password",
 }
-# Of the Java client only; they do not affect what is written.
+# The Java client's only; without effect on what is written.
 _DROPPED = frozenset(
     {"key.serializer", "value.serializer", "max.block.ms", "buffer.memory", "client.dns.lookup", "metadata.max.idle.ms"}
 )
@@ -72,7 +72,7 @@ Header = tuple[str, bytes | None]
 
 
 class Record(NamedTuple):
-    """One record to send; without a partition, the partitioner decides."""
+    """Without a partition, the partitioner decides."""
 
     value: bytes | None
     key: bytes | None = None
@@ -84,8 +84,6 @@ RecordFields = tuple[bytes | None, bytes | None, Sequence[Header] | None, int | 
 
 
 class Session:
-    """A producer of one writer, and its marker."""
-
     def __init__(self, target: Transactions, writer: int) -> None:
         self._target = target
         self._id = target.id_of(writer)
@@ -96,19 +94,18 @@ class Session:
         self._producer: Producer = _producer(target, self._id)
 
     def begin_epoch(self) -> None:
-        """Fence earlier producers of the same writer, and abort what they have not committed."""
-        # Unconnected, librdkafka misses the coordinator, and looks again after half a second.
+        """Fence earlier producers of the writer, and abort what they have not committed."""
+        # Unconnected, librdkafka misses the coordinator and looks again after half a second.
         _patiently(lambda: self._producer.list_topics(self._target.topic, _CALL_S))
         _patiently(lambda: self._producer.init_transactions(_CALL_S))
 
     def marker(self) -> Marker | None:
-        """The marker, which no other producer can change any more."""
+        """No other producer can change it any more."""
         found = _committed(self._markers, self._target.topic, self._id)
         self.earlier = found.earlier if found is not None else {}
         return found
 
     def send(self, records: Iterable[RecordFields]) -> int:
-        """Begin a transaction and send records."""
         producer, topic = self._producer, self._target.topic
         producer.begin_transaction()
         self._is_open = True
@@ -119,7 +116,7 @@ class Session:
             if headers or partition is not None:
                 _send(producer, topic, record)
             else:
-                # Most rows; calling `_send` with all arguments would take half as long again.
+                # Most rows; `_send` with all arguments takes half as long again.
                 try:
                     produce(topic, value, key)
                 except BufferError:
@@ -130,8 +127,8 @@ class Session:
         return sent
 
     def commit(self, batch: int, entry: str) -> None:
-        """Commit the open transaction together with the marker; without an open one, the marker alone."""
-        from confluent_kafka import TopicPartition  # noqa: PLC0415
+        """Together with the marker; without an open transaction, the marker alone."""
+        from confluent_kafka import TopicPartition
 
         producer, target = self._producer, self._target
         if not self._is_open:
@@ -158,15 +155,13 @@ class Session:
         self.last = batch
 
     def abandon(self) -> None:
-        """End a failed share; what it sent is never visible."""
         if self._is_open:
-            # Otherwise consumers wait until a successor's `init_transactions`.
+            # Otherwise consumers wait for a successor's `init_transactions`.
             with suppress(Exception):
                 _bounded(lambda: self._producer.abort_transaction(_ABORT_S), 2 * _ABORT_S)
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         producer, markers = self._producer, self._markers
 
         def closed() -> None:
@@ -178,8 +173,8 @@ class Session:
 
 
 def await_topic(client: Mapping[str, str], topic: str) -> None:
-    """Make sure that a topic exists, to which markers can be committed; a cluster may create it on demand."""
-    from confluent_kafka import Producer as KafkaProducer  # noqa: PLC0415
+    """For the markers; a cluster may create it on demand."""
+    from confluent_kafka import Producer as KafkaProducer
 
     producer = _created(lambda: KafkaProducer(dict(client)))
     deadline = time.monotonic() + _CALL_S
@@ -202,7 +197,7 @@ def await_topic(client: Mapping[str, str], topic: str) -> None:
 
 
 def _send(producer: Producer, topic: str, record: RecordFields) -> None:
-    """Queue one record. A queue that stays full ends the task, which Spark tries again."""
+    """A queue that stays full ends the task, which Spark retries."""
     value, key, headers, partition = record
     options: dict[str, Any] = {}
     if headers:
@@ -224,7 +219,7 @@ def _send(producer: Producer, topic: str, record: RecordFields) -> None:
 
 
 def _flush(producer: Producer) -> None:
-    """Wait until the queued records are sent, as long as they become fewer."""
+    """Wait as long as the queued records become fewer."""
     left = len(producer)
     deadline = time.monotonic() + PATIENCE_S
     while left and time.monotonic() < deadline:
@@ -234,20 +229,19 @@ def _flush(producer: Producer) -> None:
 
 
 def marker_at_a_glance(target: Transactions, writer: int) -> Marker | None:
-    """The newest committed marker, without waiting for an open transaction, which may be a dead process's."""
+    """The newest committed one, without waiting for an open transaction, perhaps a dead process's."""
     return _looked_up(target, writer, "read_uncommitted")
 
 
 def marker_before_share(target: Transactions, writer: int, batch: int) -> Marker | None:
-    """The marker that a share of a batch finds after the claim of its run.
+    """A glance is believed if it shows the batch or the one before, of this run, or a later run.
 
-    A glance is believed if it shows the batch or the one before, of this run, or a later run. Anything else may be
-    stale: `commit_transaction` returns before the marker that it commits is seen.
+    Anything else may be stale: `commit_transaction` returns before its marker is seen.
     """
     seen = marker_at_a_glance(target, writer)
     if seen is not None and (seen.is_later(target) or (seen.owner == target.owner and seen.batch >= batch - 1)):
         return seen
-    # The claim has ended the transactions of dead processes, so this wait is brief.
+    # Brief, because the claim has ended transactions of dead processes.
     return _looked_up(target, writer, "read_committed")
 
 
@@ -261,7 +255,7 @@ def _looked_up(target: Transactions, writer: int, isolation: str) -> Marker | No
 
 
 def _committed(consumer: Consumer, topic: str, group: str) -> Marker | None:
-    from confluent_kafka import TopicPartition  # noqa: PLC0415
+    from confluent_kafka import TopicPartition
 
     (found,) = _patiently(lambda: consumer.committed([TopicPartition(topic, 0)], timeout=_CALL_S))
     if found.error is not None:
@@ -270,7 +264,7 @@ def _committed(consumer: Consumer, topic: str, group: str) -> Marker | None:
 
 
 def _marker_consumer(target: Transactions, group: str, *, isolation: str = "read_committed") -> Consumer:
-    from confluent_kafka import Consumer as KafkaConsumer  # noqa: PLC0415
+    from confluent_kafka import Consumer as KafkaConsumer
 
     # With read_committed the broker waits for pending transactions on the group (KIP-447).
     settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
@@ -279,19 +273,18 @@ def _marker_consumer(target: Transactions, group: str, *, isolation: str = "read
 
 
 def _producer(target: Transactions, transactional_id: str) -> Producer:
-    from confluent_kafka import Producer as KafkaProducer  # noqa: PLC0415
+    from confluent_kafka import Producer as KafkaProducer
 
-    # Spark's own sink has the Java client's partitioner: a key stays in its partition.
+    # Like Spark's own sink, the Java client's partitioner.
     defaults = {
         "partitioner": "murmur2_random",
         # The broker takes records while others are queued.
         "linger.ms": "5",
         "batch.num.messages": "2000",
-        # The Java client's limit, which is higher than librdkafka's.
+        # The Java client's limit.
         "message.max.bytes": "1048576",
         # A broker's default maximum: a backlog is one share.
         "transaction.timeout.ms": "900000",
-        # Warnings only.
         "log_level": "5",
     }
     return _created(lambda: KafkaProducer({**defaults, **target.client, "transactional.id": transactional_id}))
@@ -308,7 +301,6 @@ def _created(create: Callable[[], _T]) -> _T:
 
 
 def _patiently(call: Callable[[], _T]) -> _T:
-    """Repeat a call as long as a broker may need to restart."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -323,8 +315,8 @@ def _patiently(call: Callable[[], _T]) -> _T:
 
 
 def _bounded(call: Callable[[], _T], limit_s: float) -> _T:
-    """Abandon a call that does not return: librdkafka's own limits do not hold after a broker was killed."""
-    from confluent_kafka import KafkaError as Reason  # noqa: PLC0415
+    """Limits of librdkafka do not hold after a broker was killed."""
+    from confluent_kafka import KafkaError as Reason
 
     done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
 
@@ -345,26 +337,25 @@ def _bounded(call: Callable[[], _T], limit_s: float) -> _T:
 
 
 def _may_repeat(reason: KafkaError) -> bool:
-    # A lookup that timed out has changed nothing; a producer's errors say whether they can be retried.
+    # A lookup that timed out changed nothing; a producer's errors say whether to retry.
     return reason.retriable() or reason.name() in ("_TIMED_OUT", "_TRANSPORT", "_WAIT_COORD", "NOT_COORDINATOR")
 
 
 def reason_of(error: Exception) -> KafkaError | None:
-    """The error that an exception of the client carries."""
-    from confluent_kafka import KafkaError as Reason  # noqa: PLC0415
+    from confluent_kafka import KafkaError as Reason
 
     first = error.args[0] if error.args else None
     return first if isinstance(first, Reason) else None
 
 
 def is_fenced(error: Exception) -> bool:
-    """Whether another producer of the same writer has been started since."""
+    """Another producer of the writer was started since."""
     reason = reason_of(error)
     return reason is not None and reason.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "_FATAL")
 
 
 def unavailable(target: Transactions, writer: int | None, error: Exception) -> StorageAccessError:
-    """The error of a writer whose calls failed; None means a claim of all writers."""
+    """None: a claim of all writers."""
     if is_fenced(error):
         what = (
             "another attempt of the same share, or a later run, has replaced its producer, or the transaction took "
@@ -379,20 +370,19 @@ def unavailable(target: Transactions, writer: int | None, error: Exception) -> S
 
 
 def _error_of(reason: KafkaError) -> Exception:
-    from confluent_kafka import KafkaException  # noqa: PLC0415
+    from confluent_kafka import KafkaException
 
     return KafkaException(reason)
 
 
 def kafka_errors() -> type[Exception]:
-    """What the client raises."""
-    from confluent_kafka import KafkaException  # noqa: PLC0415
+    from confluent_kafka import KafkaException
 
     return KafkaException
 
 
 def client_properties(options: Mapping[str, str]) -> dict[str, str]:
-    """Properties for librdkafka from the options of a writer below `kafka.`, which may have the Java client's names."""
+    """From a writer's options below `kafka.`, which may have the Java client's names."""
     properties: dict[str, str] = {}
     for name, value in options.items():
         if name in _JAVA_ONLY:

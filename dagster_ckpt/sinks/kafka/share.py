@@ -1,6 +1,6 @@
 """The executors' part of the protocol: the share of one writer, in one transaction.
 
-Every Python worker of Spark imports this module, so it imports nothing of Spark and little else.
+Every Python worker of Spark imports this module, so it imports little and nothing of Spark.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from dagster_ckpt.sinks.kafka.session import (
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-# Producers kept by a Python worker.
 _KEPT_SESSIONS = 8
-# A row's place in its share; the last row has END, and is no record.
+# The last row has END and is no record.
 PLACE = "__place"
 END = 2**63 - 1
 _ARCHIVE_OF_SPARK = re.compile(r"(.*/)?(pyspark|py4j-[^/]*)\.zip|.*\.jar")
@@ -37,7 +36,7 @@ _ARCHIVE_OF_SPARK = re.compile(r"(.*/)?(pyspark|py4j-[^/]*)\.zip|.*\.jar")
 
 @dataclass(frozen=True)
 class Written:
-    """How many records of a share were sent, and whether an earlier attempt had committed it."""
+    """Records sent, and whether an earlier attempt had committed the share."""
 
     records: int
     was_done: bool
@@ -54,7 +53,7 @@ def write_share(target: Transactions, writer: int, batch: int, records: Iterable
     name = f"{target.owner}/{target.id_of(writer)}"
     session = sessions.pop(name, None)
     if session is not None and session.last != batch - 1:
-        # Another worker wrote the batches in between, and fenced this producer.
+        # Another worker wrote the batches in between and fenced this producer.
         session.close()
         session = None
     try:
@@ -63,7 +62,7 @@ def write_share(target: Transactions, writer: int, batch: int, records: Iterable
                 return Written(0, was_done=True)
             session = Session(target, writer)
             session.begin_epoch()
-            # Asked again: only now can no other attempt of this share commit any more.
+            # Only now can no other attempt of this share commit any more.
             if _checked(target, writer, batch, session.marker()):
                 session.close()
                 return Written(0, was_done=True)
@@ -82,7 +81,6 @@ def write_share(target: Transactions, writer: int, batch: int, records: Iterable
 
 
 def _checked(target: Transactions, writer: int, batch: int, marker: Marker | None) -> bool:
-    """Whether the share is written already."""
     if marker is None:
         raise RowsAtRiskError(
             f"The marker {target.id_of(writer)} of topic {target.topic} is missing: its consumer group was "
@@ -108,16 +106,16 @@ def _keep(name: str, session: Session) -> None:
 
 
 def batch_property(owner: str, batch: int, entry: str) -> tuple[str, str]:
-    """Name and value of the local property by which the tasks of a job learn their batch and the digest of its plan."""
+    """Tells a job's tasks their batch and the digest of its plan."""
     return f"dagster_ckpt.kafka.{owner}", f"{batch} {entry}"
 
 
 def share_writer(target: Transactions) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
-    """The function that Spark maps over the partitions of a batch, one for each writer; it returns no rows."""
+    """Mapped over the partitions of a batch, one for each writer; it returns no rows."""
     name, _ = batch_property(target.owner, 0, "")
 
     def write(rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-        from pyspark import TaskContext  # noqa: PLC0415
+        from pyspark import TaskContext
 
         context = cast("TaskContext", TaskContext.get())
         batch, _, entry = str(context.getLocalProperty(name)).partition(" ")
@@ -132,8 +130,7 @@ def _forget_archives_of_spark() -> None:
     """Spare the next task of this Python worker 0.1 s.
 
     Spark's worker calls `importlib.invalidate_caches()` before each task. Up to Python 3.12, each importer of an
-    archive then reads its directory again: of `pyspark.zip` (once for each package in it), Py4J and Spark's jar.
-    Python replaces an importer that is missing in this cache from a directory that it remembers.
+    archive (`pyspark.zip`, Py4J, Spark's jar) then reads its directory again, unless it is missing from this cache.
     """
     for path, importer in list(sys.path_importer_cache.items()):
         if _ARCHIVE_OF_SPARK.fullmatch(getattr(importer, "archive", "")):
@@ -141,7 +138,7 @@ def _forget_archives_of_spark() -> None:
 
 
 def records_of(rows: Iterable[RecordBatch]) -> Iterator[RecordFields]:
-    """The records of a share, whose last row has `END` as its `PLACE` and is no record."""
+    """Without the last row, whose `PLACE` is `END`."""
     is_whole = False
     for batch in rows:
         if not batch.num_rows:

@@ -1,4 +1,4 @@
-"""Kafka topics: Spark's own sink, which remembers no batch, and the transactional one (protocol: `__init__.py`)."""
+"""Kafka topics: Spark's own sink, which remembers no batch, and the transactional one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY, client_properties
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.output import KafkaPlace
 
-# A file of client properties, for processes that describe no query, such as the command line.
+# For processes without the query, such as the command line.
 CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"
 _LOOK_S = 20.0
 _POLL_S = 0.1
-# Spark's name for its own sink has no topic; `kafka_sink_name` adds it.
+# Spark's name for its own sink has no topic.
 _WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
 
 class KafkaSink(Sink):
-    """Kafka topics, written by Spark's own sink."""
-
     names = re.compile(r"KafkaTable\[(?P<place>.+)\]|.*Kafka(Table|Sink|SourceProvider).*")
     noun = "topic"
     on_repeat = OnRepeat.REPEATS
@@ -35,36 +33,32 @@ class KafkaSink(Sink):
 
 
 class TransactionalKafkaSink(Sink):
-    """A Kafka topic, written in transactions that also commit the number of the batch."""
-
     noun = "topic"
     on_repeat = OnRepeat.RUNS
     knows_queries = True
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """See `Sink.of`."""
         place = place_in(name)
         return cls(name, str(place)) if place is not None else None
 
     def is_same(self, other: Sink) -> bool:
-        """Whether both are one topic with the same ids, even if they name other brokers."""
+        """One topic with the same ids, even by other brokers."""
         if not isinstance(other, TransactionalKafkaSink):
             return False
         return self._topic.topic == other._topic.topic and self._topic.prefix == other._topic.prefix
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
-        """See `Sink.look`. Whether the topic still has the records of a batch is up to its retention."""
+        """The topic's retention decides whether it still has the records of a batch."""
         return topic_id(self._topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """The newest batch of which the topic has the share of at least one writer."""
+        """The newest batch with a share of at least one writer in the topic."""
         if query_id is None:
             return None
         return max((batch for each in self._markers() if (batch := each.newest(query_id)) is not None), default=None)
 
     def forecast(self, replay: Replay) -> SinkForecast:
-        """See `Sink.forecast`."""
         try:
             markers = self._markers()
         except CkptError as error:
@@ -119,14 +113,14 @@ class TransactionalKafkaSink(Sink):
 
 
 def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
-    """The markers of all streams that write to a topic with the same prefix."""
+    """Of all streams with the same topic and prefix."""
     try:
-        from confluent_kafka import (  # noqa: PLC0415
+        from confluent_kafka import (
             ConsumerGroupTopicPartitions,
             KafkaException,
             TopicPartition,
         )
-        from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+        from confluent_kafka.admin import AdminClient
     except ImportError as error:
         raise StorageAccessError("confluent-kafka is not installed. Run: pip install 'dagster-ckpt[kafka]'.") from error
     settings = _settings(place)
@@ -146,12 +140,12 @@ def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
         groups = [each.group_id for each in listing.result().valid if may_hold_marker(place, each.group_id)]
         markers = []
         asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(place.topic, 0)]) for group in groups]
-        # The client takes one group a call: all are sent before an answer is awaited.
+        # Send all before awaiting an answer: the client takes one group a call.
         sent = [admin.list_consumer_group_offsets([each], request_timeout=_LOOK_S) for each in asked]
         for group, answers in zip(groups, sent, strict=True):
             (answer,) = answers.values()
             (committed,) = answer.result().topic_partitions
-            # The group of another application.
+            # Another application's group.
             if fields_of(committed.metadata) is not None:
                 marker = Marker.of(group, committed.offset, committed.metadata)
                 markers += [marker] if marker is not None else []
@@ -164,13 +158,10 @@ def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
 
 
 def topic_id(place: KafkaPlace) -> FoundSink | None:
-    """The id of a topic, which changes if it is made again.
-
-    None if the client is not installed, or the brokers give topics no ids (before Kafka 2.8).
-    """
+    """It changes if the topic is re-created. None without the client or ids of topics (Kafka 2.8)."""
     try:
-        from confluent_kafka import KafkaError, KafkaException, TopicCollection  # noqa: PLC0415
-        from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+        from confluent_kafka.admin import AdminClient
     except ImportError:
         return None
     try:
@@ -193,7 +184,7 @@ def _settings(place: KafkaPlace) -> dict[str, Any]:
 
 
 def may_hold_marker(place: KafkaPlace, group: str) -> bool:
-    """Whether a consumer group is named like one that holds a marker (`Transactions.id_of`)."""
+    """By the names of `Transactions.id_of`."""
     return bool(re.fullmatch(rf"{re.escape(place.prefix)}\..+:{re.escape(place.topic)}:\d+", group))
 
 

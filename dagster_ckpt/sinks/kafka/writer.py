@@ -1,7 +1,6 @@
-"""Writes the batches of a query to Kafka in transactions: `foreachBatch` takes the place of Spark's sink.
+"""Writes the batches of a query to Kafka in transactions, with `foreachBatch` in place of Spark's sink.
 
-Why `foreachBatch`: every supported version of Spark has it, and it gets the number of the batch. A streaming writer of
-Spark 4's Python data sources learns it only when its tasks have finished, so its tasks could not commit it.
+A streaming writer of Spark 4's Python data sources learns the batch number only when its tasks have finished.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _ADAPTIVE = "spark.sql.adaptive.enabled"
 # Nothing reads this variable of a Python worker.
 _STREAM_OF_WORKER = "DAGSTER_CKPT_KAFKA_STREAM"
 _environment = Lock()
-# As in Spark's own sink, where option `topic` also overrides a column of that name.
+# As in Spark's own sink, option `topic` also overrides the column.
 _TYPES = {
     "key": "binary",
     "value": "binary",
@@ -50,7 +49,7 @@ _HASH = "__hash"
 
 @dataclass(frozen=True)
 class StreamOwner:
-    """Whose query it is; `executions` returns those of the stream, the newest first."""
+    """`executions` returns those of the stream, newest first."""
 
     deployment: str
     stream: str
@@ -58,7 +57,7 @@ class StreamOwner:
 
 
 def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDirectory) -> DataStreamWriter:
-    """Let a query write to Kafka in transactions, if its options ask for that; any other query stays as it is.
+    """Let a query write to Kafka in transactions, if its options ask for that.
 
     Raises:
         OptionError: An option is missing or wrong, or extra `kafka` is not installed.
@@ -75,20 +74,18 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
             f"kafka.transactional.id is an option of format kafka, but the query writes {source!r}. Remove it."
         )
     try:
-        import confluent_kafka  # noqa: F401, PLC0415 - an extra
+        import confluent_kafka  # noqa: F401 - an extra
     except ImportError as error:
         raise OptionError("Transactions need confluent-kafka. Run: pip install 'dagster-ckpt[kafka]'.") from error
     refuse_shared_threads(session_of(writer))
     past = past_of(place, owner.executions(), live, now_ms=time.time() * 1000)
     if past.may_lack_markers:
-        # Once Spark has planned a batch, a start without markers is refused: the batch may be in the topic.
+        # After that, a start without markers is refused: the batch may be in the topic.
         await_topic(client_properties(place.client), place.topic)
     return writer.foreachBatch(TransactionalBatches(place, owner, live, past))
 
 
 class TransactionalBatches:
-    """Writes each batch of one started query."""
-
     def __init__(self, place: KafkaPlace, owner: StreamOwner, live: LiveDirectory, past: Past) -> None:
         self._place = place
         self._owner = owner
@@ -100,7 +97,6 @@ class TransactionalBatches:
         self._job: BatchJob | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Write one batch, or those of its shares that are not written yet."""
         if self._target is None or self._job is None:
             self._target = self._transactions()
             self._job = BatchJob(batch, self._target)
@@ -110,11 +106,11 @@ class TransactionalBatches:
             self._job.run(batch, batch_id, self._target.entry)
 
     def _claim(self, target: Transactions, batch_id: int) -> None:
-        """Claim the markers before the first batch, and after a pause in which Kafka may have deleted them."""
+        """Again after a pause in which Kafka may have deleted the markers."""
         now_s = time.monotonic()
         if now_s > self._renews_at_s:
             claim(target, batch_id, self._past)
-            # A later batch was planned by this start, so that no topic has it.
+            # This start planned the later batch: no topic has it.
             self._past = Past()
         self._renews_at_s = now_s + KEPT_FOR_MS / 1000
 
@@ -143,10 +139,10 @@ class TransactionalBatches:
 def _interrupted_in_brief() -> Iterator[None]:
     """Shorten the error of a job that ended because its query is stopped.
 
-    Spark looks for the interruption in the text of the error, stack traces included, with a regular expression that
-    overflows the stack (`PROXY_ERROR` in StreamExecution): a stop then prints a thousand lines.
+    Spark searches it with a regular expression that overflows the stack (`PROXY_ERROR` in StreamExecution), which would
+    print a thousand lines.
     """
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
+    from py4j.protocol import Py4JJavaError
 
     try:
         yield
@@ -160,13 +156,12 @@ def _interrupted_in_brief() -> Iterator[None]:
 class BatchJob:
     """Writes the batches of one started query, whose columns stay as they are.
 
-    Planning costs as much as the transaction of 10,000 rows (25 ms). So the physical plan is kept, and each batch
-    gets a copy with its own rows at the bottom. Its number and the digest of its plan go to the tasks as a property
-    of the job.
+    Planning costs as much as the transaction of 10,000 rows (25 ms), so each batch gets a copy of the physical plan
+    with its own rows at the bottom, and its number and plan's digest as a job property.
     """
 
     def __init__(self, batch: DataFrame, target: Transactions) -> None:
-        from pyspark.sql.types import StructType  # noqa: PLC0415
+        from pyspark.sql.types import StructType
 
         self._owner = target.owner
         session, rows = batch.sparkSession, _without_rows(batch)
@@ -183,19 +178,18 @@ class BatchJob:
         self._output, _, *self._others = [node.productElement(number) for number in range(node.productArity())]
 
     def run(self, batch: DataFrame, batch_id: int, entry: str) -> None:
-        """Write one batch, or those of its shares that are not written yet."""
         node = self._scan.copy(self._output, _rows_of(batch), *self._others)
         for parent, siblings in reversed(self._above):
             # Scala's name of `::`.
             node = parent.withNewChildren(getattr(siblings, "$colon$colon")(node))
         batch.sparkSession.sparkContext.setLocalProperty(*batch_property(self._owner, batch_id, entry))
-        # `collect()` would be an SQL execution of its own, with a description of the plan.
+        # `collect()` would be an SQL execution of its own.
         node.execute().count()
 
 
 def refuse_shared_threads(session: SparkSession) -> None:
-    """Refuse a driver in which a batch's property may become that of another thread's job."""
-    from py4j.clientserver import ClientServer  # noqa: PLC0415
+    """There, a batch's property may become that of another thread's job."""
+    from py4j.clientserver import ClientServer
 
     if not isinstance(session.sparkContext._gateway, ClientServer):
         raise OptionError(
@@ -206,11 +200,8 @@ def refuse_shared_threads(session: SparkSession) -> None:
 
 
 def _without_rows(batch: DataFrame) -> DataFrame:
-    """The columns of a batch, nullable as another batch may need.
-
-    The rows are left out because Spark keeps the files of their shuffles as long as something refers to them.
-    """
-    from pyspark.sql import DataFrame  # noqa: PLC0415
+    """Nullable as another batch may need. References to rows would keep their shuffle files."""
+    from pyspark.sql import DataFrame
 
     jvm_session: Any = batch.sparkSession._jsparkSession
     no_rows = jvm_session.emptyDataFrame().queryExecution().toRdd()
@@ -219,7 +210,7 @@ def _without_rows(batch: DataFrame) -> DataFrame:
 
 
 def _rows_of(batch: DataFrame) -> Any:
-    """The rows of a batch. Those of `foreachBatch` are nothing but rows, and need no planning as a scan."""
+    """Rows of `foreachBatch` need no planning as a scan."""
     execution: Any = batch._jdf.queryExecution()
     plan = execution.analyzed()
     return plan.rdd() if plan.nodeName() == "LogicalRDD" else execution.toRdd()
@@ -227,7 +218,7 @@ def _rows_of(batch: DataFrame) -> Any:
 
 @contextmanager
 def _planned_once(session: SparkSession) -> Iterator[None]:
-    """Run jobs without adaptive execution, which would plan them again after their shuffle."""
+    """Adaptive execution would plan the jobs again after their shuffle."""
     before = session.conf.get(_ADAPTIVE)
     session.conf.set(_ADAPTIVE, "false")
     try:
@@ -238,11 +229,11 @@ def _planned_once(session: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterator[None]:
-    """Run the functions that are mapped meanwhile in Python workers that no other stream uses.
+    """Run the functions mapped meanwhile in Python workers that no other stream uses.
 
-    A producer is kept in its Python worker, and Spark gives a task the worker that has been idle for longest: with more
-    workers than writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps workers
-    apart by their environment. Its value is the same after a restart, so that restarts use no more workers.
+    A producer stays in its Python worker, and Spark gives a task the worker idle for longest: with more workers than
+    writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps workers apart by
+    their environment, which is the same after a restart.
     """
     context = session.sparkContext
     # Other streams of this process have threads of their own.
@@ -256,12 +247,11 @@ def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterat
 
 
 def record_columns(batch: DataFrame) -> list[Column]:
-    """The columns of a batch that Kafka takes.
+    """With a missing column as nulls, Spark would ask for the size of its Arrow batch after each row.
 
-    Missing ones are not added: with a column of nulls, Spark would ask for the size of its Arrow batch after each row,
-    which takes long with a list of structs such as `headers`.
+    That takes long with structs such as `headers`.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     given = dict(batch.dtypes)
     if "value" not in given:
@@ -283,12 +273,11 @@ class Division:
     """Divides the batches of a query among the writers.
 
     A record is in the same partition whenever its batch is run: records of a key share a writer, those without a key
-    are divided by their content. The rows keep their order. A last row marks the end, because when Spark ends a task
-    early, its Python worker only sees that no more rows come.
+    are divided by content. The rows keep their order. A last row marks the end: when Spark ends a task early, its
+    Python worker only sees that no more rows come.
 
     Attributes:
-        columns: The columns of a record, its place, and, with several writers, its hash.
-        ends: The rows that mark the ends.
+        columns: Of a record, its place, and, with several writers, its hash.
     """
 
     columns: list[Column]
@@ -296,7 +285,6 @@ class Division:
     writers: int
 
     def of(self, batch: DataFrame) -> DataFrame:
-        """One partition for each writer."""
         records = batch.select(self.columns)
         if self.writers == 1:
             # Added behind the shuffle, which saves a task.
@@ -305,8 +293,8 @@ class Division:
 
 
 def division_of(batch: DataFrame, writers: int) -> Division:
-    """Divide a query's batches as one of them."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    """`batch` only gives the columns."""
+    from pyspark.sql import functions as F
 
     columns = record_columns(batch)
     records = batch.select(columns)
@@ -323,10 +311,10 @@ def division_of(batch: DataFrame, writers: int) -> Division:
 
 
 def hash_of_each_writer(session: SparkSession, writers: int) -> list[int]:
-    """For each writer, an integer that Spark's hash partitioning puts into its partition."""
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    """For each writer, an integer that Spark hashes to its partition."""
+    from pyspark.sql import functions as F
 
-    # Enough to reach every partition, for each allowed number of writers.
+    # Enough to reach every partition.
     candidates = session.range(0, 50 * writers, 1, 1).select(F.col("id").cast("int"))
     partitions = candidates.select("id", F.expr(f"pmod(hash(id), {writers})").alias("writer"))
     found = {row["writer"]: row["id"] for row in partitions.collect()}

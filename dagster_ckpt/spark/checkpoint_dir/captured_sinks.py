@@ -1,7 +1,4 @@
-"""What a snapshot carries of the sinks of a query: the protocol that a cut asks, and the files of a sink's log.
-
-The sinks themselves, and the rules that roll one back, are in `dagster_ckpt/sinks/`.
-"""
+"""What a snapshot carries of the sinks of a query: the protocol that a cut asks, and the files of a sink's log."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ StillMine = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class CapturedSink:
-    """What one sink has remembered of its batches, up to that of a snapshot.
+    """What one sink remembers of its batches up to that of a snapshot.
 
     Attributes:
-        last_batch: Newest batch in it, up to the snapshot's.
-        newest: Newest batch in it, even if later.
+        last_batch: Its newest one, up to the snapshot's.
+        newest: Its newest one, even if later.
     """
 
     place: str
@@ -39,29 +36,24 @@ class CapturedSink:
     kind: str = "file"
 
     def properties(self) -> dict[str, Any]:
-        """The sink's properties in a snapshot."""
         return {"kind": self.kind, "path": self.place, "last_batch": self.last_batch}
 
 
 @dataclass(frozen=True)
 class SinkEntry:
-    """One log entry of a file sink, from a snapshot."""
-
     name: str
     data: bytes
 
 
 class SinkLogFile(NeededFile):
-    """An entry of a sink's log, which a restore writes back as it is."""
+    """Written back by a restore as it is."""
 
     def check(self) -> ContentCheck:
-        """See `Source.check`."""
         return _EntryCheck(self.folder, self.source)
 
 
 class _EntryCheck(HadoopCheck):
     def trouble(self) -> str | None:
-        """See `ContentCheck`."""
         where = f"{self.folder.url}/{self.path}"
         try:
             parse_log_lines(self.data, where)
@@ -72,14 +64,11 @@ class _EntryCheck(HadoopCheck):
 
 
 class SinkToCapture(Protocol):
-    """A sink, as a cut sees it."""
-
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """What a snapshot needs to roll the sink back to a batch; None for a sink without such files."""
+        """None if a snapshot needs nothing to roll the sink back to a batch."""
 
 
 def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]:
-    """Capture every sink that has files which a snapshot needs."""
     captured: list[CapturedSink] = []
     for sink in sinks:
         found = sink.capture(f"{SINKS_FOLDER}/{len(captured)}", batch_id)
@@ -88,7 +77,7 @@ def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]
 
 
 def sink_entry(path: str) -> tuple[int, str]:
-    """Index of the sink and name of the log entry that a file of a snapshot contains."""
+    """Index of the sink, and name of the log entry."""
     _, *rest = path.split("/")
     index = number_in(rest[0]) if rest else None
     if index is None or len(rest) != 2 or entry_id(rest[1]) is None:
@@ -99,7 +88,7 @@ def sink_entry(path: str) -> tuple[int, str]:
 
 
 def logs_of_sinks(properties: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, list[SinkEntry]]:
-    """The log of each captured sink by its place, from the files of a snapshot."""
+    """By the sink's place, from the files of a snapshot."""
     described = properties.get("sinks")
     places = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
     logs: dict[str, list[SinkEntry]] = {place: [] for place in places}

@@ -1,8 +1,7 @@
 """Verify files with the checksums that they carry, or that Hadoop wrote beside them.
 
-These are blocks of state files (LZ4), zips, and RocksDB's tables with a binary index, versions 2 to 5 (Spark
-writes 5; https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format). Of other tables only the
-end is verified.
+These are blocks of state files (LZ4), zips, and RocksDB's tables with a binary index, versions 2 to 5 (Spark writes 5;
+https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format). Of other tables only the end is verified.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from dagster_ckpt.snapshot.reuse import ContentCheck
 from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import HEADER_BYTES, MAGIC, BlockHeader
 from dagster_ckpt.values.untrusted import reading
 
-_FRAMED = (".delta", ".snapshot", ".changelog")
+FRAMED = (".delta", ".snapshot", ".changelog")
 
 
 def check_of(path: str, size: int, open_file: Callable[[], BinaryIO]) -> ContentCheck | None:
-    """The check of a file that carries checksums, given its path in a live directory; None for any other file."""
+    """By the file's path in a live directory; None if it carries no checksums."""
     if path.endswith(".sst"):
         return SstCheck(size, open_file)
-    if path.startswith("state/") and path.endswith(_FRAMED):
+    if path.startswith("state/") and path.endswith(FRAMED):
         return Lz4Check()
     return _ZipCheck() if path.endswith(".zip") else None
 
 
 def content_trouble(path: str, data: bytes) -> str | None:
-    """What is wrong with a file by its own checksums; None if it is intact or carries none."""
+    """By its own checksums; None if it is intact or carries none."""
     check = check_of(path, len(data), lambda: io.BytesIO(data))
     if check is None:
         return None
@@ -46,22 +45,19 @@ def content_trouble(path: str, data: bytes) -> str | None:
 
 
 def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
-    """What is wrong with the blocks of a state file; None if they are complete, or it uses another codec."""
+    """None if the blocks are complete, or the file uses another codec."""
     check = Lz4Check(checksums=checksums)
     check.update(data)
     return check.trouble()
 
 
 def is_lz4(data: bytes) -> bool:
-    """Whether a file is a stream of lz4-java, which has its own checksums."""
+    """A stream of lz4-java, which has its own checksums."""
     return data.startswith(MAGIC)
 
 
 class Lz4Check:
-    """Verifies the blocks of lz4-java, piece by piece; output of another codec is not examined.
-
-    Without `checksums`, only the headers are verified.
-    """
+    """Verifies the blocks of lz4-java, without `checksums` only their headers; ignores another codec's output."""
 
     def __init__(self, *, checksums: bool = True) -> None:
         self._checksums = checksums
@@ -71,7 +67,6 @@ class Lz4Check:
         self._trouble: str | None = None
 
     def update(self, chunk: bytes) -> None:
-        """Verify the blocks that end in the next piece."""
         if self._is_over:
             return
         self._buffer += chunk
@@ -83,7 +78,6 @@ class Lz4Check:
             pass
 
     def trouble(self) -> str | None:
-        """What is wrong, once all of it was passed to `update`."""
         if self._is_over:
             return self._trouble
         if not self._buffer and self._is_empty:
@@ -148,32 +142,27 @@ _HADOOP_MAGIC = b"crc\0"
 
 
 class HadoopCheck:
-    """Compares a small file with Hadoop's checksum file, if there is one."""
-
     def __init__(self, folder: FileIO, path: str) -> None:
         self.folder = folder
         self.path = path
         self.data = b""
 
     def update(self, chunk: bytes) -> None:
-        """Pass the next piece of the file."""
         self.data += chunk
 
     def trouble(self) -> str | None:
-        """What is wrong with it."""
         if fits_hadoop(self.folder, self.path, self.data) is not False:
             return None
         return f"its content does not match Hadoop's checksum {checksum_file(self.path)}"
 
 
 def checksum_file(path: str) -> str:
-    """The checksum file of a file."""
     directory, slash, name = path.rpartition("/")
     return f"{directory}{slash}.{name}.crc"
 
 
 def fits_hadoop(folder: FileIO, path: str, data: bytes) -> bool | None:
-    """Whether a file matches Hadoop's checksum file; None if there is none."""
+    """None if there is no checksum file."""
     try:
         sums = folder.read(checksum_file(path))
     except FileNotFoundError:
@@ -209,7 +198,7 @@ _Handle = tuple[int, int]
 
 
 class SstCheck:
-    """Verifies a table while it is read. `open_file` opens it once more: its end says where the blocks are."""
+    """`open_file` opens the table once more: its end says where the blocks are."""
 
     def __init__(self, size: int, open_file: Callable[[], BinaryIO]) -> None:
         self._at = 0
@@ -225,7 +214,6 @@ class SstCheck:
         self._blocks.sort(reverse=True)
 
     def update(self, chunk: bytes) -> None:
-        """Verify the blocks that end in the next piece."""
         if not self._blocks or self._trouble is not None:
             return
         self._buffer += chunk
@@ -247,7 +235,6 @@ class SstCheck:
         self._at += used
 
     def trouble(self) -> str | None:
-        """What is wrong, once all of it was passed to `update`."""
         return self._trouble or (DAMAGED if self._blocks else None)
 
     def _read_end(self, file: BinaryIO, size: int) -> None:
@@ -262,7 +249,7 @@ class SstCheck:
         self._checksum = footer[0]
         meta, at = _handle(footer, 1)
         index, _ = _handle(footer, at)
-        # One request for the whole end: the index is behind the data.
+        # The index is behind the data: one request.
         first = min(meta[0], index[0])
         file.seek(first)
         tail = file.read(size - first)
@@ -279,7 +266,7 @@ class SstCheck:
 
 
 def _data_blocks(index: bytes, *, has_lengths: bool) -> Iterator[_Handle]:
-    """Handles of the data blocks from the index, whose entries are complete: Spark shares no prefixes."""
+    """The index entries are complete: Spark shares no prefixes."""
     if not index:
         return
     end = len(index) - 4
@@ -342,7 +329,7 @@ def _plain(raw: memoryview) -> bytes | None:
 
 
 def _is_summed(raw: memoryview, checksum: int) -> bool:
-    """Whether a block with its trailer has its checksum; unknown kinds of checksum are not compared."""
+    """Unknown kinds of checksum are not compared."""
     (noted,) = struct.unpack_from("<I", raw, len(raw) - 4)
     summed = raw[:-4]
     if checksum == _XXH3:

@@ -45,7 +45,7 @@ from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT, grown_
 from dagster_ckpt.values.untrusted import from_json
 
 ATTEMPTS = 5
-# Snapshot property: ids of the edits in its state, oldest first.
+# Snapshot property: ids of edits, oldest first.
 STATE_EDITS = "state_edits"
 
 
@@ -54,9 +54,9 @@ class Cut:
     """The content of a snapshot.
 
     Attributes:
-        in_flight: The batch whose planned offsets are included, so that exactly this batch is replayed.
-        extends: `needed` contains only the state files that the base snapshot lacks.
-        carries_state: `needed` also contains the whole state after the batch in flight.
+        in_flight: The batch whose planned offsets are included, so that exactly it is replayed.
+        extends: `needed` has only the state files that the base snapshot lacks.
+        carries_state: `needed` also has the whole state after the batch in flight.
     """
 
     batch_id: int
@@ -69,7 +69,6 @@ class Cut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """The files as inputs of a snapshot, read from where Spark wrote them."""
         return self.needed
 
 
@@ -80,9 +79,9 @@ class CutOptions(TypedDict, total=False):
         carry_in_flight: The planned offsets of the batch in flight.
         base: A snapshot that the new one may extend; then only newer files are inspected.
         at_batch: A retained batch after which to resume; by default the newest committed one.
-        carry_state: The state after the batch in flight, if complete: a sink that has the batch skips it, so
-            nothing would write its state again.
-        known: Facts from elsewhere; without them, missing state may go unnoticed.
+        carry_state: The state after the batch in flight, if complete: a sink that has the batch skips it, so nothing
+            would write its state again.
+        known: Without these facts, missing state may go unnoticed.
     """
 
     carry_in_flight: Required[bool]
@@ -96,7 +95,7 @@ class CutOptions(TypedDict, total=False):
 def cut(live: LiveDirectory, *, attempts: int = ATTEMPTS, **options: Unpack[CutOptions]) -> Cut:
     """Cut a live directory at a commit, without disturbing a running query.
 
-    Tries again, up to `attempts` times in all, if Spark commits and purges concurrently.
+    Tries up to `attempts` times if Spark commits and purges concurrently.
     """
     at_batch = options.get("at_batch")
     while True:
@@ -162,7 +161,7 @@ def _cut_at(live: LiveDirectory, positions: Positions, options: CutOptions) -> C
     captured = capture(options.get("sinks", ()), batch_id)
     for sink in captured:
         needed += sink.files
-    # A caller that names a batch goes back to it, and rolls the sinks back too.
+    # A caller that names a batch also rolls the sinks back.
     if options.get("at_batch") is None:
         _check_sinks_are_its_own(live, batch_id, captured)
     _check_still_there(live, batch_id, metadata)
@@ -198,7 +197,7 @@ def state_after(
 
 
 def _state(committed: CommittedState, base: BaseSnapshot | None) -> tuple[list[NeededFile], int, bool]:
-    """State files, the longest chain of changes among them, and whether they extend the base snapshot."""
+    """State files, their longest chain of changes, and whether they extend `base`."""
     if base is not None and base.can_be_extended:
         grown = grown_since(base, committed)
         if grown is not None:
@@ -222,14 +221,13 @@ def _offsets(live: LiveDirectory, file: NeededFile) -> OffsetEntry:
 
 
 def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> NeededFile | None:
-    """The offset log entry before the committed one, which Spark requires to start."""
+    """Spark requires it to start."""
     if batch_id == 0:
         return None
     try:
         return read_needed(live.folder, f"{OFFSETS}/{batch_id - 1}")
     except FileNotFoundError as error:
-        # Asynchronous progress tracking (stateless only) leaves gaps in both logs; Spark then uses an
-        # earlier entry.
+        # Asynchronous progress tracking leaves gaps; Spark then uses an earlier entry.
         earlier = [number for number in batch_ids(live.folder, OFFSETS) if number < batch_id]
         if earlier and not stateful and batch_id - 1 not in batch_ids(live.folder, COMMITS):
             return read_needed(live.folder, f"{OFFSETS}/{earlier[-1]}")
@@ -240,7 +238,7 @@ def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> Ne
 
 
 def _in_flight_file(live: LiveDirectory, positions: Positions, committed: OffsetEntry) -> NeededFile | None:
-    """Offsets of the batch in flight, unless including them would change the next batch."""
+    """None if including it would change the next batch."""
     if positions.offset is None or positions.offset != committed.batch_id + 1 or committed.continuous:
         return None
     file = read_needed(live.folder, f"{OFFSETS}/{positions.offset}")
@@ -259,11 +257,11 @@ def _file_sources(*entries: OffsetEntry | None) -> set[str]:
 
 
 def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Sequence[CapturedSink]) -> None:
-    """Refuse a sink's log with batches that this query never planned: Spark would skip its batches."""
+    """Refuse a log with batches that this query never planned: Spark would skip its batches."""
     ahead = [(sink.newest, sink.place) for sink in captured if sink.newest is not None and sink.newest > batch_id]
     if not ahead:
         return
-    # Read after the sinks: a query plans before it writes.
+    # A query plans before it writes.
     planned = live.positions().offset
     for newest, place in ahead:
         if planned is None or newest > planned:
@@ -275,7 +273,7 @@ def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Seque
 
 
 def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile) -> None:
-    """Check at the end that the commit still exists: otherwise other files may be gone too."""
+    """Without the commit, other files may be gone too."""
     commits = batch_ids(live.folder, COMMITS)
     if batch_id not in commits:
         raise IncompleteCutError(
@@ -306,11 +304,7 @@ _STATE_FORMATS = {
 
 @dataclass(frozen=True)
 class CutFacts:
-    """What a cut has read from the live directory.
-
-    Attributes:
-        in_flight: The entry of the batch in flight, if it is included.
-    """
+    """What a cut has read; `in_flight` is an entry."""
 
     committed: OffsetEntry
     before: OffsetEntry | None
@@ -321,7 +315,7 @@ class CutFacts:
 
 
 def describe(facts: CutFacts) -> dict[str, Any]:
-    """The properties of a snapshot (docs/evidence/coverage.md), as far as the live directory contains them."""
+    """As far as the live directory has them (docs/coverage.md)."""
     committed, commit, operators = facts.committed, facts.commit, facts.operators
     return {
         "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),

@@ -1,11 +1,11 @@
 """Fence an unreachable query: prevent it from planning another batch, so that it ends.
 
-Spark plans a batch by writing `offsets/<batch>`, and fails if that entry exists ("Multiple streaming queries
-are concurrently using ..."). A fence is such an entry for the first unplanned batch. Spark cannot read it, so
-no query can start there; a successor continues from a clone.
+Spark plans a batch by writing `offsets/<batch>`, and fails if that entry exists ("Multiple streaming queries are
+concurrently using ..."). A fence is such an entry for the first unplanned batch. Spark cannot read it, so no query can
+start there; a successor continues from a clone.
 
-The marker `offsets/fenced-at-<batch>` shows it in listings. It is written first and means nothing without the
-entry: if the query was faster, the next batch is fenced. An interrupted fencing can be repeated.
+The marker `offsets/fenced-at-<batch>` shows it in listings. Written first, it means nothing without the entry: if the
+query was faster, the next batch is fenced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COMMITS = "commits"
 _MARK = "fenced-at-"
 _HEADER = b"dagster_ckpt fence 1\n"
 _POLL_S = 0.25
-# Longest time between a query's check for an entry and its write.
+# Longest time between a query's check and its write.
 _SETTLE_S = 0.2
 _SETTLE_REMOTE_S = 2.0
 
@@ -42,13 +42,12 @@ class Fence:
 
 
 def planned(folder: FileIO) -> list[int]:
-    """Batches with planned offsets, ascending; a fence does not count."""
+    """Ascending; a fence does not count."""
     names = folder.listing(_OFFSETS).names
     return [batch for batch in _numbers(names) if not _is_fenced(folder, batch, names)]
 
 
 def fenced_at(folder: FileIO) -> int | None:
-    """The batch that a fence prevents from being planned; None without a fence."""
     names = folder.listing(_OFFSETS).names
     return next((batch for batch in reversed(_numbers(names)) if _is_fenced(folder, batch, names)), None)
 
@@ -80,7 +79,7 @@ def fence(
             still_mine()
             with step():
                 folder.create_if_absent(f"{_OFFSETS}/{batch}", content)
-        # A query that checked before and wrote after the fence has replaced it by now.
+        # A query that checked before has replaced the fence by now.
         sleep(_SETTLE_S if folder.width == 1 else _SETTLE_REMOTE_S)
         if fenced_at(folder) != batch:
             continue
@@ -90,7 +89,6 @@ def fence(
 
 
 def lift_fence(folder: FileIO, batch_id: int) -> None:
-    """Remove a fence, so that a query can start in the directory again."""
     if fenced_at(folder) == batch_id:
         folder.delete(f"{_OFFSETS}/{batch_id}")
         folder.delete(f"{_OFFSETS}/{_MARK}{batch_id}")
@@ -131,5 +129,5 @@ def _is_fenced(folder: FileIO, batch: int, names: Set[str]) -> bool:
         data = folder.read(f"{_OFFSETS}/{batch}", len(_HEADER))
     except FileNotFoundError:
         return False
-    # A partially written fence counts: Spark's entries appear atomically and begin differently.
+    # A partial fence counts: Spark's entries appear atomically and begin differently.
     return _HEADER.startswith(data)

@@ -1,7 +1,7 @@
 """File sources: the entries of their log that a resume needs, and the input files that they have read.
 
-The log (`FileStreamSourceLog`) has one entry per planned batch, and every tenth is a `.compact` entry with
-all files so far. Other sources write a few small files once.
+The log (`FileStreamSourceLog`) has one entry per planned batch, and every tenth is a `.compact` entry with all files so
+far. Other sources write a few small files once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPACT = ".compact"
 
 
 def log_offset(offset: str | None) -> int | None:
-    """The log position in a file source's offset; None for another kind of source."""
+    """None for another kind of source."""
     if offset is None:
         return None
     try:
@@ -49,21 +49,19 @@ def log_offset(offset: str | None) -> int | None:
 
 
 def entry_id(name: str) -> int | None:
-    """Id of a log entry from its file name (`12`, `19.compact`); None for any other file."""
+    """From a name such as `12` or `19.compact`; None for any other file."""
     return number_in(name.removesuffix(COMPACT))
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that a source has found, at a position of its log."""
-
     path: str
     position: int
     modified_at_ms: int | None = None
 
 
 def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
-    """The files that a file source has found after a position of its log; empty for another kind of source."""
+    """Empty for another kind of source."""
     directory = f"{SOURCES}/{source}"
     names = {name: number for name in folder.listing(directory).names if (number := entry_id(name)) is not None}
     newest = max((number for name, number in names.items() if name.endswith(COMPACT)), default=-1)
@@ -77,7 +75,7 @@ def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
 
 
 def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
-    """The files that log entries (content by path) name, each once; entries of other sources are skipped."""
+    """`entries` are contents by path. Each file once, of file sources only."""
     found: dict[SourceFile, None] = {}
     for path, data in entries.items():
         if entry_id(path.rpartition("/")[2]) is None:
@@ -90,7 +88,7 @@ def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
 
 
 def refuse_positions_of_names(folder: FileIO, committed: OffsetEntry, names: Iterable[str]) -> None:
-    """Refuse a directory whose offsets cannot be assigned to its sources."""
+    """Offsets that cannot be assigned to the sources."""
     unnumbered = sorted(name for name in names if number_in(name) is None)
     if committed.format_version > 1 or not unnumbered:
         return
@@ -113,8 +111,8 @@ def source_files(
 ) -> list[NeededFile]:
     """Files of one source that a resume after `committed` needs.
 
-    Without the offsets of the batch in flight, Spark would merge later entries into the next batch. It reads
-    `before`, the previous batch's offsets, again.
+    Without the offsets of the batch in flight, Spark would merge later entries into the next batch. It reads `before`,
+    the previous batch's offsets, again.
     """
     directory = f"{SOURCES}/{source}"
     offset = committed.sources.get(source)
@@ -159,7 +157,7 @@ def _entries(folder: FileIO, directory: str, base_limit: int, last: int) -> list
 
 
 def _is_file_source_log(folder: FileIO, directory: str) -> bool:
-    """Tell a file source without committed data from other sources by the files that it wrote."""
+    """For a source without committed data, by the files that it wrote."""
     entries: dict[str, Entry] = folder.list(directory)
     for name in entries:
         if entry_id(name) is None:
@@ -173,7 +171,7 @@ def _is_file_source_log(folder: FileIO, directory: str) -> bool:
     return False
 
 
-# From this number of files in a folder on, list it.
+# List a folder from this number of files on.
 _LISTED_FROM = 20
 # One file in the text of a listing.
 _STATUS = re.compile(r"path=([^;]*);(?:(?!path=).)*?modification_time=(\d+)", re.DOTALL)
@@ -182,9 +180,9 @@ _STATUS = re.compile(r"path=([^;]*);(?:(?!path=).)*?modification_time=(\d+)", re
 def existing_files(
     uris: Sequence[str], session: SparkSession | None = None, *, reachable_scheme: str = "file"
 ) -> dict[str, int | None] | None:
-    """Which of some files exist, with modification times in ms since the epoch; None if that cannot be determined.
+    """With modification times in ms since the epoch; None if unknown.
 
-    Without a session, this process looks; `reachable_scheme` is a scheme that it can read.
+    Without a session, this process looks; `reachable_scheme` is one that it can read.
     """
     by_folder: dict[str, list[str]] = defaultdict(list)
     for uri in uris:
@@ -212,7 +210,7 @@ def _found_here(folder: str, files: Iterable[str]) -> dict[str, int | None] | No
     try:
         entries = open_file_io(place).list(hidden=True)
         if path is None and not entries and not open_file_io("/".join(place.split("/")[:3])).list(hidden=True):
-            # This process's store has no such bucket: it is another one.
+            # This process's store has no such bucket.
             return None
         for each in files:
             entry = entries.get(unquote(each.rpartition("/")[2]))

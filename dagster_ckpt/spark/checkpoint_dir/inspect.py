@@ -1,7 +1,4 @@
-"""Inspect a live directory: whether Spark, and which Spark, can resume in it, what it pins, and what it contains.
-
-The checks are those of a cut.
-"""
+"""Inspect a live directory: whether Spark, and which Spark, can resume in it, what it pins, and what it contains."""
 
 from __future__ import annotations
 
@@ -39,8 +36,6 @@ _JOIN_STATE = "spark.sql.streaming.join.stateFormatVersion"
 
 
 class LiveStatus(StrEnum):
-    """Status of a live directory."""
-
     MISSING = "MISSING"
     EMPTY = "EMPTY"
     GOOD = "GOOD"
@@ -52,10 +47,10 @@ class LiveState:
     """Result of an inspection.
 
     Attributes:
-        status: EMPTY: no batch is committed, and Spark can begin there. GOOD: Spark resumes after `batch_id`.
-            BROKEN: Spark could not start, or would compute wrong results.
-        in_flight: The planned batch that Spark will replay.
-        fenced_at: The batch that a fence prevents from being planned.
+        status: EMPTY: no batch is committed, and Spark can begin there. GOOD: Spark resumes after `batch_id`. BROKEN:
+            Spark could not start, or would compute wrong results.
+        in_flight: Spark will replay it.
+        fenced_at: A fence prevents this batch from being planned.
     """
 
     status: LiveStatus
@@ -66,7 +61,6 @@ class LiveState:
 
 
 def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOWN) -> LiveState:
-    """Inspect a live directory without changing it."""
     if not live.exists():
         return LiveState(LiveStatus.MISSING, f"{live.url} does not exist.")
     positions = live.positions()
@@ -77,7 +71,7 @@ def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOW
         whole = cut(live, carry_in_flight=True, known=known)
         _check_in_flight(live, whole, known)
     except UnknownLayoutError:
-        # Not broken: a newer Spark may resume, and no older snapshot must replace it.
+        # A newer Spark may resume, and no older snapshot must replace the directory.
         raise
     except LiveDirectoryError as error:
         return LiveState(LiveStatus.BROKEN, str(error))
@@ -87,7 +81,7 @@ def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOW
 
 
 def retained_batches(live: LiveDirectory) -> list[int]:
-    """Committed batches to which the logs can be rewound, ascending; only a cut shows whether their state is there."""
+    """To which the logs can be rewound, ascending; only a cut shows whether their state is there."""
     offsets = set(batch_ids(live.folder, OFFSETS))
     # Spark also needs the offsets of the batch before.
     return [
@@ -96,7 +90,6 @@ def retained_batches(live: LiveDirectory) -> list[int]:
 
 
 def live_query_id(live: LiveDirectory) -> str | None:
-    """Id of the query of a live directory; None if it cannot be read."""
     try:
         return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (FileNotFoundError, LiveDirectoryError):
@@ -104,7 +97,7 @@ def live_query_id(live: LiveDirectory) -> str | None:
 
 
 def state_edits(live: LiveDirectory) -> tuple[str, ...]:
-    """Ids of the edits that the state in a directory contains, oldest first."""
+    """Oldest first."""
     try:
         return parse_edits(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except FileNotFoundError:
@@ -112,7 +105,7 @@ def state_edits(live: LiveDirectory) -> tuple[str, ...]:
 
 
 def pinned_state(live: LiveDirectory) -> PinnedState:
-    """The backend and settings of the query in a live directory; empty before its first planned batch."""
+    """Empty before the first planned batch."""
     positions = live.positions()
     if positions.offset is None:
         return PinnedState(None)
@@ -124,7 +117,7 @@ def pinned_state(live: LiveDirectory) -> PinnedState:
 
 
 def check_pinned_provider(live: LiveDirectory) -> None:
-    """Check that the newest two entries of the offset log name one provider, which Spark never changes."""
+    """The newest two entries of the offset log must agree; Spark never changes the provider."""
     newest = live.positions().offset
     named: dict[str, str | None] = {}
     for number in (newest, newest - 1 if newest is not None else None):
@@ -140,21 +133,21 @@ def check_pinned_provider(live: LiveDirectory) -> None:
 
 
 def pinned_partitions(live: LiveDirectory) -> int | None:
-    """The number of state partitions of the query in a live directory; None if it keeps no state."""
+    """None if the query keeps no state."""
     settings = pinned_state(live).settings
     number = settings.get(INTERNAL_PARTITIONS) or settings.get(SHUFFLE_PARTITIONS)
     return int(number) if number else None
 
 
 def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
-    """Refuse to start a Spark in a directory whose formats only a later one reads. Damage is not reported."""
+    """Refuse formats that only a later Spark reads. Damage is not reported."""
     with suppress(LiveDirectoryError, FileNotFoundError):
         for feature in features_in_use(live):
             release.require(feature, f"Resuming the query of {live.url}")
 
 
 def features_in_use(live: LiveDirectory) -> list[Feature]:
-    """The features of Spark that a query needs to resume in a live directory; none before its first commit."""
+    """None before the first commit."""
     batch_id = live.positions().commit
     if batch_id is None:
         return []
@@ -227,11 +220,7 @@ def _check_in_flight(live: LiveDirectory, whole: Cut, known: KnownQuery) -> None
 
 @dataclass(frozen=True)
 class CheckpointDescription:
-    """What a checkpoint directory says of its query.
-
-    Attributes:
-        named_sinks: Sinks that its code names (Spark 4.2 and later).
-    """
+    """`named_sinks` are those that the code names (Spark 4.2 and later)."""
 
     url: str
     batch_id: int
@@ -246,7 +235,6 @@ class CheckpointDescription:
     watermark_ms: int
 
     def messages(self) -> list[str]:
-        """The description in a few lines."""
         flight = f"; batch {self.in_flight} is planned and not committed" if self.in_flight is not None else ""
         state = ", ".join(self.operators) or "none"
         kept = f", in {self.state_store}" if self.state_store is not None else ""
@@ -260,7 +248,7 @@ class CheckpointDescription:
 
 
 def describe_checkpoint(live: LiveDirectory) -> CheckpointDescription:
-    """Describe a checkpoint directory. Its query may be running."""
+    """The query may be running."""
     found = cut(live, carry_in_flight=True)
     properties = found.properties
     features = features_in_use(live)

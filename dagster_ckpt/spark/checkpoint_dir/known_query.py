@@ -1,7 +1,7 @@
 """What is known of a query: its execution mode, and how many operators keep state.
 
-A directory cannot prove that its query keeps no state: a lost folder `state` looks the same. Records of the
-catalog and of the newest snapshot can.
+A directory cannot prove that its query keeps no state: a lost folder `state` looks the same. Records of the catalog and
+of the newest snapshot can.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dagster_ckpt.spark.query.plan import PlanDescription, read_plan
 class ExecutionMode(StrEnum):
     """How Spark executes a query; triggers that only time micro-batches are all MICRO_BATCH.
 
-    ASYNC_PROGRESS writes offsets and commits periodically in the background. CONTINUOUS has long-running
-    tasks with epochs. The offsets of a REAL_TIME batch are known only at its end.
+    ASYNC_PROGRESS writes offsets and commits periodically in the background. CONTINUOUS has long-running tasks with
+    epochs. The offsets of a REAL_TIME batch are known only at its end.
     """
 
     MICRO_BATCH = "MICRO_BATCH"
@@ -32,10 +32,10 @@ class ExecutionMode(StrEnum):
 
 
 def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> ExecutionMode:
-    """The execution mode as far as the offset log shows it.
+    """As far as the offset log shows it.
 
-    Real-time queries and asynchronous tracking without a gap look like micro-batches; only the running query
-    tells (`SupervisedQuery.facts`).
+    Real-time queries and asynchronous tracking without a gap look like micro-batches; only the running query tells
+    (`SupervisedQuery.facts`).
     """
     if committed.continuous:
         return ExecutionMode.CONTINUOUS
@@ -45,7 +45,6 @@ def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> Executio
 
 
 def mode_of_execution(execution_class: str, trigger_class: str) -> ExecutionMode:
-    """The execution mode of a running query."""
     if trigger_class == "RealTimeTrigger":
         return ExecutionMode.REAL_TIME
     if execution_class == "ContinuousExecution":
@@ -73,7 +72,7 @@ class KnownQuery:
 
     @staticmethod
     def of(plan: object, properties: Mapping[str, Any] | None = None) -> KnownQuery:
-        """Derive it from the query's plan and the properties of the newest snapshot of its state."""
+        """`properties` are those of the newest snapshot of the query's state."""
         noted = properties or {}
         is_same = not plan or not noted.get("plan") or noted["plan"] == plan
         listed = noted.get("state_operators")
@@ -112,5 +111,5 @@ NOTHING_KNOWN = KnownQuery()
 
 
 def keeps_state(plan: PlanDescription) -> bool:
-    """Whether a query with this plan certainly keeps state."""
+    """Certainly keeps state."""
     return any(operator.kind not in _MAY_KEEP_NONE for operator in plan.operators)

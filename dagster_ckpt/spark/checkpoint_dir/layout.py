@@ -28,11 +28,10 @@ SOURCES = "sources"
 STATE = "state"
 DEFAULT_STORE = "default"
 _OF_SPARK = (METADATA, OFFSETS, COMMITS, SOURCES, STATE)
-# Our marker; Spark ignores it. No stream has switched to the directory yet.
+# Ours: no stream has switched to the directory yet.
 NOT_IN_USE = "not-in-use"
 
-# Up to these limits, files of a cut are read at once instead of being linked; more objects take too much
-# memory.
+# Up to these limits, files of a cut are read at once instead of being linked.
 HELD_IN_MEMORY_BYTES = 32 * 1024 * 1024
 HELD_IN_MEMORY_FILES = 5_000
 # Larger files are read in pieces into a reused buffer.
@@ -41,12 +40,7 @@ READ_WHOLE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions of a query.
-
-    Attributes:
-        commit: Newest committed batch.
-        offset: Newest planned batch; in flight if greater than `commit`.
-    """
+    """The newest batches of both logs; `offset` is in flight if greater than `commit`."""
 
     commit: int | None
     offset: int | None
@@ -61,33 +55,28 @@ class LiveDirectory:
 
     @cached_property
     def folder(self) -> FileIO:
-        """The directory tree."""
         return open_file_io(self.url, self.storage_options)
 
     @property
     def local_path(self) -> Path | None:
-        """Its path on this machine, or None if it is remote."""
+        """None if it is remote."""
         return local_path(self.url)
 
     @property
     def spark_location(self) -> str:
-        """The URL for Spark. Local paths get a scheme, because Spark's default file system may be HDFS."""
+        """Local paths get a scheme: Spark's default file system may be HDFS."""
         path = self.local_path
         return self.url.rstrip("/") if path is None else f"file://{path}"
 
     def exists(self) -> bool:
-        """Whether the directory exists."""
         return self.folder.exists()
 
     def is_not_in_use(self) -> bool:
-        """Whether the directory was built for a stream that has not switched to it.
-
-        That of a fork or an import is not in use until a query has started in it.
-        """
+        """Built for a fork or an import, without a start yet."""
         return NOT_IN_USE in self.folder.list()
 
     def note_in_use(self) -> None:
-        """Remove the mark of a directory that is not in use, if there is one."""
+        """Remove the mark, if any."""
         self.folder.delete(NOT_IN_USE)
 
     def delete(self) -> None:
@@ -107,30 +96,29 @@ class LiveDirectory:
         self.folder.delete_all()
 
     def positions(self) -> Positions:
-        """Positions of the query, from the names in the two logs."""
-        # Commits first: a batch that commits in between still counts as in flight.
+        """From the names in the two logs."""
+        # A batch that commits in between still counts as in flight.
         commits = batch_ids(self.folder, COMMITS)
         offsets = batch_ids(self.folder, OFFSETS)
         return Positions(max(commits, default=None), max(offsets, default=None))
 
     def fenced_at(self) -> int | None:
-        """The batch that its query can no longer plan because a successor has fenced it."""
         return fenced_at(self.folder)
 
     def sibling(self, suffix: str) -> LiveDirectory:
-        """A directory next to this one, on the same file system."""
+        """On the same file system."""
         return LiveDirectory(self.url.rstrip("/") + suffix, self.storage_options)
 
 
 def batch_ids(folder: FileIO, log: str) -> list[int]:
-    """Batches that have an entry in a log, without unfinished files and fences."""
+    """Batches with an entry in a log, without unfinished files and fences."""
     if log == OFFSETS:
         return planned(folder)
     return sorted(number for name in folder.listing(log).names if (number := number_in(name)) is not None)
 
 
 def store_directory(operator: int, partition: int, store: str) -> str:
-    """Directory of a state store; the default store has that of its partition."""
+    """The default store has its partition's."""
     path = f"{STATE}/{operator}/{partition}"
     return path if store == DEFAULT_STORE else f"{path}/{store}"
 
@@ -141,7 +129,7 @@ class NeededFile:
 
     Attributes:
         source: Its path in `folder`; `path` is that in the snapshot.
-        token: Changes if Spark replaces the file; see `FileVersion.token`.
+        token: See `FileVersion.token`.
         identity: A name unique to this content (with a uuid).
         data: Its content, if already read.
         stable: The next snapshots will probably contain it too.
@@ -158,19 +146,17 @@ class NeededFile:
 
     @property
     def version(self) -> FileVersion:
-        """Version of the file when it was inspected."""
         return FileVersion(self.size, self.token)
 
     def open(self) -> BinaryIO:
-        """Open the content."""
         return self.folder.open(self.source) if self.data is None else BytesIO(self.data)
 
     def read(self) -> bytes:
-        """The whole content, or more than its size if it has grown."""
+        """More than its size if it has grown."""
         return self.folder.read(self.source, self.size + 1) if self.data is None else self.data
 
     def check(self) -> ContentCheck | None:
-        """Its own checksums, or on a local disk those that Hadoop wrote beside it; see `Source.check`."""
+        """Its own checksums, or on a local disk those that Hadoop wrote beside it."""
         own = check_of(self.path, self.size, self.open)
         is_in_place = self.data is not None and isinstance(self.folder, LocalFileIO)
         if own is not None or not is_in_place or self.path.partition("/")[0] not in _OF_SPARK:
@@ -179,13 +165,11 @@ class NeededFile:
 
 
 def read_versioned(folder: FileIO, path: str) -> NeededFile:
-    """Read a small file together with its version."""
-    # The version is never newer than the content: a replaced file then counts as changed.
+    # Never newer than the content: a replaced file counts as changed.
     data, version = folder.read_version(path)
     return NeededFile(folder, path, path, len(data), version.token, data=data)
 
 
 def read_needed(folder: FileIO, path: str, *, snapshot_path: str | None = None) -> NeededFile:
-    """Read a small file that is needed."""
     data = folder.read(path)
     return NeededFile(folder, path, snapshot_path or path, len(data), data=data)

@@ -1,7 +1,7 @@
 """Parse Spark's query metadata and the entries of its offset and commit logs.
 
-Formats: `StreamMetadata`, `OffsetSeqLog` (v1, v2) and `CommitLog` (v1, v2, v3) of Spark 3.5 to 4.3. An entry
-is one file, named by its batch: a line with the version, then JSON lines.
+Formats: `StreamMetadata`, `OffsetSeqLog` (v1, v2) and `CommitLog` (v1, v2, v3) of Spark 3.5 to 4.3. An entry is one
+file, named by its batch: a line with the version, then JSON lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPRESSION_CODEC = "spark.sql.streaming.stateStore.compression.codec"
 DEFAULT_CODEC = "lz4"
 ROW_CHECKSUM = "spark.sql.streaming.stateStore.rowChecksum.enabled"
 NO_OFFSET = "-"
-# Our fields in Spark's file `metadata`: who rewrote or edited the state. Spark reads only the id.
+# Our fields in Spark's `metadata`; Spark reads only the id.
 REWRITE_ID = "dagsterCkptRewriteId"
 EDITS = "dagsterCkptEdits"
 # A file with more is damaged and would exhaust the memory.
@@ -57,19 +57,18 @@ class OffsetEntry:
 
     @property
     def partitions(self) -> int | None:
-        """Number of state partitions; None if the query keeps no state."""
+        """None if the query keeps no state."""
         number = self.conf.get(INTERNAL_PARTITIONS) or self.conf.get(SHUFFLE_PARTITIONS)
         return int(number) if number else None
 
     @property
     def provider_class(self) -> str | None:
-        """Full name of the state store provider, if pinned."""
         return self.conf.get(PROVIDER_CLASS)
 
 
 @dataclass(frozen=True)
 class CommitEntry:
-    """One entry of the commit log: a batch is committed.
+    """One entry of the commit log.
 
     Attributes:
         state_ids: Checkpoint format v2: unique ids by operator, partition and store; None in v1.
@@ -106,22 +105,20 @@ class _CommitMetadata(BaseModel):
 
 
 def parse_query_id(data: bytes, where: str) -> str:
-    """Parse the query id in the file `metadata`."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).id
 
 
 def parse_rewrite_id(data: bytes, where: str) -> str | None:
-    """Parse the id of the rewrite that wrote the state; None if the query wrote all of it."""
+    """None if the query wrote all of the state."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).rewrite_id
 
 
 def parse_edits(data: bytes, where: str) -> tuple[str, ...]:
-    """Parse the ids of the edits that the state contains, oldest first."""
+    """Oldest first."""
     return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).edits
 
 
 def query_metadata(query_id: str, rewrite_id: str | None = None, edits: Sequence[str] = ()) -> bytes:
-    """Content of the file `metadata`."""
     fields: dict[str, object] = {"id": query_id}
     fields |= {REWRITE_ID: rewrite_id} if rewrite_id is not None else {}
     fields |= {EDITS: list(edits)} if edits else {}
@@ -129,12 +126,11 @@ def query_metadata(query_id: str, rewrite_id: str | None = None, edits: Sequence
 
 
 def with_query_id(data: bytes, where: str, query_id: str) -> bytes:
-    """The file `metadata` of another query that continues from the same state."""
+    """For another query that continues from the same state."""
     return query_metadata(query_id, parse_rewrite_id(data, where), parse_edits(data, where))
 
 
 def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
-    """Parse an entry of the offset log."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     if not lines:
         raise _malformed(where, "it ends after its version line")
@@ -152,7 +148,7 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
 
 
 def plan_digest(data: bytes, where: str) -> str:
-    """A digest of the times and offsets in an entry of the offset log, without its settings."""
+    """Times and offsets, without settings."""
     entry = parse_offset_entry(data, where)
     _, metadata, *offsets = data.decode().split("\n")
     times = [] if entry.continuous else [from_json(metadata).get(name) for name in ("batchTimestampMs", _WATERMARK)]
@@ -160,7 +156,7 @@ def plan_digest(data: bytes, where: str) -> str:
 
 
 def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> bytes:
-    """An entry of the offset log with other offsets for some sources, by name as `parse_offset_entry` gives it."""
+    """`changed` is by name as `parse_offset_entry` gives it."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     first = data.split(b"\n", 1)[0].decode()
     for index, line in enumerate(lines[1:], 1):
@@ -172,7 +168,6 @@ def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> byte
 
 
 def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
-    """Parse an entry of the commit log."""
     version, lines = _lines(data, where, SparkFile.COMMITS)
     text = lines[0] if lines else ""
     if not text.strip() and version != 1:
@@ -182,7 +177,7 @@ def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
 
 
 def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: int) -> bytes:
-    """The plan of a batch without input after a committed one, which only moves the watermark.
+    """The plan of a batch without input, which only moves the watermark.
 
     Args:
         data: The offset log entry of the committed batch.
@@ -202,7 +197,6 @@ def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: i
 
 
 def with_settings(data: bytes, where: str, settings: Mapping[str, str]) -> bytes:
-    """An entry of the offset log with other pinned settings."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     with reading(lambda why: _malformed(where, why)):
         metadata = from_json(lines[0])
@@ -211,7 +205,7 @@ def with_settings(data: bytes, where: str, settings: Mapping[str, str]) -> bytes
 
 
 def with_state_ids(data: bytes, where: str, state_ids: Mapping[int, tuple[tuple[str, ...], ...]] | None) -> bytes:
-    """An entry of the commit log with other unique ids (checkpoint format v2), or with None for v1."""
+    """Checkpoint format v2, or None for v1."""
     version, lines = _lines(data, where, SparkFile.COMMITS)
     with reading(lambda why: _malformed(where, why)):
         metadata = from_json(lines[0] if lines and lines[0].strip() else "{}")
@@ -224,7 +218,7 @@ def with_state_ids(data: bytes, where: str, state_ids: Mapping[int, tuple[tuple[
 
 
 def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
-    """Parse an entry of a file source's or file sink's log: `v1`, then one JSON object per line."""
+    """Of a file source or file sink: `v1`, then one JSON object per line."""
     _version, lines = _lines(data, where, SparkFile.FILE_LOG)
     with reading(lambda why: _malformed(where, f"a line is not JSON ({why})")):
         objects = [from_json(line) for line in lines if line.strip()]
@@ -234,7 +228,7 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
 
 
 def check_log_version(data: bytes, where: str) -> None:
-    """Reject an entry (or its first line) of a file source's or file sink's log of an unknown version."""
+    """Of a file source's or file sink's log."""
     SparkFile.FILE_LOG.version_in(data.partition(b"\n")[0].decode("utf-8", "replace"), where)
 
 

@@ -1,7 +1,7 @@
 """Read Spark's metadata of stateful operators: their stores, partitions and schemas; widen schemas of Spark 3.5.
 
-Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4. Spark 3.5 writes
-only schemas, by which its operators are found.
+Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4. Spark 3.5 writes only schemas,
+by which its operators are found.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Operator:
     Attributes:
         number: Its number in the plan, and the name of its directory.
         name: Spark's name, such as `stateStoreSave`; `unnamed` without metadata.
-        single_partition: It keeps all its state in partition 0.
+        single_partition: All its state is in partition 0.
         metadata_version: 0 if Spark 3.5 wrote the directory.
     """
 
@@ -77,7 +77,7 @@ class _Metadata(BaseModel):
 
 
 def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
-    """Read every stateful operator of a query, without metadata of batches after this one."""
+    """Ignores metadata of batches after this one."""
     numbers = batch_ids(folder, STATE)
     for expected, number in enumerate(numbers):
         if expected != number:
@@ -86,10 +86,9 @@ def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
 
 
 def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partitions: int | None = None) -> bytes:
-    """Rewrite the absolute schema paths in operator metadata v2, and optionally the partitions.
+    """The absolute paths would lead a restored query to the original directory.
 
-    With the original paths (transformWithState, join state v3 and later), a restored query would use the
-    original directory.
+    They are in metadata v2 (transformWithState, join state v3 and later). `partitions` replaces their number too.
     """
     version, _, text = data.decode("utf-8", "replace").partition("\n")
     with reading(lambda why: LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {why}.")):
@@ -104,12 +103,12 @@ def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partition
 
 
 def is_operator_metadata(path: str) -> bool:
-    """Whether a path in a live directory is operator metadata of any version."""
+    """Of any version, by its path in a live directory."""
     return is_metadata_v2(path) or (path.startswith(f"{STATE}/") and path.endswith("/_metadata/metadata"))
 
 
 def is_metadata_v2(path: str) -> bool:
-    """Whether a path in a live directory is operator metadata with absolute paths."""
+    """Metadata with absolute paths."""
     if "/_metadata/" not in path:
         return False
     parts = path.split("/")
@@ -138,7 +137,7 @@ def _read_operator(folder: FileIO, number: int, batch_id: int) -> Operator:
 
 
 def _pins_settings_of_spark_4(folder: FileIO, batch_id: int) -> bool:
-    """Whether a Spark that writes operator metadata planned the batch; then its files are missing."""
+    """If a Spark that writes operator metadata planned the batch, its files are missing."""
     path = f"{OFFSETS}/{batch_id}"
     try:
         entry = parse_offset_entry(folder.read(path), f"{folder.url}/{path}")
@@ -169,7 +168,7 @@ def _with_schema_files(folder: FileIO, number: int, paths: list[str]) -> Operato
                 try:
                     files.setdefault(schema, read_needed(folder, schema))
                 except FileNotFoundError as error:
-                    # Spark purges unneeded schemas before their metadata.
+                    # Spark purges schemas before their metadata.
                     if path == paths[-1]:
                         raise _incomplete(folder, schema, f"{path} refers to it") from error
                 else:
@@ -210,12 +209,7 @@ def _schema_version(schema: NeededFile) -> int:
 
 
 def _key_types(schema: NeededFile) -> list[object]:
-    """Types of a state's key columns; without any, `StatefulOperatorPartitioning` uses one partition."""
-    return [column.get("type") for column in key_columns(schema)]
-
-
-def key_columns(schema: NeededFile) -> list[dict[str, Any]]:
-    """The columns of a state's key, as Spark describes them in JSON."""
+    """Without key columns, `StatefulOperatorPartitioning` uses one partition."""
     with reading(lambda why: _no_schema(schema, why)):
         _version, key = itertools.islice(_schema_texts(schema.data or b""), 2)
         fields: list[dict[str, Any]] = from_json(key)["fields"]
@@ -223,7 +217,7 @@ def key_columns(schema: NeededFile) -> list[dict[str, Any]]:
 
 
 def _schema_texts(data: bytes) -> Iterator[str]:
-    """The version of a schema, then the schemas of key and value as JSON."""
+    """The version, then the schemas of key and value as JSON."""
     version, at = _utf(data, 0)
     yield version
     for _ in ("key", "value"):
@@ -247,10 +241,9 @@ def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
 def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[str]:
     """Let the state schemas that Spark 3.5 wrote allow nulls, so that any Spark continues; returns those changed.
 
-    Spark refuses state if a column may be null in the query but not in the stored schema. Spark 3.5 infers
-    from a join's condition that columns are never null, except in a batch in which one side has no rows: if a
-    start begins with such a batch, it fails. Rows are stored alike, and Spark 4.3 stores only nullable
-    schemas.
+    Spark refuses state if a column may be null in the query but not in the stored schema. Spark 3.5 infers from a
+    join's condition that columns are never null, except in a batch in which one side has no rows: a start that begins
+    with such a batch fails. Rows are stored alike, and Spark 4.3 stores only nullable schemas.
     """
     changed = []
     for operator in read_operators(folder, batch_id):
@@ -268,7 +261,7 @@ def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[
 
 
 def check_schemas(folder: FileIO, batch_id: int) -> None:
-    """Parse the state schemas of Spark 3.5 as `widen_schemas` does, without changing them."""
+    """Parse what `widen_schemas` would change."""
     for operator in read_operators(folder, batch_id):
         for schema in operator.files if operator.metadata_version == 0 else ():
             _widened(schema)
@@ -302,7 +295,7 @@ _COLUMN = {"name": str, "type": object, "nullable": bool}
 
 
 def _check_type(found: Any) -> None:
-    """Check that a type has the parts that Spark needs to read it; names of atomic types are not checked."""
+    """Whether a type has the parts that Spark needs; names of atomic types are not checked."""
     if isinstance(found, str):
         return
     kind = found["type"]

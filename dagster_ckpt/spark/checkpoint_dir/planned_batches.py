@@ -1,7 +1,7 @@
 """Read what Spark planned for a batch, and plan the same batch in another live directory.
 
-A file source's offset only numbers an entry of that source's log, so these entries belong to the plan. So
-does the id of the query: a sink that keeps queries apart has the batch under that id.
+A file source's offset only numbers an entry of its log, so these entries belong to the plan. So does the query id,
+under which a sink may have the batch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
 )
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
 
-# A `.compact` entry above this size is not read: it would slow down the query's driver.
+# A larger `.compact` entry is not read: it would slow down the query's driver.
 _LONGEST_LIST = 8 << 20
 
 
 def read_planned(live: LiveDirectory, batch_ids: Iterable[int]) -> Iterator[PlannedBatch]:
-    """Read the plans of some batches, ascending, without those that are no longer complete."""
+    """Ascending, without incomplete ones."""
     metadata: bytes | None = None
     for batch_id in batch_ids:
         # Spark purges the oldest entries.
@@ -40,13 +40,12 @@ def read_planned(live: LiveDirectory, batch_ids: Iterable[int]) -> Iterator[Plan
 
 
 def planned_by(batch: PlannedBatch) -> str | None:
-    """The id of the query that planned a batch; None if that was not recorded."""
     data = batch.files.get(METADATA)
     return parse_query_id(data, f"The journal of batch {batch.batch_id}") if data is not None else None
 
 
 def read_plan_digest(live: LiveDirectory, batch_id: int) -> str:
-    """What tells a planned batch from any other of its number: its times and offsets, not its settings."""
+    """Of its times and offsets, not its settings: tells it from any other batch of its number."""
     where = f"{live.url}/{OFFSETS}/{batch_id}"
     try:
         return plan_digest(live.folder.read(f"{OFFSETS}/{batch_id}"), where)
@@ -57,7 +56,7 @@ def read_plan_digest(live: LiveDirectory, batch_id: int) -> str:
 
 
 def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
-    """Plan a batch in a live directory in which no query runs, as Spark planned it before."""
+    """No query may run in the live directory."""
     folder = live.folder
     try:
         before = _digest(folder, batch.batch_id - 1)
@@ -71,7 +70,7 @@ def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
     if query_id is not None:
         # Only the id: a rewrite concerns one directory.
         give_query_id(live, query_id)
-    # The offset log last: it makes the batch planned.
+    # It makes the batch planned.
     for path in sorted({*batch.files} - {METADATA}, key=lambda path: path.startswith(f"{OFFSETS}/")):
         data = batch.files[path]
         if path.endswith(COMPACT):
@@ -112,7 +111,7 @@ def _listed(folder: FileIO, directory: str, position: int) -> tuple[str, bytes]:
 
 
 def _with_earlier_files(folder: FileIO, path: str, data: bytes) -> bytes:
-    """A `.compact` entry, which also lists the files of all earlier entries."""
+    """It also lists the files of all earlier entries."""
     directory, _, name = path.rpartition("/")
     position = entry_id(name) or 0
     entries: dict[int, str] = {}

@@ -38,7 +38,7 @@ def unwatched() -> None:
 class DonorCheck(Enum):
     """What to compare between a linked file and the file in the snapshot.
 
-    Spark renames finished files into place: same device, inode, time and length means the same file, but does
+    Same device, inode, time and length means the same file, because Spark renames finished files into place, but does
     not reveal damage by disk, power or a user.
 
     Attributes:
@@ -52,13 +52,13 @@ class DonorCheck(Enum):
 
 @dataclass(frozen=True)
 class Donor:
-    """A live directory, inspected and found good, whose files a restore can hard-link."""
+    """Inspected and found good; a restore can hard-link its files."""
 
     live: LiveDirectory
     check: DonorCheck = DonorCheck.DIGEST
 
     def is_recognized_by_version(self, entry: FileEntry) -> bool:
-        """Whether the content of a file need not be compared."""
+        """Whether the content need not be compared."""
         return self.check is DonorCheck.IDENTITY and entry.path.endswith(_LARGE_STATE)
 
 
@@ -67,7 +67,7 @@ class Materialized:
     """A live directory built from a snapshot.
 
     Attributes:
-        sinks: Index of a sink in the snapshot's properties to its log entries.
+        sinks: Log entries by index of the sink in the snapshot's properties.
         carries_state: It has the state after the batch in flight, so a sink may skip that batch.
     """
 
@@ -166,7 +166,7 @@ def clone(
 
 
 def give_query_id(live: LiveDirectory, query_id: str) -> None:
-    """Change the query id of a live directory that is not in use yet."""
+    """Not for a live directory in use."""
     # A new file: the old one may be a hard link.
     data = with_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}", query_id)
     live.folder.write(METADATA, [data])
@@ -197,7 +197,6 @@ class Filler:
         self.sinks: dict[int, list[SinkEntry]] = {}
 
     def __call__(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Place one file."""
         chunks = self._watched(chunks)
         parts = path.split("/")
         if path.startswith("/") or ".." in parts:
@@ -228,13 +227,13 @@ class Filler:
             yield chunk
 
     def write_logs(self) -> None:
-        """Write the entries kept by `logs_last`: offsets first, then commits, the newest commit last."""
-        # A commit makes a directory one in which a query has run.
+        """Offsets first, then commits, the newest commit last."""
+        # A commit means that a query has run here.
         for log, name in sorted(self._logs, key=lambda entry: (_LOGS.index(entry[0]), entry[1].zfill(20))):
             self._folder.place(f"{log}/{name}", [self._logs[log, name]])
 
     def link(self, file: NeededFile) -> bool:
-        """Place a file as a hard link; False if it has to be passed as bytes."""
+        """False if the file has to be passed as bytes."""
         if not isinstance(file.folder, LocalFileIO) or self._linker is None:
             return False
         if not self.takes_as_it_is(file.path):
@@ -249,7 +248,7 @@ class Filler:
         return linked
 
     def link_unchanged(self, entries: Iterable[FileEntry], donor: Donor | None) -> Iterator[FileEntry]:
-        """Link the files of a snapshot that are unchanged in the donor; yields those to pass as bytes."""
+        """Link files that are unchanged in the donor; yields those to pass as bytes."""
         root = donor.live.local_path if donor is not None else None
         if self._linker is None or donor is None or root is None:
             yield from entries
@@ -267,12 +266,10 @@ class Filler:
             )
 
     def close(self) -> None:
-        """Close the directories that were linked from."""
         if self._linker is not None:
             self._linker.close()
 
     def takes_as_it_is(self, path: str) -> bool:
-        """Whether a file goes into the live directory unchanged."""
         is_rewritten = is_metadata_v2(path) or (path == METADATA and self._new_query_id is not None)
         return not is_rewritten and not path.startswith(f"{SINKS_FOLDER}/")
 

@@ -1,7 +1,6 @@
 """Staging: protect the files of a cut from Spark's purging during a slow upload.
 
-Spark never modifies a file in place: it writes a new one and renames it. A file that is hard-linked or kept
-open can therefore neither vanish nor change.
+Spark never modifies a file in place, so a file that is hard-linked or kept open can neither vanish nor change.
 """
 
 from __future__ import annotations
@@ -48,9 +47,8 @@ T = TypeVar("T")
 class StagedCut:
     """A cut (`cut`, without files), with protection for the files that will be read.
 
-    Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked or
-    copied. Remote files with a uuid in their name never change and are read in place; others are copied to
-    this machine.
+    Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked or copied.
+    Remote files with a uuid in their name never change and are read in place; others are copied to this machine.
     """
 
     def __init__(self, taken: Cut, live: LiveDirectory, release: contextlib.ExitStack) -> None:
@@ -61,16 +59,16 @@ class StagedCut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """The files as inputs of a snapshot. Call `stage` on those to read before reading them."""
+        """Call `stage` before reading them."""
         return list(self._needed)
 
     def hand_over(self) -> Iterator[NeededFile]:
-        """Like `files`, for a single pass: each file is released as it is returned."""
+        """For a single pass: each file is released as it is returned."""
         while self._needed:
             yield self._needed.popleft()
 
     def stage(self, files: Sequence[Source]) -> list[Source]:
-        """Protect some of `files` until the context exits; returns them in order, in the form to read."""
+        """Protects files until the context exits; returns them in order, in the form to read."""
         wanted = cast("Sequence[NeededFile]", files)
         unread = [file for file in wanted if file.data is None]
         if not unread:
@@ -114,14 +112,13 @@ class StagedCut:
 
 @contextlib.contextmanager
 def staged_cut(live: LiveDirectory, **options: Unpack[CutOptions]) -> Iterator[StagedCut]:
-    """Cut a live directory for a snapshot, with protection for the files that it reads; see `cut`."""
     with contextlib.ExitStack() as release:
-        # Not bound to a variable: handed-over files can be freed.
+        # Not bound to a variable, which would keep handed-over files.
         yield StagedCut(cut(live, **options), live, release)
 
 
 def until_not_overtaken(work: Callable[[], T]) -> T:
-    """Run a function that makes a cut, and retry it if Spark purged or replaced a file."""
+    """Again if Spark purged or replaced a file of the cut."""
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(CutOvertakenError):
             return work()
@@ -130,14 +127,14 @@ def until_not_overtaken(work: Callable[[], T]) -> T:
 
 @dataclass
 class _Place:
-    """A folder for the staged files of one cut, locked while its process is alive."""
+    """For the staged files of one cut; locked while its process is alive."""
 
     path: Path
     lock: int
 
     @staticmethod
     def beside(live: LiveDirectory) -> _Place:
-        """Create the folder beside the live directory, where hard links work, or else on a local disk."""
+        """Beside the live directory, where hard links work, or else on a local disk."""
         root = live.local_path
         try:
             if root is None:
@@ -165,7 +162,6 @@ class _Place:
 
     @cached_property
     def folder(self) -> LocalFileIO:
-        """The folder."""
         return LocalFileIO(self.path)
 
     @cached_property
@@ -173,7 +169,6 @@ class _Place:
         return Linker(self.path)
 
     def remove(self) -> None:
-        """Delete the folder."""
         self._linker.close()
         # `rmtree` would create an object for each file.
         with contextlib.suppress(OSError), os.scandir(self.path) as held:
@@ -183,7 +178,7 @@ class _Place:
         os.close(self.lock)
 
     def pin(self, file: NeededFile, number: int) -> None:
-        """Protect one file: it then refers to a link or a copy here."""
+        """The file then refers to a link or a copy here."""
         is_local = isinstance(file.folder, LocalFileIO)
         if file.identity is not None and not is_local:
             return
@@ -239,7 +234,6 @@ def _cannot_pin(file: NeededFile, error: OSError, advice: str) -> StorageAccessE
 
 
 def overtaken(file: NeededFile, what: str) -> CutOvertakenError:
-    """The error that reports what Spark did to a file of a cut."""
     return _overtaken(f"{file.folder.url}/{file.source}", what)
 
 

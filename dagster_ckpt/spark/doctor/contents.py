@@ -12,20 +12,26 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file, content_trouble, fits_hadoop, is_lz4, lz4_trouble
+from dagster_ckpt.spark.checkpoint_dir.checksums import (
+    FRAMED,
+    checksum_file,
+    content_trouble,
+    fits_hadoop,
+    is_lz4,
+    lz4_trouble,
+)
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
-_FRAMED = (".delta", ".snapshot", ".changelog")
 # Files read concurrently.
 _READERS = 8
 
 
 def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
-    """Read files that a resume needs, and compare them with all available checksums."""
+    """Of files that a resume needs, with all available checksums."""
 
     def examined(file: NeededFile, _check: CancelCheck) -> list[Finding]:
         try:
@@ -39,7 +45,6 @@ def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
 
 
 def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
-    """Read one file."""
     data = folder.read(path)
     fits = fits_hadoop(folder, path, data)
     # Hadoop's checksum makes decompressing unnecessary.
@@ -48,12 +53,12 @@ def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
         yield trouble
     elif fits is False:
         yield _stale(path) if _proves_itself(path, data) else _differs(path)
-    if path.startswith("state/") and path.endswith((".zip", *_FRAMED)):
+    if path.startswith("state/") and path.endswith((".zip", *FRAMED)):
         yield from _spark_checksum(folder, path, data, known=fits is True)
 
 
 def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
-    if path.startswith("state/") and path.endswith(_FRAMED):
+    if path.startswith("state/") and path.endswith(FRAMED):
         trouble = lz4_trouble(data, checksums=checksums)
         return error(Code.STATE_FILE_DAMAGED, path, f"{trouble}: Spark fails to load the state.") if trouble else None
     trouble = content_trouble(path, data)
@@ -63,7 +68,7 @@ def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
 
 
 def _proves_itself(path: str, data: bytes) -> bool:
-    return path.endswith(".zip") or (path.endswith(_FRAMED) and is_lz4(data))
+    return path.endswith(".zip") or (path.endswith(FRAMED) and is_lz4(data))
 
 
 def _stale(path: str) -> Finding:
@@ -92,7 +97,7 @@ def _differs(path: str) -> Finding:
 
 
 def _spark_checksum(folder: FileIO, path: str, data: bytes, *, known: bool) -> Iterator[Finding]:
-    """Compare with the checksum file of `ChecksumCheckpointFileManager`, if there is one.
+    """With the checksum file of `ChecksumCheckpointFileManager`, if any.
 
     Content that is `known` to be as written is not summed again, which is slow.
     """
@@ -127,7 +132,7 @@ _SUM = ".crc"
 
 
 def examine_log_contents(subject: Subject) -> Iterator[Finding]:
-    """Compare each log entry and metadata file with its checksum file, if there is one."""
+    """By their checksum files, if any."""
     for hidden in sorted(path for path in subject.hidden_files() if path.endswith(_SUM)):
         directory, slash, name = hidden.rpartition("/")
         summed = name[1 : -len(_SUM)]
@@ -155,7 +160,7 @@ def _is_log(path: str) -> bool:
 
 
 def _is_read_by_a_start(subject: Subject, path: str) -> bool:
-    """Whether a start reads a file: of a log only the end, of anything else all."""
+    """A start reads only the end of a log, but all of anything else."""
     folder, _, name = path.partition("/")
     if folder == SOURCES and name.count("/") == 1:
         return _is_after_a_compacted_entry(subject, path)
@@ -170,7 +175,7 @@ _READ_APART = 2
 
 
 def _is_after_a_compacted_entry(subject: Subject, path: str) -> bool:
-    """Whether no later entry of a source's log, which a start reads instead, contains this one."""
+    """No later entry of a source's log, which a start reads instead, contains this one."""
     directory, _, name = path.rpartition("/")
     numbers = {entry: number for entry in subject.listed(directory) if (number := entry_id(entry)) is not None}
     number, last = entry_id(name), max(numbers.values(), default=0)
@@ -184,7 +189,7 @@ _SCHEMA = "/_metadata/schema"
 
 @dataclass(frozen=True)
 class KnownSnapshot:
-    """A snapshot of the examined directory."""
+    """Of the examined directory."""
 
     location: str
     batch_id: int
@@ -194,7 +199,7 @@ class KnownSnapshot:
 def examine_against_snapshot(
     subject: Subject, snapshot: KnownSnapshot, needed: Sequence[NeededFile]
 ) -> Iterator[Finding]:
-    """Compare logs, and the state files that a resume needs, with the digests in a snapshot."""
+    """Logs, and the state files that a resume needs, by the digests in a snapshot."""
     tokens = {file.source: file.token for file in needed}
     # A start widens those of Spark 3.5.
     has_fixed_schemas = all(operator.metadata_version > 0 for operator in subject.operators or ())
@@ -229,7 +234,7 @@ def examine_against_snapshot(
 
 
 def _note_against_snapshot(subject: Subject, snapshot: KnownSnapshot, entry: FileEntry) -> Iterator[Finding]:
-    """Compare metadata of the state, which Spark rewrites if a column gets another name."""
+    """Metadata of the state, which Spark rewrites if a column gets another name."""
     if is_metadata_v2(entry.path):
         # A restore rewrites its paths.
         return

@@ -26,7 +26,6 @@ from dagster_ckpt.spark.doctor.state_files import examine_operator_notes, examin
 
 
 def examine_identity(subject: Subject) -> Iterator[Finding]:
-    """Examine the query id."""
     try:
         query_id = parse_query_id(subject.folder.read(METADATA), f"{subject.live.url}/{METADATA}")
     except FileNotFoundError:
@@ -51,7 +50,6 @@ def examine_identity(subject: Subject) -> Iterator[Finding]:
 
 
 def examine_leftovers(subject: Subject) -> Iterator[Finding]:
-    """Find files that were never finished."""
     left = sorted(path for path in subject.hidden_files() if path.endswith((".tmp", ".tmp.crc")))
     if left:
         yield note(
@@ -73,10 +71,10 @@ def good_back_to(
     damaged: Set[str] = frozenset(),
     known: KnownQuery = NOTHING_KNOWN,
 ) -> int | None:
-    """The newest committed batch after which a resume finds everything that it needs; None without one.
+    """The newest committed batch after which a resume finds everything that it needs.
 
-    Going back to another than the newest (`start_from=batch-<n>`) replays the batch after it, whose plan has
-    to be intact too. `deep` also reads the files.
+    Going back to another than the newest (`start_from=batch-<n>`) replays the batch after it, whose plan has to be
+    intact too. `deep` also reads the files.
     """
     bad = dict.fromkeys(damaged, True)
     newest = Subject.of(live)
@@ -121,12 +119,7 @@ def _is_damaged(file: NeededFile, known: dict[str, bool]) -> bool:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The doctor's diagnosis of a live directory.
-
-    Attributes:
-        findings: The worst first.
-        good_back_to: See `good_back_to`; None too if that was not looked for.
-    """
+    """Findings, the worst first; `good_back_to` is also None if not looked for."""
 
     url: str
     batch_id: int | None
@@ -136,16 +129,15 @@ class Diagnosis:
 
     @property
     def worst(self) -> Severity | None:
-        """The worst severity, or None without findings."""
+        """None without findings."""
         return self.findings[0].severity if self.findings else None
 
     @property
     def can_resume(self) -> bool:
-        """Whether Spark can continue in this directory without changes."""
+        """Without changes."""
         return self.worst is not Severity.ERROR
 
     def as_record(self) -> dict[str, Any]:
-        """As plain data."""
         return {
             "url": self.url,
             "batch_id": self.batch_id,
@@ -171,8 +163,7 @@ def diagnose(
     A finding above NOTE must appear in a second examination too: a running query replaces and purges files.
 
     Args:
-        deep: Read every state file that a resume needs, and examine older state snapshots; else only names
-            and sizes.
+        deep: Read every state file that a resume needs, and examine older state snapshots.
         snapshot: A snapshot of this directory to compare with.
         looks_back: Read log entries that no start reads, and find how far back it is intact.
     """
@@ -238,7 +229,7 @@ def _without_repetition(findings: list[Finding]) -> Iterator[Finding]:
 
 
 def _by_the_check_of_a_start(subject: Subject) -> Iterator[Finding]:
-    """Never report a directory as good that the check before a start rejects."""
+    """The check before a start must not reject a good directory."""
     state = inspect_live_directory(subject.live, subject.known)
     why = state.reason if state.status is LiveStatus.BROKEN else None
     try:

@@ -31,12 +31,12 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for the mildest severity."""
+        """0 is the mildest."""
         return list(Severity).index(self)
 
 
 class Code(StrEnum):
-    """Codes of findings. They never change their meaning, so scripts can compare them."""
+    """They never change their meaning, so scripts can compare them."""
 
     DIRECTORY_MISSING = "DIRECTORY_MISSING"
     NOTHING_COMMITTED = "NOTHING_COMMITTED"
@@ -159,7 +159,7 @@ ADVICE: dict[Code, str] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding: its location is relative to the live directory, or the URL of a sink."""
+    """Its location is relative to the live directory, or the URL of a sink."""
 
     code: Code
     severity: Severity
@@ -168,11 +168,9 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        """What to do."""
         return ADVICE[self.code]
 
     def as_record(self) -> dict[str, str]:
-        """As plain data."""
         return {
             "code": self.code.value,
             "severity": self.severity.value,
@@ -183,17 +181,17 @@ class Finding:
 
 
 def error(code: Code, path: str, explanation: str) -> Finding:
-    """A finding that prevents Spark from continuing correctly."""
+    """It prevents Spark from continuing correctly."""
     return Finding(code, Severity.ERROR, path, explanation)
 
 
 def warning(code: Code, path: str, explanation: str) -> Finding:
-    """A finding that will do harm later, or indicates a loss."""
+    """It will do harm later, or indicates a loss."""
     return Finding(code, Severity.WARNING, path, explanation)
 
 
 def note(code: Code, path: str, explanation: str) -> Finding:
-    """A harmless finding."""
+    """It is harmless."""
     return Finding(code, Severity.NOTE, path, explanation)
 
 
@@ -201,8 +199,6 @@ _PATH_IN_MESSAGE = re.compile(r"(\S+?)(?: is | has | cannot | vanished |: |$)")
 
 
 class SinkToExamine(SinkToCapture, Protocol):
-    """A sink, as the doctor sees it."""
-
     def examine(self, subject: Subject) -> Iterator[Finding]:
         """Compare the sink with a live directory."""
 
@@ -239,23 +235,22 @@ class Subject:
         known: KnownQuery = NOTHING_KNOWN,
         looks_back: bool = True,
     ) -> Subject:
-        """Read a directory. Commits first, as in `LiveDirectory.positions`."""
+        """Reads commits first, as in `LiveDirectory.positions`."""
         commits, offsets = batch_ids(live.folder, COMMITS), batch_ids(live.folder, OFFSETS)
         return Subject(live, commits, offsets, sinks, expected_query_id, deep, known, looks_back)
 
     def concerns(self, log: str, batch_id: int) -> bool:
-        """Whether a start reads an entry: the newest commit, and the offsets from the batch before it on."""
+        """A start reads the newest commit, and the offsets from the batch before it on."""
         return batch_id >= (self.commit or 0) - (1 if log == OFFSETS else 0)
 
     def up_to(self, batch_id: int, *, planned: bool) -> Subject:
-        """The same directory as of the commit of a batch, with or without the next batch planned."""
+        """As of the commit of a batch."""
         last = batch_id + 1 if planned else batch_id
         commits = [batch for batch in self.commits if batch <= batch_id]
         return replace(self, commits=commits, offsets=[batch for batch in self.offsets if batch <= last])
 
     @property
     def folder(self) -> FileIO:
-        """Its files."""
         return self.live.folder
 
     @property
@@ -269,13 +264,11 @@ class Subject:
         return max(self.offsets, default=None)
 
     def listed(self, directory: str) -> Sequence[str]:
-        """The names in a directory, as first listed."""
         if directory not in self._listed:
             self._listed[directory] = list(self.folder.list(directory))
         return self._listed[directory]
 
     def offset_entry(self, batch_id: int) -> OffsetEntry | None:
-        """An entry of the offset log; None if missing or unreadable."""
         if batch_id not in self.offsets:
             return None
         path = f"{OFFSETS}/{batch_id}"
@@ -288,7 +281,6 @@ class Subject:
 
     @cached_property
     def commit_entry(self) -> CommitEntry | None:
-        """The newest entry of the commit log; None if unreadable."""
         path = f"{COMMITS}/{self.commit}"
         try:
             return parse_commit_entry(self.folder.read(path), f"{self.live.url}/{path}")
@@ -297,7 +289,7 @@ class Subject:
 
     @cached_property
     def operators(self) -> list[Operator] | None:
-        """The stateful operators; None if Spark's metadata of them is unreadable."""
+        """None if Spark's metadata of them is unreadable."""
         try:
             return read_operators(self.folder, self.commit or 0)
         except (FileNotFoundError, LiveDirectoryError):
@@ -305,11 +297,10 @@ class Subject:
 
     @property
     def stateful(self) -> bool:
-        """Whether the query keeps state."""
         return self.operators is None or bool(self.operators) or self.known.operators > 0
 
     def path_in(self, error: Exception) -> str:
-        """The path in one of this package's errors, relative to the directory; empty if it names none."""
+        """Relative to the directory; empty if the error names none."""
         text = str(error)
         for prefix in (f"{self.folder.url}/", f"{self.live.url.rstrip('/')}/"):
             if text.startswith(prefix) and (match := _PATH_IN_MESSAGE.match(text.removeprefix(prefix))):
@@ -317,5 +308,5 @@ class Subject:
         return ""
 
     def hidden_files(self) -> Iterator[str]:
-        """Paths of all hidden files: Hadoop's checksum files, and unfinished files."""
+        """Hadoop's checksum files, and unfinished files."""
         return (path for path, entry in self.folder.find(hidden=True) if entry.name.startswith("."))

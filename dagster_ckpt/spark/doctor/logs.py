@@ -28,7 +28,7 @@ _MAX_REPORTED_GAPS = 1_000
 
 
 def examine_batch_logs(subject: Subject) -> Iterator[Finding]:
-    """Examine both logs: their ends, their gaps, and every entry."""
+    """Examine the ends, gaps and entries of both logs."""
     fenced_at = subject.live.fenced_at()
     if fenced_at is not None:
         yield note(
@@ -198,7 +198,7 @@ def _tracked_asynchronously(subject: Subject, batch: int) -> bool:
 
 
 def examine_source_logs(subject: Subject) -> Iterator[Finding]:
-    """Examine every source that the newest committed batch, or the planned one, reads."""
+    """Of every source that the newest committed batch, or the planned one, reads."""
     if subject.commit is None or (committed := subject.offset_entry(subject.commit)) is None:
         return
     sources = subject.folder.list(SOURCES)

@@ -34,7 +34,6 @@ from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 
 def examine_operator_notes(subject: Subject) -> Iterator[Finding]:
-    """Examine the metadata of every operator."""
     if subject.commit is None:
         return
     numbers = [name for name in subject.folder.list(STATE) if number_in(name) is not None]
@@ -108,14 +107,12 @@ _VERSIONED = re.compile(r"(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)")
 
 @dataclass(frozen=True)
 class StateExamination:
-    """Result of an examination of the state."""
-
     needed: tuple[NeededFile, ...]
     findings: tuple[Finding, ...]
 
 
 def examine_state_files(subject: Subject) -> StateExamination:
-    """Examine every state store at the newest committed batch."""
+    """At the newest committed batch."""
     if subject.commit is None:
         return StateExamination((), ())
     committed, commit, operators = subject.offset_entry(subject.commit), subject.commit_entry, subject.operators
@@ -137,7 +134,7 @@ def examine_state_files(subject: Subject) -> StateExamination:
 
 
 def _each_store(subject: Subject, operators: list[Operator], committed: OffsetEntry) -> list[Finding]:
-    """One finding per store, because the check of the whole state stops at the first."""
+    """One finding per store: the check of the whole state stops at the first."""
     findings = []
     for operator in operators:
         for partition in range(1 if operator.single_partition else committed.partitions or 0):

@@ -1,4 +1,1 @@
-"""Spark sessions and streaming queries: describe, start and observe a query, and read its plan.
-
-Start with `query.py` for a running query and with `description.py` for one that is not started.
-"""
+"""Spark sessions and streaming queries: describe, start and observe a query, and read its plan."""

@@ -1,8 +1,7 @@
 """Delta sources of a described query: whether the tables still have what the query would read next.
 
-A source continues at a version of the table. It needs the commits from there on
-(`delta.logRetentionDuration`) and the data files that they add, even if a later commit has removed them
-(`VACUUM`).
+A source continues at a version of the table. It needs the commits from there on (`delta.logRetentionDuration`) and the
+data files that they add, even if a later commit has removed them (`VACUUM`).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from urllib.parse import unquote
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.output import is_delta
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 LOG = "_delta_log"
 _ENTRY = re.compile(r"(\d{20})\.(json|checkpoint\b)")
-_TABLE = "org.apache.spark.sql.delta.catalog.DeltaTableV2"
 # Commits to check for their data files; VACUUM deletes the oldest first.
 _COMMITS_LOOKED_AT = 200
 _SHOWN = 3
@@ -48,7 +47,6 @@ class DeltaOffset:
 
 
 def delta_offset(text: str | None) -> DeltaOffset | None:
-    """Parse the offset of a source; None if it is not one of Delta."""
     try:
         found = from_json(text or "")
         return DeltaOffset(
@@ -62,14 +60,14 @@ def delta_offset(text: str | None) -> DeltaOffset | None:
 
 
 def delta_sources(writer: DataStreamWriter) -> list[str | None]:
-    """The folders of a query's Delta tables in the order of its offset log; None for other sources."""
+    """Folders in the order of the offset log; None for other sources."""
     return [delta_folder(leaf) for leaf in streaming_leaves(writer)]
 
 
 def delta_folder(leaf: Any) -> str | None:
-    """The folder of the Delta table that a node of a plan reads; None for another source."""
+    """None for another source."""
     kind = str(leaf.getClass().getSimpleName())
-    if kind == "StreamingRelationV2" and str(leaf.table().getClass().getName()) == _TABLE:
+    if kind == "StreamingRelationV2" and is_delta(leaf.table()):
         return str(leaf.table().path())
     if kind != "StreamingRelation" or str(leaf.dataSource().className()).lower() != "delta":
         return None
@@ -78,20 +76,18 @@ def delta_folder(leaf: Any) -> str | None:
 
 
 class TableFiles(Protocol):
-    """The files of a table."""
-
     def log(self) -> Sequence[str]:
-        """Names in the log; empty without a log."""
+        """Empty without a log."""
 
     def read(self, name: str) -> str:
-        """Content of a file of the log."""
+        """Of a file of the log."""
 
     def exists(self, path: str) -> bool:
-        """Whether a data file exists; the path is that of its `add` action."""
+        """The path is that of an `add` action."""
 
 
 def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
-    """What the next batch of a source would read and its table no longer has, one message for each reason."""
+    """One message for each reason."""
     entries = {(int(match[1]), match[2]) for match in map(_ENTRY.match, files.log()) if match}
     versions = {version for version, kind in entries if kind == "json"}
     if not versions:
@@ -153,7 +149,7 @@ def _adds_rows(action: _Action) -> bool:
 
 
 def gone_from(writer: DataStreamWriter, folder: str, offset: DeltaOffset) -> list[str]:
-    """What a Delta source of a described query would read next and no longer has."""
+    """For a source of a described query."""
     try:
         return list(gone(folder, offset, _HadoopFiles(session_of(writer), folder)))
     except Exception as error:  # py4j raises what the file system raises

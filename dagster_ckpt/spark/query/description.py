@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str, delay: str) -> DataFrame:
     """Add the time column that a stream's windows and timers use.
 
-    Ingestion and processing time are `current_timestamp()`: one time per batch, which Spark writes to the
-    offset log, so a replayed batch has the same time. Processing time has no watermark.
+    Ingestion and processing time are `current_timestamp()`: one time per batch, which Spark writes to the offset log,
+    so a replayed batch has the same time. Processing time has no watermark.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415
+    from pyspark.sql import functions as F
 
     if characteristic is TimeCharacteristic.EventTime:
         return frame.withWatermark(column, delay)
@@ -35,33 +35,32 @@ _Node = dict[str, Any]
 
 
 class QueryToStart:
-    """A query that is described lazily, and again for each further start."""
+    """Described lazily, and again for each further start."""
 
     def __init__(self, describe: Callable[[], DataStreamWriter]) -> None:
         self._describe = describe
         self._writer: DataStreamWriter | None = None
 
     def described(self) -> DataStreamWriter:
-        """The description that the next start will use."""
+        """For the next start."""
         if self._writer is None:
             self._writer = self._describe()
         return self._writer
 
     def take(self) -> DataStreamWriter:
-        """Return the description for a start."""
         writer, self._writer = self.described(), None
         return writer
 
 
 def is_described_query(candidate: object) -> bool:
-    """Whether this is a classic session's `DataFrame.writeStream`; Spark Connect's cannot be inspected."""
-    from pyspark.sql.streaming.readwriter import DataStreamWriter as ClassicWriter  # noqa: PLC0415
+    """A classic session's `DataFrame.writeStream`; Spark Connect's cannot be inspected."""
+    from pyspark.sql.streaming.readwriter import DataStreamWriter as ClassicWriter
 
     return isinstance(candidate, ClassicWriter)
 
 
 def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
-    """The plan's node of each source, in the order of the offset log; empty over Spark Connect."""
+    """In the order of the offset log; empty over Spark Connect."""
     if not is_described_query(writer):
         return []
     leaves = writer._df._jdf.queryExecution().analyzed().collectLeaves()
@@ -73,17 +72,14 @@ def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
 
 
 def session_of(writer: DataStreamWriter) -> SparkSession:
-    """The session in which a query was described and will start."""
     return writer._df.sparkSession
 
 
 def same_session(one: SparkSession, other: SparkSession) -> bool:
-    """Whether two handles refer to one session."""
     return bool(one._jsparkSession.equals(other._jsparkSession))
 
 
 def brings_a_trigger(writer: DataStreamWriter) -> bool:
-    """Whether a query was described with an explicit trigger."""
     return str(described_field(writer._jwrite, "trigger").toString()) != _NO_TRIGGER
 
 
@@ -115,14 +111,14 @@ def _node(number: int, label: str, contents: str, parallelism: int) -> _Node:
 
 
 def described_field(described: Any, name: str) -> Any:
-    """A field of the JVM's `DataStreamWriter` that has no public getter."""
+    """Without a public getter, of the JVM's `DataStreamWriter`."""
     field = described.getClass().getDeclaredField(name)
     field.setAccessible(True)
     return field.get(described)
 
 
 def described_options(writer: DataStreamWriter) -> dict[str, str]:
-    """Options of a described query, names in lower case, as Spark compares them."""
+    """Names in lower case, as Spark compares them."""
     pairs = described_field(writer._jwrite, "extraOptions").iterator()
     options = {}
     while pairs.hasNext():

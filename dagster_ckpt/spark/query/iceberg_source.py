@@ -7,26 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.output import is_iceberg
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_TABLE = "org.apache.iceberg.spark.source."
 # Offset of a source of an empty table.
 _BEFORE_THE_FIRST = -1
 
 
 @dataclass(frozen=True)
 class IcebergOffset:
-    """Where an Iceberg source continues (`StreamingOffset`): the snapshot that is read, in part or as a whole."""
+    """The snapshot that is read, in part or as a whole (`StreamingOffset`)."""
 
     snapshot_id: int
 
 
 def iceberg_offset(text: str | None) -> IcebergOffset | None:
-    """Parse the offset of a source; None if it is not one of Iceberg."""
     try:
         found = from_json(text or "")
         return IcebergOffset(int(found["snapshot_id"])) if "position" in found else None
@@ -35,20 +34,19 @@ def iceberg_offset(text: str | None) -> IcebergOffset | None:
 
 
 def iceberg_table(leaf: Any) -> Any | None:
-    """The `org.apache.iceberg.Table` that a node of a plan reads; None for another source."""
+    """An `org.apache.iceberg.Table`; None for another source."""
     if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2":
         return None
     table = leaf.table()
-    return table.table() if str(table.getClass().getName()).startswith(_TABLE) else None
+    return table.table() if is_iceberg(table) else None
 
 
 def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:
-    """The Iceberg tables of a described query in the order of its offset log; None for other sources."""
+    """In the order of the offset log; None for other sources."""
     return [iceberg_table(leaf) for leaf in streaming_leaves(writer)]
 
 
 def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) -> list[str]:
-    """What an Iceberg source of a described query would read next and no longer has."""
     if offset.snapshot_id == _BEFORE_THE_FIRST:
         return []
     jvm: Any = session_of(writer)._jvm

@@ -31,7 +31,7 @@ _IS_GONE = "UnknownTopicOrPartitionException"
 
 @dataclass(frozen=True)
 class KafkaSource:
-    """One Kafka source of a described query; the options of its client may contain secrets."""
+    """The options of its client may contain secrets."""
 
     options: Mapping[str, str] = field(repr=False)
     topics: frozenset[str] = frozenset()
@@ -39,13 +39,12 @@ class KafkaSource:
 
     @property
     def servers(self) -> str:
-        """`bootstrap.servers`."""
         return self.options.get("bootstrap.servers", "")
 
 
 @dataclass(frozen=True)
 class ReadTopics:
-    """What a Kafka source reads: topics or a pattern, with the ids that Kafka reported."""
+    """Topics or a pattern, with the ids that Kafka reported."""
 
     topics: frozenset[str]
     pattern: str | None
@@ -54,12 +53,12 @@ class ReadTopics:
 
 
 def kafka_sources(writer: DataStreamWriter) -> list[KafkaSource | None]:
-    """The sources of a described query in the order of its offset log; None for each that is not Kafka."""
+    """In the order of the offset log; None for each source that is not Kafka."""
     return [kafka_source(leaf) for leaf in streaming_leaves(writer)]
 
 
 def kafka_source(leaf: Any) -> KafkaSource | None:
-    """The Kafka source that a node of a plan is; None for another source."""
+    """None for another source."""
     if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2" or str(leaf.sourceName()) != "kafka":
         return None
     options = {str(name): str(value) for name, value in dict(leaf.extraOptions().asCaseSensitiveMap()).items()}
@@ -81,7 +80,7 @@ def _topics(options: Mapping[str, str]) -> frozenset[str]:
 
 
 def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
-    """What a source reads now, with the ids of its cluster and topics as far as Kafka reports them."""
+    """As of now, with the ids of cluster and topics if Kafka reports them."""
     known = ReadTopics(source.topics, source.pattern)
     try:
         with _admin(writer, source) as (jvm, client):
@@ -106,7 +105,7 @@ def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Whether a topic matches a pattern; one that only Java understands matches none."""
+    """A pattern that only Java understands matches none."""
     try:
         return re.fullmatch(pattern, topic) is not None
     except re.error:
@@ -116,7 +115,7 @@ def matches(pattern: str, topic: str) -> bool:
 def kept_offsets(
     writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], range | None]:
-    """The offsets that each partition still has; None for a partition that is gone."""
+    """None for a partition that is gone."""
     with _admin(writer, source) as (jvm, client):
         specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[tuple[str, int], range | None] = {}
@@ -130,7 +129,7 @@ def kept_offsets(
 def offsets_at(
     writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]], at_ms: int
 ) -> dict[tuple[str, int], int]:
-    """The first offset of each partition at or after a time (ms since the epoch); its end if there is none."""
+    """The first at or after a time (ms since the epoch), by partition; its end if there is none."""
     with _admin(writer, source) as (jvm, client):
         specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[tuple[str, int], int] = {}

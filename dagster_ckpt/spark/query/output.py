@@ -1,8 +1,8 @@
 """Where a query writes: its format, folder, topic or table, and the recorded name of its sink.
 
-Spark reports many kinds of table by their catalog name; of Iceberg this package records `IcebergTable[<name>
-at <location>]`. The option `kafka.transactional.id` selects Kafka in transactions; Spark's own producer
-refuses every record under it, so such a query never writes without them.
+Spark reports many kinds of table by their catalog name; of Iceberg this package records `IcebergTable[<name> at
+<location>]`. The option `kafka.transactional.id` selects Kafka in transactions; Spark's own producer refuses every
+record under it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# Spark's format for `foreachBatch`, and its name for every such sink.
+# Spark's format, and its name for every such sink.
 FOREACH_BATCH = "foreachbatch"
 _FOREACH_BATCH_SINK = "ForeachBatchSink"
 _ICEBERG = "iceberg"
@@ -31,24 +31,23 @@ _ICEBERG = "iceberg"
 
 @dataclass(frozen=True)
 class NamedOutput:
-    """The output location of a described query: its folder, topic or table, and Spark's name for the sink if known."""
+    """Spark's name for the sink may be unknown."""
 
     format: str
     place: str | None
     sink: str | None = None
 
     def is_same(self, other: NamedOutput) -> bool:
-        """Whether both write to the same location."""
         if self.place is None or other.place is None or self.format != other.format:
             return False
         return same_folder(self.place, other.place)
 
 
 def named_output(writer: DataStreamWriter) -> NamedOutput | None:
-    """The output location of a described query; None for Spark Connect, whose writer cannot be inspected.
+    """None for Spark Connect, whose writer cannot be inspected.
 
-    `foreachBatch` has no location of its own: the option `path` or `table` names it. A table of a catalog is
-    looked up in the session of the query.
+    `foreachBatch` has no location of its own: the option `path` or `table` names it. A table of a catalog is looked up
+    in the session of the query.
     """
     described: Any = getattr(writer, "_jwrite", None)
     if described is None:
@@ -72,7 +71,7 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
 
 
 def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> NamedOutput | None:
-    """The output of a started query, whose start may have created its table."""
+    """The start may have created the table."""
     execution: Any = getattr(query, "_jsq", None) and query._jsq.streamingQuery()
     sink = sink_of(execution.sink()) if execution is not None else None
     if sink is None or described is None:
@@ -81,17 +80,16 @@ def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> N
 
 
 def foreach_batch_name(place: str) -> str:
-    """The name of a `foreachBatch` sink whose writer says where it writes."""
+    """For a writer that says where it writes."""
     return f"{_FOREACH_BATCH_SINK}[{place}]"
 
 
 def is_foreach_batch(sink: str) -> bool:
-    """Whether Spark's name of a sink is that of a `foreachBatch` function."""
     return sink.startswith(_FOREACH_BATCH_SINK)
 
 
 def qualified(sink: str, output: NamedOutput | None) -> str:
-    """Spark's name for a sink, with the place where the query writes if the name lacks it."""
+    """With the place where the query writes, if the name lacks it."""
     if output is not None and output.sink is not None:
         return output.sink
     if sink != _FOREACH_BATCH_SINK or output is None or output.format != FOREACH_BATCH or output.place is None:
@@ -107,15 +105,12 @@ _DELTA = "org.apache.spark.sql.delta.catalog.DeltaTableV2"
 def to_table(writer: DataStreamWriter, table: str) -> DataStreamWriter:
     """Let a described query write to a table of a catalog, as `DataStreamWriter.toTable` does.
 
-    Spark's `toTable` starts the query at once. Here the query is only described, and starts once its
-    checkpoint location is known. As with Spark, a table that does not exist is created.
+    Spark's `toTable` starts the query at once; here it starts once its checkpoint location is known. As with Spark, a
+    table that does not exist is created.
 
     Args:
         writer: The result of `DataFrame.writeStream`, not started.
         table: Name of the table, such as `lake.db.orders`.
-
-    Returns:
-        The writer.
 
     Raises:
         OptionTypeError: The name is not a string, or is empty.
@@ -132,24 +127,23 @@ def to_table(writer: DataStreamWriter, table: str) -> DataStreamWriter:
 
 
 def table_of(writer: DataStreamWriter) -> str | None:
-    """The table that `to_table` named, or None."""
     named: str | None = getattr(writer, _TABLE, None)
     return named
 
 
 def iceberg_name(table: str, location: str | None = None) -> str:
-    """The recorded name of an Iceberg table: its name in a catalog, and its folder if known."""
+    """Its name in a catalog, and its folder if known."""
     if location is None or "/" in table:
         return f"IcebergTable[{table}]"
     return f"IcebergTable[{table} at {location}]"
 
 
 def load_table(session: SparkSession, name: str) -> Any | None:
-    """One of Spark's tables, as a py4j object; None if the catalog has no such table.
+    """As a py4j object; None if the catalog has no such table.
 
     Takes an SQL name, or Iceberg's name of a table (catalog, namespace and table without quotes).
     """
-    from pyspark.errors import ParseException  # noqa: PLC0415
+    from pyspark.errors import ParseException
 
     state: Any = session._jsparkSession.sessionState()
     catalogs = state.catalogManager()
@@ -203,23 +197,26 @@ def _table_in(session: SparkSession, catalog: Any, parts: Sequence[str]) -> Any 
 
 
 def is_iceberg(table: Any) -> bool:
-    """Whether one of Spark's tables is an Iceberg table."""
     return str(table.getClass().getName()).startswith(_ICEBERG_TABLE)
 
 
+def is_delta(table: Any) -> bool:
+    return str(table.getClass().getName()) == _DELTA
+
+
 def sink_of(table: Any) -> str | None:
-    """The recorded name of the sink behind one of Spark's tables; None for other kinds of table."""
+    """None for other tables than Delta and Iceberg."""
     if is_iceberg(table):
         return iceberg_name(str(table.table().name()), str(table.table().location()))
-    if str(table.getClass().getName()) == _DELTA:
+    if is_delta(table):
         return f"DeltaSink[{table.path()}]"
     return None
 
 
 def sink_of_name(session: SparkSession, table: str) -> str | None:
-    """The recorded name of the sink behind a table; None if it does not exist or cannot be looked up."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
+    """None if the table does not exist or cannot be looked up."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     try:
         with active_in_thread(session):
@@ -237,11 +234,7 @@ _PLACE = re.compile(r"kafka://(?P<servers>[^/]+)/(?P<topic>[^/?]+)\?id=(?P<prefi
 
 @dataclass(frozen=True)
 class KafkaPlace:
-    """A topic that a query writes to in transactions.
-
-    Attributes:
-        client: The options below `kafka.`, which may contain secrets.
-    """
+    """A topic that a query writes to in transactions; `client`, the options below `kafka.`, may contain secrets."""
 
     servers: str
     topic: str
@@ -250,12 +243,11 @@ class KafkaPlace:
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        """How sinks, catalog and messages name it."""
+        """As sinks, catalog and messages name it."""
         return f"kafka://{self.servers}/{self.topic}?id={self.prefix}"
 
     @staticmethod
     def parse(place: str) -> KafkaPlace | None:
-        """The topic with a name; None if the name is another place's."""
         match = _PLACE.fullmatch(place)
         if match is None:
             return None
@@ -264,7 +256,7 @@ class KafkaPlace:
 
 
 def kafka_sink_name(options: Mapping[str, str]) -> str | None:
-    """The name of Spark's own Kafka sink with its place; None if each row names its topic."""
+    """None if each row names its topic."""
     servers, topic = options.get(_SERVERS), options.get("topic")
     return f"KafkaTable[{servers.replace(' ', '')}/{topic}]" if servers and topic else None
 
@@ -274,7 +266,7 @@ _clients: dict[str, Mapping[str, str]] = {}
 
 
 def kafka_place(options: Mapping[str, str]) -> KafkaPlace | None:
-    """The topic that a described query writes to in transactions; None for any other query."""
+    """None for a query without transactions."""
     prefix = options.get(TRANSACTIONAL_ID)
     if prefix is None:
         return None

@@ -1,9 +1,8 @@
 """Describe the stateful part of a query from its logical plan: readable, and comparable between starts.
 
-That is operators with their keys, what they compute, the columns computed for them, and watermarks; not
-filters, other columns, sources, sinks, triggers, or the body of a Python function (use a code version). Spark
-compares only types, so state of one column would continue as that of another. Every snapshot has a
-description, so its size is bounded.
+That is operators with their keys, what they compute, the columns computed for them, and watermarks; not filters, other
+columns, sources, sinks, triggers, or the body of a Python function (use a code version). Spark compares only types, so
+state of one column would continue as that of another. Every snapshot has a description, so its size is bounded.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ class PlanOperator:
 
 @dataclass(frozen=True)
 class PlanDescription:
-    """The stateful part of a query, operators with inputs first. Independent of start, machine and input path."""
+    """Operators with inputs first. Independent of start, machine and input path."""
 
     operators: tuple[PlanOperator, ...] = ()
     output_mode: str | None = None
 
     def as_record(self) -> dict[str, Any]:
-        """The description as JSON, truncated to the size limit."""
+        """Truncated to the size limit."""
         for limits in _LIMITS:
             record = self._record(limits)
             if _size(record) <= _MAX_SIZE:
@@ -111,7 +110,7 @@ class _Record(BaseModel):
 
 
 def read_plan(record: object) -> PlanDescription | None:
-    """Parse the result of `as_record`; None if this version cannot, so that no comparison is possible."""
+    """The inverse of `as_record`; None if this version cannot parse it."""
     try:
         read = _Record.model_validate(record)
     except ValidationError:
@@ -154,7 +153,7 @@ def _digest(text: str) -> str:
 
 
 WATERMARK = "EventTimeWatermark"
-# Operators that need of their input what is needed of their output and what they name.
+# They need of their input what is needed of their output and what they name.
 _PASS_ON = {
     *("Deduplicate", "DeduplicateWithinWatermark", WATERMARK, "Filter", "GlobalLimit", "LocalLimit"),
     *("Repartition", "RepartitionByExpression", "SubqueryAlias"),
@@ -169,7 +168,7 @@ _SEED = re.compile(r"-?\d{5,}L?")
 
 
 def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
-    """The plan of a running or stopped query; None over Spark Connect, or before Spark has created it."""
+    """None over Spark Connect, or before Spark has created the plan."""
     jvm_query: Any = getattr(query, "_jsq", None)
     if jvm_query is None:
         return None
@@ -179,7 +178,7 @@ def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
 
 
 def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
-    """The plan of a query that is not started; None over Spark Connect."""
+    """None over Spark Connect."""
     jvm_writer: Any = getattr(writer, "_jwrite", None)
     if jvm_writer is None:
         return None
@@ -189,7 +188,6 @@ def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
 
 
 def describe_plan(plan: Any, output_mode: object = None) -> PlanDescription:
-    """Describe a logical plan of the JVM."""
     walk = _Walk()
     walk.visit(plan, None)
     if all(operator.kind == WATERMARK for operator in walk.operators):
@@ -199,7 +197,7 @@ def describe_plan(plan: Any, output_mode: object = None) -> PlanDescription:
 
 
 def _seen(describe: Callable[[], PlanDescription]) -> PlanDescription | None:
-    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from py4j.protocol import Py4JError
 
     try:
         return describe()
@@ -208,7 +206,7 @@ def _seen(describe: Callable[[], PlanDescription]) -> PlanDescription | None:
 
 
 class _Walk:
-    """Traversal of a plan, inputs first. Columns are followed by Spark's ids, which this session assigned."""
+    """Visits inputs first. Columns are followed by Spark's ids, which this session assigned."""
 
     def __init__(self) -> None:
         self.operators: list[PlanOperator] = []
@@ -216,7 +214,7 @@ class _Walk:
         self._computed: dict[int, tuple[str, list[Any]]] = {}
 
     def visit(self, node: Any, needed: set[int] | None) -> None:
-        """Visit a node of which columns with these ids are needed; None means all."""
+        """`needed` are ids of columns; None means all."""
         name = str(node.nodeName())
         name = _RENAMED.get(name, name)
         below = _needed_below(node, name, needed)
@@ -388,14 +386,14 @@ def _setting(node: Any, detail: str) -> str:
 
 
 def _sql(expression: Any) -> str:
-    """An expression with names instead of column ids, which differ in every session."""
+    """With names instead of column ids, which differ in every session."""
     # Spark 3.5 writes the type of an interval twice.
     sql = _INTERVAL.sub(r"CAST('\1' AS INTERVAL)", _without_between(expression))
     return sql if expression.deterministic() else _SEED.sub("?", sql)
 
 
 def _without_between(expression: Any) -> str:
-    """The text of an expression with BETWEEN as two comparisons, as Spark 3.5 parses it.
+    """BETWEEN becomes two comparisons, as Spark 3.5 parses it.
 
     Later releases keep a function; its replacement computes the value once and refers to it twice.
     """

@@ -1,7 +1,6 @@
 """Progress of a running query: the report of each batch, and whether the query works, waits or hangs.
 
-Spark reports what a query does, not since when. A listener is not used: the JVM would need a Python thread to
-call.
+Spark reports what a query does, not since when. No listener is used: the JVM would need a Python thread to call.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class SourceProgress:
 
     @staticmethod
     def of(report: Mapping[str, Any]) -> SourceProgress:
-        """Parse the JSON form of a source's report."""
         read, newest = _offset(report.get("endOffset")), _offset(report.get("latestOffset"))
         return SourceProgress(
             source=str(report.get("description")),
@@ -70,7 +68,7 @@ class QueryProgress:
 
     @staticmethod
     def of(report: Mapping[str, Any], output: NamedOutput | None = None) -> QueryProgress:
-        """Parse the JSON form of a report. `output` qualifies the sink's name."""
+        """`output` qualifies the sink's name."""
         durations = report.get("durationMs") or {}
         sink = (report.get("sink") or {}).get("description")
         return QueryProgress(
@@ -89,7 +87,7 @@ class QueryProgress:
 
 
 def _offset(offset: Any) -> Any:
-    """An offset as a value: Spark writes JSON as JSON, other offsets as text, unknown ones as null."""
+    """Spark writes JSON as JSON, other offsets as text, unknown ones as null."""
     try:
         return json.loads(offset) if isinstance(offset, str) else offset
     except ValueError:
@@ -132,7 +130,7 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True)
 class TaskCounts:
-    """Task counts of the active Spark jobs of a query."""
+    """Of active Spark jobs."""
 
     jobs: int
     running: int
@@ -156,24 +154,22 @@ class QueryActivity:
 
     @property
     def is_starting(self) -> bool:
-        """Whether its first trigger has not started yet."""
         return self.doing.startswith(STARTING)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for its next trigger, so that nothing could hang."""
+        """It waits for its next trigger, so nothing could hang."""
         return not (self.is_starting or self.in_trigger)
 
 
 def activity_of(query: StreamingQuery) -> QueryActivity:
-    """The current activity of a query."""
     status = query.status
-    # The message of a failed query is its exception, and the catalog keeps heartbeats.
+    # May be a failed query's exception, and the catalog keeps heartbeats.
     return QueryActivity(without_secrets(str(status["message"])), bool(status["isTriggerActive"]), _trigger_of(query))
 
 
 def tasks_of(query: StreamingQuery) -> TaskCounts | None:
-    """Task counts of the Spark jobs of a query; None over Spark Connect.
+    """None over Spark Connect.
 
     Jobs that a `foreachBatch` function starts in other threads are not in the query's job group.
     """
@@ -181,7 +177,7 @@ def tasks_of(query: StreamingQuery) -> TaskCounts | None:
 
 
 def stack_of(query: StreamingQuery) -> list[str]:
-    """The stack of the thread that runs a query, innermost frame first; empty over Spark Connect."""
+    """Innermost frame first; empty over Spark Connect."""
     return _seen(query, lambda it: [str(frame) for frame in it.queryExecutionThread().getStackTrace()]) or []
 
 
@@ -218,8 +214,8 @@ def _started_at(execution: Any) -> Any:
 
 
 def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:
-    """The result of a look at a query's `StreamExecution`; None if that fails, which must not end the query."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415
+    """On the query's `StreamExecution`; None if it fails, which must not end the query."""
+    from py4j.protocol import Py4JError
 
     jvm_query: Any = getattr(query, "_jsq", None)
     if jvm_query is None:
@@ -231,7 +227,7 @@ def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:
 
 
 def _numbers(array: Any) -> set[int]:
-    from pyspark import SparkContext  # noqa: PLC0415
+    from pyspark import SparkContext
 
     jvm: Any = SparkContext._jvm
     return set(json.loads(str(jvm.java.util.Arrays.toString(array))))

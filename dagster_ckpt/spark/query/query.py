@@ -43,7 +43,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class QueryFacts:
-    """What only the running query knows; None where Spark Connect hides it."""
+    """None where Spark Connect hides it."""
 
     mode: ExecutionMode | None = None
     plan: PlanDescription | None = None
@@ -51,12 +51,11 @@ class QueryFacts:
 
     @property
     def plan_fingerprint(self) -> str | None:
-        """Fingerprint of the plan."""
         return self.plan.fingerprint if self.plan is not None else None
 
 
 def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirectory) -> SupervisedQuery:
-    """Start a query in a live directory, which replaces the writer's name and checkpoint location."""
+    """Replaces the writer's name and checkpoint location."""
     if is_described_query(writer):
         session = session_of(writer)
         refuse_unknown_state(live_directory, release_of(session.version))
@@ -69,8 +68,8 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
 
 
 def jvm_pid(spark: SparkSession) -> int | None:
-    """Pid of the JVM of a classic session; None for Spark Connect."""
-    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
+    """None for Spark Connect."""
+    from pyspark.sql import SparkSession as ClassicSession
 
     jvm: Any = spark.sparkContext._jvm if isinstance(spark, ClassicSession) else None
     return None if jvm is None else int(jvm.java.lang.ProcessHandle.current().pid())
@@ -90,11 +89,7 @@ def _asks_jvm(method: _Method) -> _Method:
 
 
 class SupervisedQuery:
-    """A started query.
-
-    Attributes:
-        call: Identifies the call that waits for the JVM at this moment; None without one.
-    """
+    """`call` identifies the call that waits for the JVM at this moment."""
 
     def __init__(self, query: StreamingQuery, output: NamedOutput | None = None) -> None:
         self.call: object | None = None
@@ -105,13 +100,13 @@ class SupervisedQuery:
 
     @property
     def query_id(self) -> str:
-        """Id of the query, kept across restarts from its checkpoint."""
+        """Kept across restarts."""
         return str(self._query.id)
 
     @_asks_jvm
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most this long, at least 1 ms, for the end of the query; True once it has ended or failed."""
-        from pyspark.errors import StreamingQueryException  # noqa: PLC0415
+        """At least 1 ms. True once the query has ended or failed."""
+        from pyspark.errors import StreamingQueryException
 
         try:
             return bool(self._query.awaitTermination(max(timeout_s, 0.001)))  # type: ignore[arg-type]
@@ -120,7 +115,6 @@ class SupervisedQuery:
 
     @_asks_jvm
     def progress(self) -> QueryProgress | None:
-        """The newest report of a batch, or None before the first one."""
         return next(self._reports(), None)
 
     @_asks_jvm
@@ -140,7 +134,7 @@ class SupervisedQuery:
 
     @_asks_jvm
     def facts(self) -> QueryFacts:
-        """Facts about the query; without its plan until Spark has created one."""
+        """Without the plan until Spark has created one."""
         if self._facts is not None:
             return self._facts
         execution: Any = getattr(self._query, "_jsq", None) and self._query._jsq.streamingQuery()
@@ -159,24 +153,21 @@ class SupervisedQuery:
 
     @_asks_jvm
     def is_idle(self) -> bool:
-        """Whether no batch is running and the available data starts none."""
+        """No batch is running and the available data starts none."""
         status = self._query.status
         starting = str(status["message"]).startswith(STARTING)
         return not (starting or status["isTriggerActive"] or status["isDataAvailable"])
 
     @_asks_jvm
     def activity(self) -> QueryActivity:
-        """The current activity of the query."""
         return activity_of(self._query)
 
     @_asks_jvm
     def tasks(self) -> TaskCounts | None:
-        """Task counts of its Spark jobs; None over Spark Connect."""
         return tasks_of(self._query)
 
     @_asks_jvm
     def stack(self) -> list[str]:
-        """Stack of its thread, innermost frame first; empty over Spark Connect."""
         return stack_of(self._query)
 
     def stop(self, *, within_ms: int | None = None) -> None:
@@ -211,7 +202,7 @@ class SupervisedQuery:
 
     @_asks_jvm
     def exception(self) -> str | None:
-        """Why the query failed, with causes and without secrets; None if it has not failed."""
+        """With causes and without secrets; None if it has not failed."""
         error = self._query.exception()
         if error is None:
             return None
@@ -223,8 +214,8 @@ class SupervisedQuery:
 
     @_asks_jvm
     def trace(self) -> str | None:
-        """Why the query failed, with causes and frames, without secrets; None if not visible."""
-        from pyspark import SparkContext  # noqa: PLC0415
+        """As `exception`, with frames."""
+        from pyspark import SparkContext
 
         query: Any = getattr(self._query, "_jsq", None)
         jvm: Any = SparkContext._jvm

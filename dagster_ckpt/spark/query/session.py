@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def active_session() -> SparkSession | None:
-    """The session of the application in this process, if any; does not start one."""
+    """Does not start an application."""
     try:
-        from pyspark import SparkContext  # noqa: PLC0415
-        from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession as ClassicSession
     except ImportError:
         # Not installed, or only the client of Spark Connect.
         return None
@@ -36,7 +36,7 @@ def active_session() -> SparkSession | None:
 
 
 def default_file_system() -> str | None:
-    """Spark's file system for a path without a scheme; None if it is local or no application runs here."""
+    """For a path without a scheme; None if it is local or no application runs here."""
     session = active_session()
     if session is None:
         return None
@@ -46,10 +46,10 @@ def default_file_system() -> str | None:
 
 @contextmanager
 def active_in_thread(session: SparkSession) -> Iterator[None]:
-    """Make a session the active one of this thread for a while; no effect for Spark Connect.
+    """No effect for Spark Connect.
 
-    In other threads than the creating one, Spark 3.5 parses expressions with default settings, and finds
-    neither a Delta table by name nor an Iceberg table by folder.
+    In other threads than the creating one, Spark 3.5 parses expressions with default settings, and finds neither a
+    Delta table by name nor an Iceberg table by folder.
     """
     if not is_classic_session(session):
         yield
@@ -71,8 +71,8 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
 
 
 def is_classic_session(candidate: object) -> bool:
-    """Whether a session has access to its JVM, as Spark Connect's has not."""
-    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
+    """With access to its JVM, unlike Spark Connect's."""
+    from pyspark.sql import SparkSession as ClassicSession
 
     return isinstance(candidate, ClassicSession)
 
@@ -82,10 +82,10 @@ _QUIET = {"spark.ui.showConsoleProgress": "false"}
 
 
 def session_with(settings: Mapping[str, str]) -> SparkSession:
-    """Start Spark, or use the application of this process, and set these settings."""
+    """Start Spark, or use the application of this process."""
     installed_release()
-    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
-    from pyspark.sql import SparkSession as ClassicSession  # noqa: PLC0415
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession as ClassicSession
 
     builder = ClassicSession.builder
     for name, value in (_QUIET | dict(settings)).items():
@@ -102,8 +102,8 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
 def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession:
     """Start Spark, or use the application of this process.
 
-    Keeps the master of `spark-submit` or PYSPARK_SUBMIT_ARGS; otherwise runs on this machine with `threads`
-    task threads.
+    Keeps the master of `spark-submit` or PYSPARK_SUBMIT_ARGS; otherwise runs on this machine with `threads` task
+    threads.
     """
     master = {} if _names_a_master(os.environ) else {"spark.master": f"local[{threads}]"}
     return session_with(master | dict(settings))
@@ -111,19 +111,16 @@ def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession
 
 @dataclass(frozen=True)
 class SparkApplication:
-    """Identity of a Spark application, with the URL of its web UI if it has one."""
-
     application_id: str
     master: str
     page: str | None
 
     def as_record(self) -> dict[str, str | None]:
-        """The application as plain data, for the catalog."""
         return {"id": self.application_id, "master": self.master, "page": self.page}
 
 
 def application_of(spark: SparkSession) -> SparkApplication | None:
-    """The application of a classic session; None for Spark Connect."""
+    """None for Spark Connect."""
     if not is_classic_session(spark):
         return None
     context = spark.sparkContext
@@ -131,7 +128,7 @@ def application_of(spark: SparkSession) -> SparkApplication | None:
 
 
 def application_settings(spark: SparkSession) -> dict[str, str]:
-    """The settings with which the application of a session was started."""
+    """Those with which it was started."""
     return dict(spark.sparkContext.getConf().getAll())
 
 
@@ -141,7 +138,7 @@ def _names_a_master(environment: Mapping[str, str]) -> bool:
 
 
 def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str, str]:
-    """Set a backend's settings on a session, for queries that start later; returns those that changed.
+    """For queries that start later; returns the settings that changed.
 
     A query that resumes keeps its provider, which Spark pins in the offset log.
     """
@@ -150,9 +147,9 @@ def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str,
 
 @contextmanager
 def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], source: str) -> Iterator[None]:
-    """Set some settings on a session temporarily, and restore the previous values.
+    """Restores the previous values. `source` names the origin of the settings in messages.
 
-    A query keeps the settings that its session has when it starts. `source` names their origin in messages.
+    A query keeps the settings that its session has when it starts.
     """
     before = {name: spark.conf.get(name, None) for name in settings}
     try:
@@ -204,14 +201,12 @@ _HOW_TO = (
 
 @dataclass(frozen=True)
 class Java:
-    """A Java runtime."""
-
     executable: str
     version: int
 
 
 def require_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """Find the Java that Spark will start: in JAVA_HOME, else on the PATH, as Spark's scripts do."""
+    """In JAVA_HOME, else on the PATH, as Spark's scripts do."""
     home = environment.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environment.get("PATH", ""))
     where = "JAVA_HOME" if home else "the PATH"

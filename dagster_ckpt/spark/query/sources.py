@@ -1,7 +1,6 @@
 """What the sources of a query read (position, kind, identity), and how much input lies between two batches.
 
-Spark records only offsets and continues with whatever source stands at that position, so another folder or
-swapped sources go unnoticed until rows are missing.
+Spark records only offsets, so another folder or swapped sources go unnoticed until rows are missing.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class SourceIdentity:
         kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name.
         name: The query's name for it (Spark 4.2 and later).
         identity: Such as the path of a folder or the id of a table, as far as known.
-        options: Deciding options that differ from their default.
+        options: Deciding ones that differ from their default.
     """
 
     kind: str
@@ -66,18 +65,16 @@ class SourceIdentity:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """For messages, without ids."""
+        """Without ids."""
         what = (self.identity.get(each) for each in (PATH, TABLE, TOPICS, PATTERN))
         return " ".join([self.kind, *(each for each in what if each)])
 
     def as_record(self) -> dict[str, Any]:
-        """The form in which the catalog and snapshots keep it."""
         named = {"name": self.name} if self.name is not None else {}
         return {"kind": self.kind, **named, "identity": dict(self.identity), "options": dict(self.options)}
 
     @staticmethod
     def of_record(record: object) -> SourceIdentity | None:
-        """Read the recorded form; None if it is not one."""
         if not isinstance(record, Mapping) or not isinstance(record.get("kind"), str):
             return None
         name = record.get("name")
@@ -90,7 +87,7 @@ class SourceIdentity:
 
 
 def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
-    """Read recorded sources; None if any cannot be read, or none was recorded."""
+    """None if any cannot be read, or none was recorded."""
     if not isinstance(record, Sequence) or isinstance(record, str):
         return None
     found = [SourceIdentity.of_record(each) for each in record]
@@ -99,13 +96,13 @@ def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
 
 
 def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
-    """The sources by the name under which Spark keeps their logs: their own, else their position."""
+    """By the names of their logs: their own name, else their position."""
     return {source.name or str(index): source for index, source in enumerate(sources)}
 
 
 def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | None:
-    """What the sources of a described query read, in the order of its offset log; None over Spark Connect."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415
+    """In the order of the offset log; None over Spark Connect."""
+    from py4j.protocol import Py4JError
 
     try:
         leaves = streaming_leaves(writer)
@@ -115,7 +112,7 @@ def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | 
 
 
 def kind_of_offset(text: str | None) -> str | None:
-    """The kind of source that wrote an offset; None if the offset does not show it."""
+    """None if the offset does not show it."""
     if log_offset(text) is not None:
         return FILE
     if delta_offset(text) is not None:
@@ -187,7 +184,7 @@ def _delta(session: SparkSession, folder: str) -> dict[str, str]:
 
 
 def _name(leaf: Any) -> str | None:
-    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from py4j.protocol import Py4JError
 
     try:
         given = leaf.sourceIdentifyingName()
@@ -198,7 +195,7 @@ def _name(leaf: Any) -> str | None:
 
 
 def _qualified(session: SparkSession, path: str) -> str:
-    """A path as Spark compares it: absolute, with its scheme (`s3://` and `s3a://` differ)."""
+    """As Spark compares it: absolute, with its scheme (`s3://` and `s3a://` differ)."""
     jvm: Any = session._jvm
     place = jvm.org.apache.hadoop.fs.Path(path)
     found = _known(
@@ -245,7 +242,7 @@ class SourceDistance:
 
     @property
     def rows(self) -> int | None:
-        """Number of rows, if rows were counted."""
+        """If rows were counted."""
         return self.count if self.kind in ("Kafka records", "rows") else None
 
 
@@ -254,7 +251,7 @@ class Distance:
     """The distance between two batches.
 
     Attributes:
-        span_ms: Time between the planning of the two.
+        span_ms: Between their plans.
         earlier_at_ms: When the earlier one was planned, ms since the epoch; 0 if unknown.
     """
 
@@ -264,7 +261,7 @@ class Distance:
 
 
 def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance | None:
-    """The distance between two planned batches of a live directory; None if an entry is missing or unreadable.
+    """None if an entry is missing or unreadable.
 
     `earlier` is the earlier batch's offset log entry from a snapshot; None reads the directory's.
     """

@@ -1,7 +1,7 @@
 """Trial: run one batch of a described query on a copy of a live directory, without output.
 
-Spark checks only in a batch whether it can continue from a state. The copy is cut one batch before the newest
-commit, and that batch is replayed. Trigger.Once plans no further batch, so the sources' data is left alone.
+Spark checks only in a batch whether it can continue from a state. The copy is cut one batch before the newest commit,
+and that batch is replayed. Trigger.Once plans no further batch, so the sources' data is left alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _WAIT_S = 0.25
 _REPORT_S = 10.0
-# Parts of Spark's message if the batch's data is gone, which says nothing about the state.
+# In Spark's message if the batch's data is gone.
 _DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KAFKA_DATA_LOSS", "does not exist")
 
 
@@ -38,8 +38,8 @@ class Trial:
 
     Attributes:
         batch_id: None if no batch could be run.
-        error: Spark's error; None if the batch succeeded.
-        rows: Rows that its sources read; None if not reported.
+        error: Spark's; None if the batch succeeded.
+        rows: That its sources read; None if not reported.
     """
 
     batch_id: int | None
@@ -48,15 +48,14 @@ class Trial:
 
     @property
     def data_is_gone(self) -> bool:
-        """Whether it failed because the sources no longer have the data."""
+        """Its sources lack the data, which says nothing about the state."""
         return self.error is not None and any(word in self.error for word in _DATA_GONE)
 
 
 def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_batch: bool) -> bool:
-    """Copy a live directory for a trial, with hard links if both are local.
+    """Hard links if both are local. False if Spark no longer retains the necessary files.
 
-    `before_last_batch` copies its state before the newest batch. False if Spark no longer retains the
-    necessary files.
+    `before_last_batch` copies the state before the newest batch.
     """
     retained = retained_batches(live)
     if before_last_batch and (len(retained) < 2 or retained[-2] != retained[-1] - 1):
@@ -69,7 +68,7 @@ def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_ba
         return False
     # As a start does.
     widen_schemas(target.folder, target.positions().commit or 0, nullcontext)
-    # It can then run beside the original in one session.
+    # To run beside the original in one session.
     give_query_id(target, str(uuid.uuid4()))
     return True
 
@@ -85,8 +84,8 @@ def run_trial(
 ) -> Trial:
     """Run one batch of a query in a copy of a live directory, and discard its rows.
 
-    A failing description and a timeout are results too. With `replays` the copy has a batch to replay,
-    otherwise one is planned for the available data. `interrupted` is polled.
+    A failing description and a timeout are results too. With `replays` the copy has a batch to replay, otherwise one is
+    planned for the available data. `interrupted` is polled.
     """
     before = scratch.positions().commit
     try:
@@ -111,7 +110,7 @@ def run_trial(
 
 
 def _rows(query: SupervisedQuery, batch_id: int | None) -> int | None:
-    """The rows that a batch has read, which Spark reports a moment after its commit."""
+    """Spark reports them a moment after the batch's commit."""
     deadline = time.monotonic() + _REPORT_S
     while time.monotonic() < deadline:
         has_ended = query.wait(_WAIT_S)
@@ -149,7 +148,6 @@ _REASONS = {
 
 
 def describe_trial_error(error: str) -> str:
-    """Spark's message after an explanation for users."""
     known = next((words for condition, words in _REASONS.items() if condition in error), None)
     message = _message(error)
     return f"{known} (Spark: {message})" if known is not None else f"the new code failed: {message}"

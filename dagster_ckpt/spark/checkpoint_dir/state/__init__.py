@@ -1,4 +1,4 @@
 """The files of one version of a state store; after batch N, the state has version N+1 (`IncrementalExecution`).
 
-Nothing here knows sources or sinks. Start with `formats.py`, which finds the format of a query.
+Nothing here knows sources or sinks.
 """

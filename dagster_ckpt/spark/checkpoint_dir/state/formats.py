@@ -35,11 +35,7 @@ _CHANGES = (".delta", ".changelog")
 
 @dataclass(frozen=True)
 class CommittedState:
-    """The state of a query after a committed batch, as its logs describe it.
-
-    Attributes:
-        rewrite_id: Id of the rewrite that wrote the state, if one did.
-    """
+    """By the logs; `rewrite_id` if a rewrite wrote it."""
 
     folder: FileIO
     query_id: str
@@ -50,26 +46,20 @@ class CommittedState:
 
 
 class StorePlace(NamedTuple):
-    """One state store of a query."""
-
     path: str
     unique_id: str | None
 
 
 @dataclass(frozen=True)
 class StateFiles:
-    """Files of one version of a query's state.
-
-    Attributes:
-        chain: Number of changes that Spark replays onto the oldest snapshot among them.
-    """
+    """`chain` counts the changes that Spark replays onto the oldest snapshot among them."""
 
     files: list[NeededFile]
     chain: int
 
 
 def state_files(state: CommittedState) -> StateFiles:
-    """Every state file that a resume after a committed batch needs, and no file of a later version."""
+    """What a resume needs, and no file of a later version."""
     version = state.commit.batch_id + 1
     of_version = _version_files(state.offsets)
 
@@ -91,12 +81,11 @@ def state_files(state: CommittedState) -> StateFiles:
 
 
 def store_places(state: CommittedState) -> list[StorePlace]:
-    """Every state store of a query."""
     folder, offsets, commit = state.folder, state.offsets, state.commit
     places: list[StorePlace] = []
     for operator in state.operators:
         ids = None if commit.state_ids is None else unique_ids(folder, commit, operator)
-        # The log counts: an offline repartition leaves old directories behind.
+        # An offline repartition leaves old directories behind.
         partitions = len(ids) if ids is not None else partitions_of(folder, offsets, operator)
         for partition in range(partitions):
             for index, name in enumerate(operator.stores):
@@ -111,7 +100,7 @@ def _version_files(offsets: OffsetEntry) -> VersionFiles:
 
 
 def _by_file_names(provider: str | None, store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files of a third-party provider: those that extend Spark's write the same files."""
+    """Third-party providers: those that extend Spark's write the same files."""
     odd = sorted(name for name in store.names if not _SPARKS_OWN.fullmatch(name))
     if odd:
         raise UnknownLayoutError(
@@ -132,7 +121,7 @@ def _by_file_names(provider: str | None, store: StoreDirectory, version: int) ->
 
 
 def unique_ids(folder: FileIO, commit: CommitEntry, operator: Operator) -> tuple[tuple[str, ...], ...]:
-    """Unique ids of an operator's state in checkpoint format v2, by partition, then by store."""
+    """Of checkpoint format v2, by partition, then by store."""
     ids = (commit.state_ids or {}).get(operator.number)
     if not ids or any(len(stores) != len(operator.stores) for stores in ids):
         raise IncompleteCutError(
@@ -143,7 +132,6 @@ def unique_ids(folder: FileIO, commit: CommitEntry, operator: Operator) -> tuple
 
 
 def partitions_of(folder: FileIO, offsets: OffsetEntry, operator: Operator) -> int:
-    """Number of an operator's state partitions."""
     if operator.single_partition:
         return 1
     if offsets.partitions is None:

@@ -1,7 +1,7 @@
 """Find the state files that were added since an earlier snapshot, without inspecting older files.
 
-Heap deltas and RocksDB changelogs add one file per store and batch to those of an earlier snapshot. An
-occasional full snapshot finds newer state snapshots, which shorten the chain.
+Heap deltas and RocksDB changelogs add one file per store and batch to those of an earlier snapshot. An occasional full
+snapshot finds newer state snapshots, which shorten the chain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SUFFIXES = {HEAP: ".delta", ROCKSDB: ".changelog"}
 
 @dataclass(frozen=True)
 class _Look:
-    """Inspects new state files, and reads those up to `at_most` bytes."""
+    """Reads new state files of up to `at_most` bytes."""
 
     folder: FileIO
     at_most: int
@@ -46,7 +46,7 @@ class _Look:
 
 
 def layout_of(state: CommittedState) -> list[list[object]]:
-    """The layout, which must be equal for one state to extend another; includes the id of a rewrite."""
+    """Must be equal for one state to extend another; includes the id of a rewrite."""
     offsets = state.offsets
     layout: list[list[object]] = [
         [operator.number, operator.name, list(operator.stores), offsets.provider_class, offsets.partitions]
@@ -56,13 +56,13 @@ def layout_of(state: CommittedState) -> list[list[object]]:
 
 
 def rewrite_of(properties: Mapping[str, Any]) -> str | None:
-    """Id of the rewrite that wrote the state in a snapshot, from its properties; None if the query wrote all of it."""
+    """None if the query wrote all of the state."""
     layout: list[list[object]] = properties.get(LAYOUT) or [[]]
     return str(layout[-1][0]) if len(layout[-1]) == 1 else None
 
 
 def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] | None:
-    """Files that a state has in addition to those of an earlier snapshot; None if that cannot be determined."""
+    """None if that cannot be determined."""
     folder, offsets, commit = state.folder, state.offsets, state.commit
     header = base.manifest.header
     chain = header.properties.get(CHAIN)
@@ -96,7 +96,7 @@ def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] |
 
 
 def _is_ancestor(base: BaseSnapshot, folder: FileIO) -> bool:
-    """Whether the snapshot's commit is still the same file, so that nothing before it was undone."""
+    """The snapshot's commit is still the same file: nothing before it was undone."""
     path = f"{COMMITS}/{base.manifest.header.batch_id}"
     entry = base.manifest.find(path)
     try:
@@ -106,14 +106,14 @@ def _is_ancestor(base: BaseSnapshot, folder: FileIO) -> bool:
 
 
 def _max_inline_read(versions: int, state: CommittedState) -> int:
-    """Size of the largest file to read during inspection, so that all fit into memory."""
+    """So that all files to read fit into memory."""
     stores = sum(len(operator.stores) for operator in state.operators) * (state.offsets.partitions or 1)
     files = versions * max(1, stores)
     return min(HELD_IN_MEMORY_BYTES // files, READ_WHOLE_BYTES) if files <= HELD_IN_MEMORY_FILES else 0
 
 
 def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
-    """Changelogs of checkpoint format v2, named by the newest one, which must descend from the snapshot's."""
+    """Changelogs of checkpoint format v2; the newest names the others and must descend from the snapshot's."""
     folder = look.folder
     newest = f"{path}/{versions[-1]}_{newest_id}.changelog"
     with folder.open(newest) as stream:
@@ -142,7 +142,7 @@ def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newes
 
 
 def _check_anchor(base: BaseSnapshot, path: str, lineage: Mapping[int, str]) -> None:
-    """Reject a lineage that begins with a state snapshot that the base does not contain, as an older base does."""
+    """The base must contain the state snapshot with which a lineage begins."""
     if 1 in lineage:
         return
     snapshots = [f"{path}/{version}_{lineage[version]}.zip" for version in sorted(lineage, reverse=True)]

@@ -28,8 +28,6 @@ _SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
 
 
 class BlockHeader(NamedTuple):
-    """The header of a block whose content may follow."""
-
     is_stored: bool
     packed: int
     plain: int
@@ -37,7 +35,7 @@ class BlockHeader(NamedTuple):
 
     @staticmethod
     def parse(data: bytes | bytearray) -> BlockHeader | None:
-        """Parse a header; None if lz4-java would not read a block after it (`LZ4BlockInputStream.refill`)."""
+        """None if lz4-java would not read a block after it (`LZ4BlockInputStream.refill`)."""
         if len(data) < HEADER_BYTES:
             return None
         magic, token, packed, plain, checksum = _HEADER.unpack_from(data)
@@ -53,7 +51,7 @@ class BlockHeader(NamedTuple):
         return BlockHeader(method == _STORED, packed, plain, checksum)
 
     def unpack(self, data: bytes, *, verify: bool = True) -> bytes:
-        """The plain content of the block; raises ValueError if that is not what was written."""
+        """Raises ValueError if that is not what was written."""
         try:
             plain = data if self.is_stored else lz4.block.decompress(data, uncompressed_size=self.plain)
         except lz4.block.LZ4BlockError as error:
@@ -64,15 +62,13 @@ class BlockHeader(NamedTuple):
 
 
 class Pieces:
-    """Reads pieces of content as one stream."""
-
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
         self._data = b""
         self._at = 0
 
     def take(self, count: int) -> bytes:
-        """Exactly this many bytes; raises EOFError if there are fewer."""
+        """Exactly this many bytes, or EOFError."""
         if self._at + count > len(self._data):
             parts = [self._data[self._at :]]
             held = len(parts[0])
@@ -90,8 +86,7 @@ class Pieces:
 def read_blocks(stream: BinaryIO, *, verify: bool = True) -> Iterator[bytes]:
     """The plain content of each non-empty block; as in Spark, concatenated streams are one.
 
-    Raises ValueError or EOFError for bytes that lz4-java did not write. Without `verify`, checksums are not
-    compared.
+    Raises ValueError or EOFError for bytes that lz4-java did not write. Without `verify`, checksums are not compared.
     """
     while head := stream.read(HEADER_BYTES):
         header = BlockHeader.parse(head)
@@ -105,7 +100,7 @@ def read_blocks(stream: BinaryIO, *, verify: bool = True) -> Iterator[bytes]:
 
 
 def write_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The blocks of a stream, the last one empty."""
+    """The last block is empty."""
     size, pending = 1 << (_SMALLEST_LEVEL + _OUR_LEVEL), bytearray()
     for chunk in chunks:
         pending += chunk

@@ -1,12 +1,10 @@
 """Files that make up one version of a state store, for each of Spark's formats.
 
-- Heap (`HDFSBackedStateStoreProvider`): the newest `<S>.snapshot` up to the version, and every later
-  `.delta`.
-- RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` up to it, the SST and log files
-  that it lists, and every later `.changelog`.
-- RocksDB in checkpoint format v2: file names contain the unique id of the attempt that wrote them, so
-  leftovers of failed attempts do not count. The commit log has the newest id, the head of the changelog
-  earlier ones.
+- Heap (`HDFSBackedStateStoreProvider`): the newest `<S>.snapshot` up to the version, and every later `.delta`.
+- RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` up to it, the SST and log files that it
+  lists, and every later `.changelog`.
+- RocksDB in checkpoint format v2: file names contain the unique id of the attempt that wrote them, so leftovers of
+  failed attempts do not count. The commit log has the newest id, the head of the changelog earlier ones.
 """
 
 from __future__ import annotations
@@ -55,13 +53,12 @@ class _Snapshot(BaseModel):
 
 
 def rocksdb_files(store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files that make up a version of a store."""
     base = store.newest(".zip", version)
     files = snapshot_files(store, f"{base}.zip") if base else []
     since = f"{base}.zip" if base else "the empty database"
     why = f"there is no {version}.zip, so version {version} is {since} and every changelog after it"
     changelogs = [store.need(f"{number}.changelog", why) for number in range(base + 1, version + 1)]
-    # One is enough: every partition has the same version.
+    # Every partition has the same version.
     if changelogs and store.is_first_partition:
         with changelogs[-1].open() as stream:
             check_version(stream, f"{store.folder.url}/{changelogs[-1].source}")
@@ -69,15 +66,12 @@ def rocksdb_files(store: StoreDirectory, version: int) -> list[NeededFile]:
 
 
 def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
-    """A snapshot's zip and the files that it lists.
-
-    The zip is read first: Spark deletes an old snapshot's SSTs before its zip.
-    """
+    """The zip is read first: Spark deletes an old snapshot's SSTs before it."""
     zip_file = store.need(name, "it is the snapshot of the database")
     files = [zip_file]
     stores = {directory: StoreDirectory(store.folder, f"{store.path}/{directory}") for directory in (_SSTS, _LOGS)}
     for directory, item, size in _named_files(zip_file):
-        # Names contain a uuid: equal names mean equal content in any snapshot.
+        # Names contain a uuid: equal names mean equal content.
         file = stores[directory].need(item, f"{name} is built on it", identity=item)
         if file.size != size:
             raise stores[directory].incomplete(item, f"{name} needs {size} bytes of it, but it has {file.size}")
@@ -116,7 +110,6 @@ _CHECKSUM = ".crc"
 
 
 def format_v2_files(store: StoreDirectory, version: int, unique_id: str) -> list[NeededFile]:
-    """Files that make up a version of a store."""
     newest = f"{version}_{unique_id}"
     if f"{newest}.zip" in store.names:
         return _snapshot(store, newest)
@@ -163,7 +156,6 @@ def _checksum(store: StoreDirectory, main: NeededFile, name: str) -> list[Needed
 
 
 def heap_files(store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Files that make up a version of a store."""
     base = store.newest(".snapshot", version)
     files = [store.need(f"{base}.snapshot", "it holds the state")] if base else []
     since = f"{base}.snapshot" if base else "the empty state"
@@ -175,7 +167,7 @@ _COUNTED_DOWN = 10_000
 
 
 class StoreDirectory:
-    """One state store of one partition of one operator."""
+    """Of one partition of one operator."""
 
     def __init__(self, folder: FileIO, path: str) -> None:
         self.folder = folder
@@ -183,12 +175,11 @@ class StoreDirectory:
 
     @property
     def is_first_partition(self) -> bool:
-        """Whether it belongs to partition 0."""
         return self.path.split("/")[2] == "0"
 
     @property
     def names(self) -> Set[str]:
-        """Names in the directory, as of the first access."""
+        """As of the first access."""
         return self._listing.names
 
     def newest(self, suffix: str, at_most: int) -> int:
@@ -203,7 +194,7 @@ class StoreDirectory:
         return max((number for number in numbers if number is not None and number <= at_most), default=0)
 
     def need(self, name: str, why: str, *, identity: str | None = None) -> NeededFile:
-        """A file that must exist."""
+        """Raises if it is missing, with the reason `why` it is needed."""
         try:
             size, token = self._listing.version(name)
         except FileNotFoundError as error:
@@ -215,7 +206,7 @@ class StoreDirectory:
         return NeededFile(self.folder, path, path, size, token, identity, stable=True)
 
     def need_read(self, name: str, why: str) -> NeededFile:
-        """A small file that must exist, with its content."""
+        """With its content; for a small file."""
         if name not in self.names:
             raise self.incomplete(name, why)
         file = read_needed(self.folder, f"{self.path}/{name}")
@@ -223,7 +214,6 @@ class StoreDirectory:
         return file
 
     def incomplete(self, name: str, why: str) -> IncompleteCutError:
-        """The error that reports what is missing and why it is needed."""
         return IncompleteCutError(
             f"{self.folder.url}/{self.path}/{name} is missing: {why}. If the query runs, the next attempt reads a "
             "newer commit. If it stays missing, the live directory is damaged: restore a snapshot."
@@ -248,7 +238,7 @@ _HARMLESS_FLAGS = 0x0808
 
 
 def read_member(archive: bytes, name: str) -> bytes:
-    """Content of a member of a ZIP, verified with its checksum."""
+    """Verified with its checksum."""
     try:
         content = _read_plain(archive, name.encode())
     except (struct.error, zlib.error, EOFError, ValueError):
@@ -304,7 +294,7 @@ _LINEAGE = TypeAdapter(list[_Item])
 
 
 def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
-    """Parse the version-to-id mapping in the head of a changelog of checkpoint format v2.
+    """The version-to-id mapping in the head of a changelog of checkpoint format v2.
 
     Format: `StateStoreChangelogWriterV3`/`V4` of Spark 4.3.
     """
@@ -324,11 +314,11 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
 
 
 def check_version(stream: BinaryIO, where: str) -> None:
-    """Reject a changelog of checkpoint format v1 with an unknown version."""
+    """Of a changelog of checkpoint format v1."""
     try:
         version = _text(Pieces(read_blocks(stream, verify=False)), at_most=8)
     except (ValueError, EOFError):
-        # Another codec, or no header: then it begins with the length of a key.
+        # Another codec, or no header: it begins with the length of a key.
         return
     SparkFile.CHANGELOG.version_in(version, where)
 

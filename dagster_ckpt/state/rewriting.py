@@ -198,7 +198,7 @@ def rewrite_state(
         watch: Called several times a second; an exception cancels the Spark jobs.
         report: Called with the progress every few seconds.
     """
-    require_rewriter(spark)
+    elsewhere = rewriter_for(spark, changes_rows=change_rows is not None)
     # An error would delete what is built.
     refuse_existing(target)
     state = StoppedState.read(source)

@@ -39,7 +39,7 @@ class StateShape:
 
 @dataclass(frozen=True)
 class StoredState:
-    """`has_metadata`: Spark (4.0 and later) has described the operators."""
+    """The state of a query, as far as the decision needs it."""
 
     shape: StateShape
     operators: tuple[str, ...]

@@ -18,6 +18,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.versions import Feature
+from dagster_ckpt.state.reading import FORMAT_VERSION
 from dagster_ckpt.state.rewriting import Rewritten, rewrite_state, shape_in
 from dagster_ckpt.state.shape import WantedShape
 from tests.support.small_spark import lay_file

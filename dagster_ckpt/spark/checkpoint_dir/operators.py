@@ -210,6 +210,11 @@ def _schema_version(schema: NeededFile) -> int:
 
 def _key_types(schema: NeededFile) -> list[object]:
     """Without key columns, `StatefulOperatorPartitioning` uses one partition."""
+    return [column.get("type") for column in key_columns(schema)]
+
+
+def key_columns(schema: NeededFile) -> list[dict[str, Any]]:
+    """The columns of a state's key, as Spark describes them in JSON."""
     with reading(lambda why: _no_schema(schema, why)):
         _version, key = itertools.islice(_schema_texts(schema.data or b""), 2)
         fields: list[dict[str, Any]] = from_json(key)["fields"]

@@ -1,4 +1,4 @@
-"""What health checks judge: the facts of many streams, from the catalog in few queries, and the thresholds."""
+"""The facts that health checks judge, of many streams in few queries, and the thresholds."""
 
 from __future__ import annotations
 
@@ -75,7 +75,6 @@ class HealthSettings:
     max_watermark_ahead_ms: int = DAY_MS
 
     def __post_init__(self) -> None:
-        """Validate the thresholds."""
         for name, value in vars(self).items():
             if value is not None and value < 0:
                 raise OptionError(f"HealthSettings: {name} is {value}, but must be 0 or more.")
@@ -113,11 +112,11 @@ class SourceFacts:
     """One source of a stream.
 
     Attributes:
-        name: Spark's name for it, such as `KafkaV2[Subscribe[orders]]`.
-        behind: Records waiting in it, or None if it does not report them.
-        read_up_to: Kafka offsets up to which the restore point has read.
-        earliest: Earliest Kafka offsets that the topic still has.
-        lags: Records waiting in each partition of a Kafka topic, by names such as `orders-3`.
+        name: Such as `KafkaV2[Subscribe[orders]]`.
+        behind: Waiting records; None if not reported.
+        read_up_to: Kafka offsets of the restore point.
+        earliest: Earliest Kafka offsets of the topic.
+        lags: Waiting records by partition, such as `orders-3`.
     """
 
     name: str
@@ -128,7 +127,7 @@ class SourceFacts:
 
     @property
     def kind(self) -> SourceKind:
-        """Its kind."""
+        """Kind, by its name."""
         return next((kind for begin, kind in _KINDS if self.name.startswith(begin)), SourceKind.OTHER)
 
 
@@ -137,9 +136,7 @@ class Retention:
     """Whether a source still retains what a recovery would re-read.
 
     Attributes:
-        is_gone: The data is no longer there.
-        is_unlimited: The data will always be there.
-        left_ms: How long the data remains, or None if unknown.
+        left_ms: How long it remains; None: unknown.
     """
 
     message: str
@@ -179,7 +176,7 @@ def largest_lag(sources: Sequence[SourceFacts]) -> tuple[str, int] | None:
 
 
 def kafka_offsets(text: object) -> Offsets | None:
-    """Parse the offsets of a Kafka source from JSON; None for other sources."""
+    """Offsets of a Kafka source, from JSON; None for other sources."""
     try:
         offsets = json.loads(text) if isinstance(text, str) else text
         return {
@@ -191,12 +188,12 @@ def kafka_offsets(text: object) -> Offsets | None:
 
 
 def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
-    """The sources, with the earliest offsets that the topics of Kafka sources still have."""
+    """Add the earliest offsets that the topics of Kafka sources still have."""
     return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
 
 
 def reporting_lag(sources: Sequence[SourceFacts]) -> list[SourceFacts]:
-    """The sources without those that never report a backlog: files, and generated rows."""
+    """Leave out sources that never report a backlog: files and generated rows."""
     silent = (SourceKind.FILES, SourceKind.GENERATED)
     return [source for source in sources if source.behind is not None or source.kind not in silent]
 
@@ -218,8 +215,7 @@ def retention(
 ) -> Retention:
     """Whether a source still retains what a recovery from a restore point would re-read.
 
-    Data later than `restore_point_at_ms`, when the snapshot was begun, is read again. `retention_ms` is how long the
-    sources retain data, if known; `file_max_age_ms` is the `maxFileAge` of file sources.
+    Data later than `restore_point_at_ms`, when the snapshot was begun, is read again.
     """
     if source.kind is SourceKind.GENERATED:
         return Retention("generates its rows again", is_unlimited=True)
@@ -256,26 +252,23 @@ def _gone(source: SourceFacts) -> str | None:
 
 @dataclass(frozen=True)
 class HealthFacts:
-    """What the catalog knows of a stream; None where it does not know, or where there is nothing.
+    """What the catalog knows of a stream; None: unknown, or nothing.
 
     Attributes:
-        running_since_ms: When its running execution began.
-        newest: The snapshot that it would be recovered from.
-        verified: The snapshot that was verified last.
-        failures: Attempts that failed since the newest snapshot.
+        running_since_ms: Start of the running execution.
+        newest: The snapshot that a recovery would use.
+        verified: The last verified snapshot.
+        failures: Failed attempts since the newest snapshot.
         bytes_before: Full bytes of the first snapshot in the window of `size_window_ms`.
-        slowest_ms: Longest duration among its last completed checkpoints.
+        slowest_ms: Slowest of the last completed checkpoints.
         sources: As the last batch reported them.
         rows_per_second: Speed of the last batch.
-        desired: Its desired state and the progress of its last upgrade.
-        loaded_version: Version of the code that the code location has now.
-        heartbeat_at_ms: Last heartbeat of the process of its running query.
-        process: Description of that process, to find it.
-        inactivity: What that query is doing and for how long.
+        loaded_version: Version of the loaded code.
+        process: Of the running query, to find it.
+        inactivity: What that query does, and for how long.
         down: Why it is not running although it should.
-        failed_runs: How many of its executions failed recently, since the newest snapshot completed.
+        failed_runs: Executions that failed recently, since the newest snapshot.
         last_end: Why the last of them failed.
-        first_started_ms: When the stream was started for the first time.
         unrestorable: Why a recovery could not continue from `newest`.
     """
 
@@ -306,7 +299,7 @@ _ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 
 
 def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:
-    """Gather the facts for health checks from the catalog alone. `settings` selects the streams."""
+    """Facts by stream id; `settings` selects the streams."""
     stream_ids: Sequence[str] = list(settings)
     executions = catalog.executions.latest_of(stream_ids)
     windows = {stream_id: now_ms - each.size_window_ms for stream_id, each in settings.items()}
@@ -372,7 +365,6 @@ def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) 
 
 
 def _why_silent(catalog: Catalog, execution: ExecutionRecord | None, now_ms: int) -> str | None:
-    """Why an execution that the catalog believes alive is not: it neither sends heartbeats nor renews its lease."""
     if execution is None or execution.status not in _ALIVE or now_ms - execution.heartbeat_at_ms <= LIVELY_MS:
         return None
     lease = catalog.leases.current(execution.stream_id)

@@ -1,4 +1,4 @@
-"""Reads, compares, shows and writes the state of a stream at a snapshot or in the live directory, with Spark.
+"""Reads, compares, shows and writes the state of a snapshot or a live directory, with Spark.
 
 Always from temporary copies, which are deleted by `close`.
 """
@@ -39,14 +39,12 @@ LIVE = "live"
 
 
 class StreamState(ExitStack):
-    """The state of a stream after one batch, in a temporary copy that this object owns; see `Client.state`.
+    """Result of `Client.state`: the state after one batch, in a temporary copy that this object owns.
 
     Frames are lazy: use them inside a `with` block, or before `close`, which deletes the copy. The snapshot cannot be
     deleted until then.
 
     Attributes:
-        states: The selected states.
-        batch_id: The batch after which the state is read.
         snapshot: None for the live directory.
         live: The copy.
     """
@@ -79,7 +77,7 @@ class StreamState(ExitStack):
             raise
 
     def frame(self, name: StateName | None = None) -> StateFrame:
-        """The rows of one of `states`; the name can be left out if only one is selected.
+        """The rows of one of `states`, by default of the only one.
 
         Raises:
             OptionError: Several are selected, or none.
@@ -90,7 +88,7 @@ class StreamState(ExitStack):
     def rows(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
         """The rows of one state: columns `key`, `value` and `partition`, and `map_key` for a map.
 
-        The operator (number or name) and the state can be left out if only one is selected.
+        Operator (number or name) and state can be left out if only one is selected.
 
         Raises:
             OptionError: This selects several, or none.
@@ -117,7 +115,7 @@ class StreamState(ExitStack):
 
 
 class StreamStateDiff(ExitStack):
-    """What two points of a stream differ in, by operator and state; see `Client.state_diff`.
+    """Result of `Client.state_diff`: what two points differ in, by operator and state.
 
     Partitions and state backends are left out, so a snapshot and its rescaled or converted copy do not differ.
     """
@@ -144,12 +142,12 @@ class StreamStateDiff(ExitStack):
 
     @cached_property
     def states(self) -> Sequence[StateDifference]:
-        """The differences of each state, also of those without any; nothing is computed yet."""
+        """Of each state, also of equal ones; nothing is computed yet."""
         return differences(self.before.reader, self.after.reader, paired(self.before.states, self.after.states))
 
     @property
     def is_empty(self) -> bool:
-        """Whether the two have the same rows everywhere; reads both."""
+        """Whether all rows are the same; reads both."""
         return all(state.is_empty for state in self.states)
 
 
@@ -202,12 +200,11 @@ class LargestKey:
 
 @dataclass(frozen=True)
 class ShownState:
-    """A part of one state; each cell is JSON, or a number as text.
+    """Each cell is JSON, or a number as text.
 
     Attributes:
-        operator: Spark's name for it.
-        rows: Number of rows that meet the condition.
-        largest: The keys with the largest values, largest first.
+        rows: Those that meet the condition.
+        largest: Keys with the largest values, largest first.
     """
 
     operator_id: int
@@ -221,11 +218,10 @@ class ShownState:
 
 @dataclass(frozen=True)
 class ShownDifference:
-    """A part of the differences of one state; each cell is JSON, or a number as text.
+    """Each cell is JSON, or a number as text.
 
     Attributes:
-        operator: Spark's name for it.
-        counts: Number of rows by change.
+        counts: Rows by change.
         note: Why every row differs, if it does.
     """
 
@@ -262,7 +258,7 @@ def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> li
 
 
 def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> list[str]:
-    """Write all rows as Parquet, each state into its own folder below `folder`; returns the URLs that were written.
+    """Write all rows as Parquet, a folder per state below `folder`; returns their URLs.
 
     Executors must reach the folder, which is an absolute path or a URL. Existing rows are not overwritten.
     """

@@ -36,7 +36,7 @@ class Freshness(dg.Model):
         return self
 
     def policy(self) -> dg.FreshnessPolicy:
-        """The freshness policy of the assets."""
+        """The policy of the assets."""
         return dg.FreshnessPolicy.time_window(
             fail_window=timedelta(milliseconds=self.fail_after_ms),
             warn_window=timedelta(milliseconds=self.warn_after_ms) if self.warn_after_ms is not None else None,

@@ -140,7 +140,7 @@ class Connection:
 
     @cached_property
     def _streams(self) -> StreamSource:
-        """What only reads the catalog does not need it, nor the code that opens storages."""
+        """Opens streams; what only reads the catalog does not load it."""
         from dagster_ckpt.stream.opening import RecordedStreams
 
         return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)

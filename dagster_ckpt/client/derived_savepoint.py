@@ -167,7 +167,7 @@ class EditedState:
         return sum(sum(counts.values()) for counts in self.changes.values())
 
     def messages(self) -> list[str]:
-        """One line per fact."""
+        """The result, one line per fact."""
         made = f"{describe_snapshot(self.savepoint)} was created from {describe_snapshot(self.edited_from)}"
         messages = [f"{made}: {self.savepoint.location}"]
         for name, counts in self.changes.items():
@@ -323,7 +323,7 @@ class RemainingState:
         return not (self.snapshots or self.directories)
 
     def messages(self) -> list[str]:
-        """One line per place."""
+        """The places, one line each."""
         name = describe_snapshot(self.edited)
         if self.is_nowhere:
             return [f"no snapshot and no directory of the stream contains the state from before {name}"]
@@ -366,7 +366,7 @@ def _who_deletes(snapshot: SnapshotRecord) -> str:
 
 
 def _header(stream: StreamHandle, location: str) -> SnapshotHeader | str | None:
-    """None if nothing is there; why, if it cannot be read."""
+    """Header of a snapshot; None if nothing is there, and why if it cannot be read."""
     try:
         return stream.store.manifest(location).header
     except SnapshotNotFoundError:

@@ -173,7 +173,7 @@ class StreamSummary:
 
 
 def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
-    """By id."""
+    """All streams of a catalog, by id."""
     records = catalog.streams.all()
     stream_ids = [record.stream_id for record in records]
     executions = catalog.executions.latest_of(stream_ids)
@@ -193,7 +193,7 @@ def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
 def summary_of(
     record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None, *, has_living_holder: bool
 ) -> StreamSummary:
-    """`last`: its last execution; `newest`: the snapshot that a recovery would use."""
+    """The summary of one stream; `newest` is the snapshot that a recovery would use."""
     progress = (last.progress if last is not None else None) or {}
     batch_id = progress.get("batch_id")
     status = _status(last, has_living_holder=has_living_holder)

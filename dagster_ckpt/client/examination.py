@@ -58,7 +58,7 @@ class SnapshotVerification:
         return not self.problems
 
     def as_record(self) -> dict[str, Any]:
-        """As plain data."""
+        """The result as plain data."""
         header = self.header
         return {
             "location": self.location,
@@ -186,7 +186,7 @@ class StreamExamination:
         return [first, second, use]
 
     def as_record(self) -> dict[str, Any]:
-        """As plain data."""
+        """The result as plain data."""
         return {
             "stream_id": self.stream_id,
             "messages": self.messages,

@@ -70,7 +70,7 @@ class StreamHealth:
     findings: tuple[Finding, ...]
 
     def messages(self) -> list[str]:
-        """One line per finding."""
+        """The findings, one line each."""
         return [f"{each.check.value}: {each.verdict.value}, {each.message}" for each in self.findings]
 
 
@@ -163,7 +163,7 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
 
 
 def _usual_age_ms(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, limit_ms: int) -> int:
-    """Above it the check warns."""
+    """The age above which the check warns."""
     if settings.max_checkpoint_age_ms is not None or options.known_interval_ms is None or facts.slowest_ms is None:
         return limit_ms // 2
     between_ms = max(options.known_interval_ms, options.min_pause)

@@ -127,7 +127,7 @@ class SourceFacts:
 
     @property
     def kind(self) -> SourceKind:
-        """Kind, by its name."""
+        """Its kind."""
         return next((kind for begin, kind in _KINDS if self.name.startswith(begin)), SourceKind.OTHER)
 
 

@@ -81,7 +81,7 @@ class SinkCleaning:
 
     @property
     def bytes(self) -> int:
-        """Of the removable files."""
+        """Total size of the removable files."""
         return sum(orphan.file.size for orphan in self.removable)
 
 

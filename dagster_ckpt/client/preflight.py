@@ -52,7 +52,7 @@ _T = TypeVar("_T")
 
 
 def planned_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
-    """As far as catalog and storage tell. No sink is asked."""
+    """The plan of a start, as far as catalog and storage tell. No sink is asked."""
     return plan_recovery(recovery_facts(stream, start_from, predecessor_ended=True, remembers=False))
 
 
@@ -83,7 +83,7 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
 
 
 def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
-    """A query that ran on since is the same point."""
+    """Whether the start is the same; a query that ran on since is no difference."""
     before, after = known.as_record(), now.as_record()
     is_same = all(before.get(name) == after.get(name) for name in ("snapshot_id", "new_query_id", "claims"))
     if not is_same or before.get("source_offsets") != after.get("source_offsets"):
@@ -94,7 +94,7 @@ def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
 
 
 def listed_snapshot(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:
-    """As the catalog lists it at this location."""
+    """The snapshot as the catalog lists it at this location."""
     if snapshot is None:
         return None
     listed = stream.catalog.snapshots.by_id([snapshot.snapshot_id]).get(snapshot.snapshot_id)
@@ -118,7 +118,7 @@ def _ahead(
 
 
 def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:
-    """Refuse what the start would refuse, before a query is suspended for it."""
+    """Refuse a rewrite that the start would refuse, before a query is suspended for it."""
     if start_from.state_partitions is not None:
         return check_state(stream, plan, start_from).messages
     if stream.on_backend_change is OnStateChange.CONVERT:

@@ -74,7 +74,7 @@ class RebuildReport:
         return bool(self.skipped) and not self.registered and self.live_directory is None
 
     def messages(self) -> list[str]:
-        """One line per fact."""
+        """The result, one line per fact."""
         where = self.live_directory or "the newest snapshot, which is restored if there is one"
         return [
             *(f"registered {name}" for name in self.registered),
@@ -96,7 +96,7 @@ class CatalogRebuild:
     refused: Mapping[str, str]
 
     def messages(self) -> list[str]:
-        """One line per fact."""
+        """The result, one line per fact."""
         lines = [f"{each.stream_id}: {message}" for each in self.streams for message in each.messages()]
         return [*lines, *(f"{stream_id} was not rebuilt: {why}" for stream_id, why in self.refused.items())]
 
@@ -200,7 +200,7 @@ def _last_part(url: str) -> str:
 
 
 def _refuse_nothing(stream: StreamHandle) -> None:
-    """Such as of a wrong folder: the next start would begin from nothing."""
+    """Refuse an empty stream, as of a wrong folder: its next start would begin from nothing."""
     has_run = any(each.stream_id == stream.stream_id and each.live_generation for each in stream.catalog.streams.all())
     if has_run or stream.live_directories():
         return
@@ -221,7 +221,7 @@ def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
 
 
 def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], folder_owner: str | None) -> None:
-    """Allowed only if the user says that its catalog was lost."""
+    """Refuse another deployment's files unless the user says that its catalog was lost."""
     own = stream.catalog.deployment_id
     named = {str(snapshot.properties[DEPLOYMENT]) for snapshot in found if DEPLOYMENT in snapshot.properties}
     if own in named and folder_owner in (None, own):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
@@ -27,28 +27,8 @@ DAY_MS = 24 * HOUR_MS
 class HealthSettings:
     """Thresholds of the health checks.
 
-    Attributes:
-        max_checkpoint_age_ms: Recovery point objective: maximum age of the newest snapshot; half of it warns. None:
-            the rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable failures + 2). It warns
-            after (tolerable failures + 2) intervals plus the duration of the slowest of the last checkpoints. With
-            periodic checkpoints off, any age passes.
-        failures_to_warn: Consecutive failed attempts that warn.
-        failures_to_fail: Consecutive failed attempts that are an error.
-        max_verification_age_ms: Maximum age of the last verification of a snapshot.
-        size_growth_factor: Growth factor of the snapshot size within the window that warns.
-        size_window_ms: That window.
-        size_floor_bytes: Growth of smaller snapshots is ignored.
-        max_snapshot_bytes: A larger snapshot is an error; None for any size.
-        max_stall_ms: A query that completes no batch and is not idle for this long is an error; a warning if tasks of
-            its batch are running.
-        loop_failures: A stream whose run failed this often since its newest snapshot, within `loop_window_ms`,
-            restarts in a loop: an error.
-        loop_window_ms: That window.
-        max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
-        source_retention_ms: How long the sources retain data, if they do not report it (Kafka's `retention.ms`).
-        file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
-        retention_margin_ms: A restore point that leaves the sources' retention within this time warns.
-        max_watermark_ahead_ms: A watermark that is further ahead of the clock warns.
+    `max_checkpoint_age_ms` None is the rule of the Flink Kubernetes Operator; with periodic checkpoints off, any age
+    passes.
 
     Raises:
         OptionError: A threshold is not positive, or warns after it fails.
@@ -57,22 +37,64 @@ class HealthSettings:
         >>> HealthSettings(max_checkpoint_age_ms=10 * 60_000, failures_to_fail=5)
     """
 
-    max_checkpoint_age_ms: int | None = None
-    failures_to_warn: int = 1
-    failures_to_fail: int = 3
-    max_verification_age_ms: int = 2 * DAY_MS
-    size_growth_factor: float = 2.0
-    size_window_ms: int = DAY_MS
-    size_floor_bytes: int = 64 * 1024 * 1024
-    max_snapshot_bytes: int | None = None
-    max_stall_ms: int = 10 * 60_000
-    loop_failures: int = 3
-    loop_window_ms: int = HOUR_MS
-    max_catch_up_ms: int = 10 * 60_000
-    source_retention_ms: int | None = None
-    file_max_age_ms: int = 7 * DAY_MS
-    retention_margin_ms: int = 6 * HOUR_MS
-    max_watermark_ahead_ms: int = DAY_MS
+    max_checkpoint_age_ms: Annotated[
+        int | None,
+        "Recovery point objective: maximum age of the newest snapshot; half of it warns. Default: "
+        "max(interval, timeout) x (tolerable failures + 2), and it warns after (tolerable failures + 2) "
+        "intervals plus the slowest of the last checkpoints.",
+    ] = None
+    failures_to_warn: Annotated[int, "Number of consecutive failed checkpoints that cause a warning."] = 1
+    failures_to_fail: Annotated[int, "Number of consecutive failed checkpoints that cause an error."] = 3
+    max_verification_age_ms: Annotated[
+        int,
+        "Maximum age of the last verification of a snapshot. Default: two days.",
+    ] = 2 * DAY_MS
+    size_growth_factor: Annotated[
+        float,
+        "Warn if a snapshot has grown by this factor since the start of the window.",
+    ] = 2.0
+    size_window_ms: Annotated[int, "Length of the window for size_growth_factor. Default: a day."] = DAY_MS
+    size_floor_bytes: Annotated[
+        int,
+        "Snapshots smaller than this are not checked for growth. Default: 64 MiB.",
+    ] = 64 * 1024 * 1024
+    max_snapshot_bytes: Annotated[
+        int | None,
+        "Maximum size of a snapshot; a larger one is an error. Default: no limit.",
+    ] = None
+    max_stall_ms: Annotated[
+        int,
+        "Time without progress after which a query that is not idle is an error, or a warning while "
+        "tasks of its batch are running. Default: ten minutes.",
+    ] = 10 * 60_000
+    loop_failures: Annotated[
+        int,
+        "Number of failed runs, within loop_window_ms and since the newest snapshot, that count as a "
+        "restart loop: an error.",
+    ] = 3
+    loop_window_ms: Annotated[int, "Length of the window for loop_failures. Default: an hour."] = HOUR_MS
+    max_catch_up_ms: Annotated[
+        int,
+        "Source lag: warn if processing the backlog at the speed of the last batch takes longer than "
+        "this. Default: ten minutes.",
+    ] = 10 * 60_000
+    source_retention_ms: Annotated[
+        int | None,
+        "Retention of sources that do not report it (Kafka's retention.ms).",
+    ] = None
+    file_max_age_ms: Annotated[
+        int,
+        "maxFileAge of file sources: older files are not read again. Default: seven days.",
+    ] = 7 * DAY_MS
+    retention_margin_ms: Annotated[
+        int,
+        "Warn if records that a recovery would re-read leave the sources' retention within this time. "
+        "Default: six hours.",
+    ] = 6 * HOUR_MS
+    max_watermark_ahead_ms: Annotated[
+        int,
+        "Warn if the watermark is further ahead of the clock. Default: one day.",
+    ] = DAY_MS
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -198,7 +198,7 @@ def _spark() -> SparkSession:
     from dagster_ckpt.spark.query.session import start_application
 
     with suppress(ImportError):
-        # PySpark 4 logs each error that it raises, with the JVM's stack; the command prints the error itself.
+        # PySpark 4 logs errors with the JVM's stack; the command prints them.
         from pyspark.logger import PySparkLogger
 
         for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):

@@ -1,7 +1,6 @@
 """Decides how a managed stream reaches its desired state, and how an upgrade proceeds. Pure: no I/O, no clock.
 
-What a user does with a stream by hand becomes its desired state: a stream that a user canceled is not started again,
-and one that a user started is not stopped.
+What a user does with a stream by hand becomes its desired state.
 
 | phase of an upgrade | the stream | next |
 |---|---|---|
@@ -12,9 +11,8 @@ and one that a user started is not stopped.
 | ROLLING_BACK | is requested to stop | RESTORING once its run is over |
 | RESTORING | is down | ROLLED_BACK or ROLLBACK_FAILED, recorded by the run that does it |
 
-The modes and their fallbacks are those of the Flink Kubernetes Operator (`AbstractJobReconciler`), with one
-difference: code cannot be rolled back. Only one version is loaded, so a stream that was rolled back stays down until
-another version is loaded.
+Modes and fallbacks are those of the Flink Kubernetes Operator (`AbstractJobReconciler`), except that only one version
+of the code is loaded: a stream that was rolled back stays down until another one is.
 """
 
 from __future__ import annotations

@@ -281,7 +281,7 @@ class HealthFacts:
         newest: The snapshot that a recovery would use.
         verified: The last verified snapshot.
         failures: Failed attempts since the newest snapshot.
-        bytes_before: Full bytes of the first snapshot in the window of `size_window_ms`.
+        bytes_before: Full bytes of the first snapshot within `size_window_ms`.
         slowest_ms: Slowest of the last completed checkpoints.
         sources: As the last batch reported them.
         rows_per_second: Speed of the last batch.

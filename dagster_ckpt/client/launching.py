@@ -1,8 +1,8 @@
 """Launches drivers, says what a driver was started for, and hands a stream over from the running query.
 
-A launched driver outlives the process that launched it; the catalog keeps its handle. A user starts a stream with a
-START request, or by running its program on a terminal. Any other start of a stream that has run before counts as a
-restart by a cluster or a service manager: recovery failures are remembered, and the restart strategy keeps counting.
+The catalog keeps the handle of a launched driver. A user starts a stream with a START request, or by running its
+program on a terminal. Any other start of a stream that has run before counts as a restart by a cluster or a service
+manager: recovery failures are remembered, and the restart strategy keeps counting.
 """
 
 from __future__ import annotations

@@ -177,14 +177,12 @@ class LifecycleMethods(Connection):
     ) -> RewindPreview:
         """Start a stream, suspending it first if it is running. Returns what it undid, once the query is started.
 
-        What the catalog, the storage and the sinks tell is checked first. The run is launched by the supervisor
-        sensor, which must be turned on. It checks what only the new code tells (its plan, sources and sink) beside
-        the running query, and only then suspends it. If the start is refused, or no run is launched, the query runs
-        on.
+        What catalog, storage and sinks tell is checked first. The supervisor sensor, which must be turned on, launches
+        the run, which checks the new code's plan, sources and sink beside the running query and only then suspends it.
+        If the start is refused, or no run is launched, the query runs on.
 
-        If a person or a service runs the program of the stream instead, or with `suspend_first`, the query is
-        suspended first and the start checks the code. If that is refused, the query is started again from where it
-        stopped.
+        If something else runs the stream's program, or with `suspend_first`, the query is suspended before the code is
+        checked, and started again where it stopped if the start is refused.
 
         Args:
             start_from: A `StartFrom` if the start has options.
@@ -249,7 +247,7 @@ class LifecycleMethods(Connection):
                     _explain(error, report)
                     raise
                 if isinstance(error, RequestFailedError):
-                    # It answers before it ends.
+                    # The process that refused the start answers before it ends.
                     await_stop(opened, timeout_s)
                 if was_running and start != StartFrom() and not is_running(opened):
                     self._go_on(opened, report, error)
@@ -367,7 +365,7 @@ class LifecycleMethods(Connection):
         Raises:
             RequestFailedError: The stream has no upgrade to roll back.
             LeaseHeldError: The stream is running.
-            StorageAccessError: Something could not be read or written; try again.
+            StorageAccessError: Try again.
         """
         from dagster_ckpt.client.reconciliation import roll_back
 

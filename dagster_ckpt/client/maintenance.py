@@ -156,8 +156,7 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream; it may be running.
-            older_than_days: Younger rows stay. The catalog sensor must have read the events: it reads each within
-                seconds, unless it is turned off.
+            older_than_days: Younger rows stay. The catalog sensor must have read their events.
             dry_run: Only count.
         """
         if older_than_days < 1:
@@ -247,10 +246,10 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream; it must not be running, not even under another catalog.
-            take_over_deployment: Id of the deployment whose catalog was lost, as the refusal of a start names it.
-                Nothing of that deployment may be running.
-            continue_from: "live" or "newest": where the stream continues if its live directory is an old copy, behind
-                a snapshot that was taken of it. None refuses that and names both.
+            take_over_deployment: Id of the deployment whose catalog was lost, as errors name it. Nothing of it may be
+                running.
+            continue_from: "live" or "newest": where the stream continues if its live directory is older than a
+                snapshot of it; None: refuse.
 
         Raises:
             StreamNotFoundError: Neither storage nor catalog knows it; nothing was changed.

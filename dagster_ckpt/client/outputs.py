@@ -1,8 +1,8 @@
 """Repairs and cleans the outputs of file sinks: part files that no log names, logs of moved folders, lost logs.
 
 Two things may still need a file that the log does not name: a batch being written, and a snapshot whose copy of the
-log names it, since a start from there makes it visible again. A forked output has its own files. Files that a batch
-job has written to the same folder are not the stream's.
+log names it, since a start from there makes it visible again. Files of batch jobs in the same folder are not the
+stream's.
 """
 
 from __future__ import annotations

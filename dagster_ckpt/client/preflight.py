@@ -209,9 +209,9 @@ def preflight(
 ) -> PreflightRecord:
     """Try whether the loaded code can resume from a stream's state, and record the result. Changes nothing else.
 
-    The newest committed batch is replayed to load, update and write state. If Spark no longer retains what that needs,
-    or the sources no longer have the data, a batch of new data is processed instead, if there is any. The state is
-    rewritten to `state_partitions` first. `interrupted` is polled; True ends the preflight with an error.
+    The newest committed batch is replayed to load, update and write state. If that is not retained any more, a batch
+    of new data is processed instead, if there is any. The state is rewritten to `state_partitions` first.
+    `interrupted` is polled; True ends the preflight with an error.
     """
     stream.catalog.streams.get(stream.stream_id)
     change: PlanChange | None = None

@@ -1,9 +1,8 @@
 """Rebuilds a lost catalog from what snapshots and live directories record about themselves.
 
-Afterwards the next plain start continues exactly where the query stopped, and retention, labels and `start_from` know
-the snapshots again. Only the catalog is changed, in one repeatable transaction. A new, empty catalog becomes the
-record of the deployment that the snapshots name; snapshots of another deployment are never registered. Whether the
-query known to the lost catalog has ended is unknown, so the next start fences it and continues in a fresh directory.
+Only the catalog is changed, in one repeatable transaction. A new, empty catalog becomes the record of the deployment
+that the snapshots name; snapshots of another deployment are never registered. The query known to the lost catalog may
+still run, so the next start fences it and continues in a fresh directory.
 """
 
 from __future__ import annotations
@@ -269,7 +268,7 @@ def _of_this_deployment(stream: StreamHandle, found: list[SnapshotRecord], skipp
 def _without_adoptions(
     stream: StreamHandle, found: list[SnapshotRecord], record: StreamRecord, skipped: list[str]
 ) -> list[SnapshotRecord]:
-    """No start has taken the adopted directory over: its query may still run."""
+    """Leave out snapshots of an adopted directory that no start has taken over."""
     if record.live_directory is not None:
         return found
     unclaimed = {each.snapshot_id: unclaimed_directory(stream, each) for each in found}
@@ -341,7 +340,7 @@ def _stream(
 
 
 def _undecided(found: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
-    """Whether a start used one of these cannot be determined."""
+    """Edited savepoints of which it is unknown whether a start used one."""
     others = max((each.number or 0 for each in found if not each.edit), default=0)
     return [each for each in found if each.edit and (each.number or 0) > others]
 
@@ -363,7 +362,7 @@ def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]]
 
 
 def _why_half_made(built: BuiltDirectory) -> str | None:
-    """Why it is not the stream's, although a query could resume from it."""
+    """Why a live directory is not the stream's, although a query could resume from it."""
     if built.live.is_not_in_use():
         return (
             "the restore, rewind, fork or import that built it did not finish, so no query was started in it. A start "

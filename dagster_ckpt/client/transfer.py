@@ -33,10 +33,9 @@ class TransferMethods(Connection):
             stream: The stream to fork; it may be running and is not changed.
             into: The stream that continues from it; it must not be running.
             start_from: `latest` (the newest committed batch), `batch-<n>`, or the name of a snapshot.
-            outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive the rows up to
-                it.
+            outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive their rows.
             replace_state: Discard what the other stream itself has committed.
-            accept_loss: Fork even if files that the original has read since no longer exist.
+            accept_loss: Fork even if files that the original read since are gone.
         """
         from dagster_ckpt.recovery.fork import fork
         from dagster_ckpt.stream.start_from import StartFrom
@@ -90,8 +89,8 @@ class TransferMethods(Connection):
     ) -> Adoption:
         """Take the checkpoint directory of a plain Spark query under management; the stream's next start continues it.
 
-        The directory is only read, and the first snapshot is taken of it; the query may keep running until that start,
-        which fences it. After an interruption, repeat it, or use `undo_adoption`.
+        The directory is only read, for the first snapshot; the query may run until that start, which fences it. After
+        an interruption, repeat it, or use `undo_adoption`.
 
         Args:
             stream: The stream that continues the query; it must not have any state yet.
@@ -148,8 +147,7 @@ class TransferMethods(Connection):
             stream: The stream; it may be running and is not changed.
             snapshot: `latest`, or the name of a snapshot.
             to: The directory to create; it must not exist.
-            outputs: Folders of the snapshot's file sinks, mapped to new folders that receive their rows up to the
-                snapshot.
+            outputs: Folders of the snapshot's file sinks, mapped to new folders, which receive their rows.
             progress: As in `import_snapshot`.
 
         Raises:

@@ -106,8 +106,8 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
 class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
     """Streams with Flink-grade checkpoints: assets, start jobs, operator jobs, sensors and schedules.
 
-    Its sensors supervise the streams that it declares, and no others. With several in one project,
-    give each a `name_prefix`. List streams that you define in Python in `declared_in_python`.
+    Its sensors supervise only the streams that it declares. Give each of several components a `name_prefix`. List
+    streams that you define in Python in `declared_in_python`.
 
     Example:
         type: dagster_ckpt.StreamsComponent

@@ -140,14 +140,14 @@ def _checked(value: type[Value], check: Callable[[Value], object], given: Mappin
 
 
 def _named(annotation: Any) -> Any:
-    """Enum members are written by name, as in Dagster's config."""
+    """The type of a field; enum members are written by name, as in Dagster's config."""
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return Literal[tuple(annotation.__members__)]
     return annotation
 
 
 def _resolved(context: dg.ResolutionContext, value: Any) -> Any:
-    """Text without a template stays text, even if it looks like a number."""
+    """Resolve templates; text without one stays text, even if it looks like a number."""
     if isinstance(value, dict):
         return {name: _resolved(context.at_path(name), each) for name, each in value.items()}
     if isinstance(value, list):
@@ -216,7 +216,7 @@ def _unknown(name: str, known: Sequence[str]) -> ValueError:
 
 
 def _place(loc: Sequence[str | int], given: Any, is_missing: bool) -> _Place:
-    """Pydantic's location also contains the types it tried."""
+    """The location in the YAML: pydantic's also contains the types it tried."""
     place: list[str | int] = []
     for index, step in enumerate(loc):
         is_item = isinstance(given, list | tuple) and isinstance(step, int) and step < len(given)

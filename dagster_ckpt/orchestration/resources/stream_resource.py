@@ -48,7 +48,7 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def run(
         self, context: StepContext, spec: StreamSpec, *, describe: Callable[["SparkSession"], "DataStreamWriter"]
     ) -> "Generator[Any, None, Outcome | None]":
-        """Run a stream until it ends, is stopped, canceled or interrupted, exactly as a `streaming_asset` does.
+        """Run a stream until it ends, exactly as a `streaming_asset` does.
 
         The op's config decides where to start, if it has the fields of `StreamRunConfig`. Use `yield from`; the
         catalog sensor reports the checkpoints.
@@ -61,9 +61,8 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             `preflight`.
 
         Raises:
-            dagster.Failure: The stream was canceled or failed, or this op must not run one because
-                Dagster retries it or its run, or because it has required outputs. Do not catch it:
-                otherwise Dagster would record a success.
+            dagster.Failure: The stream was canceled or failed, or the op has retries or required outputs. Do not catch
+                it: Dagster would record a success.
         """
         # Only a run needs Spark.
         from dagster_ckpt.orchestration.runs.stream_run import run_stream  # noqa: PLC0415

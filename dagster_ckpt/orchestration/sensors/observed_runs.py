@@ -202,7 +202,7 @@ def report_lost_runs(
 
 
 def _is_watched(run: dg.DagsterRun, stream_ids: Collection[str], deployment_id: str) -> bool:
-    """Whether a run shows its life in this catalog or needs its supervisor."""
+    """Whether a run of these streams shows its life in this catalog or needs a supervisor."""
     if run.tags.get(STREAM_ID_TAG) not in stream_ids:
         return False
     # A stream of the same id in another deployment shows its life in another catalog.

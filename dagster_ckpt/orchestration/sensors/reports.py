@@ -160,9 +160,9 @@ def events_to_report(
 ) -> Iterator[ReportedEvent]:
     """The events to report, in order.
 
-    Always: savepoints, user-triggered checkpoints, the first checkpoint after a start or a restore,
-    the last one before an end, and failed savepoints. Otherwise the first checkpoint per interval,
-    and of failed checkpoints the first after a success, then one per interval.
+    Always: savepoints, user-triggered checkpoints, the first checkpoint after a start or restore, the last before an
+    end, and failed savepoints. Else the first checkpoint per interval, and of failed ones the first after a success,
+    then one per interval.
 
     Args:
         events: New ones, in order, of any streams.

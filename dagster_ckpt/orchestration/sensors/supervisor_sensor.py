@@ -51,11 +51,11 @@ def build_supervisor_sensor(
     """Define a sensor that reconciles streams with their intended state.
 
     - It restarts a failed or killed run from the latest state, according to the restart strategy.
-    - It brings managed streams to their desired state and upgrades them to new code versions.
-    - It launches starts that an operator requested (`restart_stream_job`).
+    - It brings managed streams to their desired state and code version.
+    - It launches requested starts (`restart_stream_job`).
     - It records the end of runs whose process died without recording it.
-    - It reports streams that failed permanently, and streams that the code location no longer defines.
-    - It launches retention for an execution that ended without cleaning up; it deletes nothing itself.
+    - It reports streams that failed permanently or are no longer defined.
+    - It launches retention for an execution that ended without cleaning up.
 
     Args:
         retention_job: From `build_retention_jobs`.

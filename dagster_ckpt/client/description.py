@@ -128,9 +128,6 @@ def describe_snapshot_of(stream: StreamHandle, reference: str) -> SnapshotDescri
     return SnapshotDescription(record, holds, manifest.header, manifest.file_count, manifest.full_bytes)
 
 
-_ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
-
-
 class StreamStatus(StrEnum):
     """What a stream is doing.
 
@@ -197,7 +194,7 @@ def summary_of(
     progress = (last.progress if last is not None else None) or {}
     batch_id = progress.get("batch_id")
     status = _status(last, has_living_holder=has_living_holder)
-    is_over = last is not None and status.value not in _ALIVE
+    is_over = last is not None and status not in (StreamStatus.STARTING, StreamStatus.RUNNING)
     speed = progress.get("rows_per_second") if status is StreamStatus.RUNNING else None
     return StreamSummary(
         stream_id=record.stream_id,
@@ -222,7 +219,7 @@ def _records_behind(progress: Mapping[str, Any]) -> int | None:
 def _status(last: ExecutionRecord | None, *, has_living_holder: bool) -> StreamStatus:
     if last is None:
         return StreamStatus.NEVER_STARTED
-    if last.status is ExecutionStatus.BROKEN or (last.status in _ALIVE and not has_living_holder):
+    if last.status is ExecutionStatus.BROKEN or (not last.status.is_over and not has_living_holder):
         # It died without recording the end.
         return StreamStatus.FAILED
     return StreamStatus(last.status.value)

@@ -81,7 +81,7 @@ def is_steady(
         return row.upgrade is None or row.upgrade.phase.is_over
     if row.reached != row.generation or execution is None or row.broken is not None:
         return False
-    runs = execution.status in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
+    runs = not execution.status.is_over
     if desired is DesiredState.RUNNING:
         is_over = row.upgrade is None or row.upgrade.phase is UpgradePhase.STABLE
         return runs and is_over and code_version in (None, execution.code_version)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.client.description import LATEST
 from dagster_ckpt.errors import (
     CkptError,
     NothingCommittedError,
@@ -29,7 +30,6 @@ from dagster_ckpt.stream.start_from import is_location
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LATEST = "latest"
 ALL = "all"
 
 # (done, all)

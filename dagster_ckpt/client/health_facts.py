@@ -317,9 +317,6 @@ class HealthFacts:
     watermark_ms: int | None = None
 
 
-_ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
-
-
 def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:
     """Facts by stream id; `settings` selects the streams."""
     stream_ids: Sequence[str] = list(settings)
@@ -373,11 +370,11 @@ def _why_unrestorable(newest: SnapshotRecord | None, failures: Sequence[PointFai
 
 
 def _running_since_ms(execution: ExecutionRecord | None) -> int | None:
-    return execution.started_at_ms if execution is not None and execution.status in _ALIVE else None
+    return execution.started_at_ms if execution is not None and not execution.status.is_over else None
 
 
 def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) -> str | None:
-    if execution is not None and execution.status in _ALIVE:
+    if execution is not None and not execution.status.is_over:
         return None
     if execution is not None and execution.status is ExecutionStatus.FAILED:
         return f"its last run failed: {execution.reason}"
@@ -387,7 +384,7 @@ def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) 
 
 
 def _why_silent(catalog: Catalog, execution: ExecutionRecord | None, now_ms: int) -> str | None:
-    if execution is None or execution.status not in _ALIVE or now_ms - execution.heartbeat_at_ms <= LIVELY_MS:
+    if execution is None or execution.status.is_over or now_ms - execution.heartbeat_at_ms <= LIVELY_MS:
         return None
     lease = catalog.leases.current(execution.stream_id)
     # A process that restores for hours sends no heartbeat, but renews its lease.
@@ -402,7 +399,7 @@ def _why_silent(catalog: Catalog, execution: ExecutionRecord | None, now_ms: int
 def _down_since_ms(execution: ExecutionRecord | None) -> int | None:
     if execution is None:
         return None
-    return execution.heartbeat_at_ms if execution.status in _ALIVE else execution.ended_at_ms
+    return execution.ended_at_ms if execution.status.is_over else execution.heartbeat_at_ms
 
 
 def _heartbeat_at_ms(execution: ExecutionRecord | None) -> int | None:

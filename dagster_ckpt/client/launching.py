@@ -48,7 +48,7 @@ class DriverLaunch:
             spark.kubernetes.driverEnv.DAGSTER_CKPT_START_REQUEST={start_request}` or `--conf
             spark.yarn.appMasterEnv.DAGSTER_CKPT_START_REQUEST={start_request}`.
         log_directory: Folder for its output, one file per launch.
-        environment: Environment variablesbeside those of the launching process.
+        environment: Environment variables beside those of the launching process.
         start_timeout_s: Seconds that the query may take to start; after that the start is withdrawn.
 
     Raises:

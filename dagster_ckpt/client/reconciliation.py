@@ -245,7 +245,6 @@ class Retain:
 
 Verdict = Wait | Restart | Retain
 
-_BEFORE_THE_END = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 # Deliberate ends: a process that dies after one has only failed to clean up.
 _ON_PURPOSE = {
     ExecutionStatus.FINISHED: TerminalState.FINISHED,
@@ -276,7 +275,7 @@ def reconcile(
     verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
     if isinstance(verdict, Retain) and holds_lease:
         return Wait("its run has ended, but its process is still stopping")
-    if isinstance(verdict, Restart) and holds_lease and ended in _BEFORE_THE_END:
+    if isinstance(verdict, Restart) and holds_lease and not ended.is_over:
         return Wait("its run has ended, but its process still holds the lease")
     return verdict
 

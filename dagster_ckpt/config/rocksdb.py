@@ -230,7 +230,7 @@ class RocksDBOptions:
 
 
 def _upload_threads(number: int) -> dict[str, str]:
-    # Spark leaves one maintenance thread for clean-up.
+    # Spark splits its maintenance threads by a ratio; one is left for clean-up.
     total = min(number + 1, INT_MAX)
     return {MAINTENANCE_THREADS: str(total), SNAPSHOT_SHARE: repr((total - 1) / total)}
 

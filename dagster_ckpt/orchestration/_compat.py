@@ -80,7 +80,7 @@ def changed_fields(
         return []
     field = definition.config_field
     if field is None or not field.default_provided:
-        # `configure_at_launch`
+        # Left to each run by `configure_at_launch`.
         return []
     config = given.get("config")
     if not isinstance(config, Mapping):

@@ -200,7 +200,7 @@ def _bar(bar: TimelineBar, y: float, begin: float, end: float) -> Markup:
 
 
 def _bar_class(status: ExecutionStatus) -> str:
-    if status in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING):
+    if not status.is_over:
         return "good"
     return "bad" if status in (ExecutionStatus.FAILED, ExecutionStatus.BROKEN) else "ended"
 

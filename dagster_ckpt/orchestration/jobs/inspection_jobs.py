@@ -9,7 +9,8 @@ from pydantic import Field
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
 from dagster_ckpt.client import Client
-from dagster_ckpt.client.examination import ALL, LATEST, SnapshotVerification, StreamExamination
+from dagster_ckpt.client.description import LATEST
+from dagster_ckpt.client.examination import ALL, SnapshotVerification, StreamExamination
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import StreamConfig, StreamOps, errors_as_failure, with_parameters_of
 from dagster_ckpt.orchestration.tables import markdown_table, table

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 import pendulum
 
-from dagster_ckpt.client.examination import LATEST
+from dagster_ckpt.client.description import LATEST
 from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG

@@ -9,7 +9,7 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
+from dagster_ckpt.catalog.records import ExecutionRecord
 from dagster_ckpt.client.reconciliation import RecordedEnd
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_status import (
@@ -105,7 +105,7 @@ def observed_ends(
             if stream.runs_externally
             else recorded_end(instance, run)
         )
-        if recorded is RecordedEnd.FAILED and execution.status in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING):
+        if recorded is RecordedEnd.FAILED and not execution.status.is_over:
             execution = record_death(catalog, execution)
         yield ObservedEnd(stream, execution, recorded)
 

@@ -84,7 +84,7 @@ def derive_savepoint(
 ) -> SnapshotRecord:
     """Write and record a derived savepoint. The stream may be running.
 
-    The original is held for this `purpose` until `write` has written the savepoint and the catalog lists it.
+    The original is held for this `purpose` until the catalog lists the savepoint.
     """
     snapshots = stream.catalog.snapshots
     identity = SavepointIdentity(stream.catalog.streams.allocate_number(stream.stream_id), trigger, label)
@@ -108,7 +108,7 @@ def derive_savepoint(
 
 @contextmanager
 def failing_unless_recorded(stream: StreamHandle, snapshot_id: str) -> Iterator[list[str]]:
-    """Settle a savepoint without a lease if it is interrupted at any step before the catalog lists it.
+    """Settle a savepoint without a lease that is interrupted before the catalog lists it.
 
     The list yielded receives the location of the savepoint once it is complete. Its bytes are deleted if the catalog
     confirms that it does not list it.

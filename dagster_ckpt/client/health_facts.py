@@ -291,7 +291,7 @@ class HealthFacts:
         down: Why it is not running although it should.
         failed_runs: Executions that failed recently, since the newest snapshot.
         last_end: Why the last of them failed.
-        unrestorable: Why a recovery could not continue from `newest`.
+        unrestorable: Why not from `newest`.
     """
 
     running_since_ms: int | None = None

@@ -206,9 +206,9 @@ def start_order(
 ) -> StartOrder:
     """What this driver was started for.
 
-    A driver that was launched for a request, which `environment` names, follows it once; it is refused if the request
-    failed or was withdrawn. If its cluster starts it again, it continues from the latest state. A driver started by
-    anything else takes the oldest open request for which no driver is launched, else it starts from `otherwise`.
+    A driver launched for a request, which `environment` names, follows it once, and is refused if the request failed
+    or was withdrawn; started again by its cluster, it continues from the latest state. Any other driver takes the
+    oldest open request without a driver, else it starts from `otherwise`.
     """
     launched_for = environment.get(START_REQUEST_VARIABLE)
     if launched_for:

@@ -230,7 +230,7 @@ def ask_to_stop(
 
 
 def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
-    """The alert for a stream that has not answered the last request to stop, or not ended, in time; else None.
+    """The alert for a stream that has not answered a stop, or not ended, in time.
 
     The text stays the same from call to call.
     """

@@ -127,7 +127,7 @@ def _age_ms(file: PartFile, now_ms: int | None) -> int | None:
 
 
 def _may_be_writing(stream: StreamHandle) -> bool:
-    """Whether a query may write batches: even after its lease expired, unless it is proven to have ended."""
+    """Whether a query may write batches, even after its lease expired."""
     lease = stream.catalog.leases.current(stream.stream_id)
     return lease is not None and holder_liveness(lease) is not Liveness.ENDED
 

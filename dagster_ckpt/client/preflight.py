@@ -149,7 +149,7 @@ def check_start(
     *,
     report: Callable[[str], None],
 ) -> StartCheck:
-    """Check a start with the loaded code, which `describe` creates; raises the error that the start would raise.
+    """Check a start with the loaded code, `describe`; raises what the start would raise.
 
     A query that cannot be described refuses nothing here: its start reports that. `report` gets a message per change.
     """
@@ -329,7 +329,7 @@ MOST_ROWS = 1_000_000
 def compare_trial(
     stream: StreamHandle, session: Callable[[], SparkSession], live: LiveDirectory, tried: LiveDirectory, batch_id: int
 ) -> list[str]:
-    """Compare the state after a batch of the new code (`tried`) with that of the running code (`live`), in messages.
+    """Compare the state after a batch of new code (`tried`) with that of the running code (`live`).
 
     Never fails: what cannot be compared is reported.
     """

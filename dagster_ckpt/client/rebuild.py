@@ -55,7 +55,7 @@ class RebuildReport:
 
     Attributes:
         registered: Snapshots that the catalog did not list.
-        live_directory: Where the next plain start continues; None: it restores the newest snapshot, if any.
+        live_directory: Where the next start continues; None: from the newest snapshot, if any.
         skipped: What was not registered, with the reason.
         undecided: Savepoints with edited state from which the stream may have been started; the next plain start does
             not use them.
@@ -109,8 +109,8 @@ def rebuild(
 ) -> RebuildReport:
     """Carry out `Client.rebuild`.
 
-    If the catalog knows the query's live directory, only missing snapshots are added. If it was restored from a backup
-    older than the live directories, the newest of them is registered.
+    If the catalog knows the live directory, only missing snapshots are added; after a restore from an older backup,
+    the newest directory too.
     """
     found, skipped = _snapshots(stream)
     if not found and not skipped:

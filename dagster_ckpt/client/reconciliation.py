@@ -99,7 +99,7 @@ class Orchestrator:
 class Step:
     """The decision that was carried out, and work for a run, if any.
 
-    Its `step_name` stays the same until the step is done: a run that is in progress is not launched again.
+    Its `step_name` stays until the step is done: its run is not launched twice.
     """
 
     decision: Decision
@@ -263,13 +263,13 @@ def reconcile(
     now_ms: int,
     random: Random,
 ) -> Verdict:
-    """Decide about one execution that ended unsettled: it was killed, or not stopped by its user. Pure.
+    """Decide about an execution that ended unsettled: killed, or not stopped by its user. Pure.
 
     Args:
         ended: What the execution itself recorded.
-        failed_at_ms: Failures since a user last started the stream, including this one.
+        failed_at_ms: Since a user last started the stream, including this one.
         holds_lease: Nothing is deleted under a query that may write, and a process not found dead is not replaced.
-        now_ms: The catalog's time, which dates the failures.
+        now_ms: By the catalog's clock.
         random: For jitter. Seed it per execution, so that every evaluation yields the same delay.
     """
     verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)

@@ -25,7 +25,7 @@ class SnapshotMethods(Connection):
     """Checkpoints and savepoints."""
 
     def trigger_checkpoint(self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> SnapshotRecord:
-        """Take a checkpoint of a running stream now, regardless of the minimum pause, and wait until it is complete.
+        """Take a checkpoint of a running stream now, despite the minimum pause, and wait for it.
 
         Raises:
             RequestFailedError: It is not running, or the attempt failed.
@@ -46,13 +46,13 @@ class SnapshotMethods(Connection):
         """Take a savepoint of a running, stopped or failed stream, and wait for it. A running one continues.
 
         Args:
-            schedule: Name of the schedule that takes it, whose history may delete it later; None: nothing deletes it.
+            schedule: The schedule that takes it and may delete it later; None: nothing deletes it.
             timeout_s: For a running stream's answer.
             progress: Called with (written, all) files, if the stream is not running.
 
         Raises:
             NothingCommittedError: The stream has not committed a batch yet.
-            OptionError: The label means another starting point, or the folder is a relative path.
+            OptionError: The label is reserved, or the folder is relative.
             RequestFailedError: The attempt failed.
             RequestTimeoutError: No answer in time; the request was withdrawn.
         """
@@ -181,7 +181,7 @@ class SnapshotMethods(Connection):
         Bytes are linked on the same disk, and copied by the store within one object store.
 
         Raises:
-            SnapshotCorruptError: It lacks data or was altered; no savepoint is created.
+            SnapshotCorruptError: It lacks data or was altered.
         """
         from dagster_ckpt.client.derived_savepoint import derive_savepoint
         from dagster_ckpt.stream.start_from import checked_label
@@ -234,17 +234,17 @@ class SnapshotMethods(Connection):
         spark: SparkSession | None = None,
         progress: Progress | None = None,
     ) -> list[SnapshotVerification]:
-        """Prove that snapshots can be restored, and record each result for health checks and recoveries.
+        """Prove that snapshots can be restored, and record it for health checks and recoveries.
 
         Args:
             snapshot: The snapshot, or `all`. Its location may be one that the catalog does not list.
-            deep: Compare every byte with its digest; otherwise check only lengths and completeness.
-            spark: A session to read the state of every operator with, from a temporary copy.
+            deep: Compare every byte with its digest, not only lengths and completeness.
+            spark: A session that reads the state of every operator, from a temporary copy.
             progress: Called with (verified, all) after each snapshot.
 
         Raises:
             SnapshotNotFoundError: There is none of this name, or it was deleted meanwhile.
-            StorageAccessError: The storage cannot be reached, which says nothing about the snapshots.
+            StorageAccessError: The storage cannot be reached.
             UnsupportedSparkError: The session's Spark cannot read the state.
         """
         from dagster_ckpt.client.examination import locations_of, record_verification, verify_snapshot

@@ -42,7 +42,7 @@ class StateMethods(Connection):
         Raises:
             UnsupportedSparkError: The session's Spark cannot read the state.
             SparkNotFoundError: This process has no Spark session.
-            NothingCommittedError: The stream has not committed a batch yet.
+            NothingCommittedError: No batch is committed yet.
             OptionError: There is no such operator or state.
 
         Example:
@@ -118,14 +118,14 @@ class StateMethods(Connection):
             stream: The stream; it may be running.
             edits: Keys to forget and rows to write.
             reason: Why, as the savepoint records it.
-            snapshot: `latest`, or the id, number (chk-7), label or location of a snapshot.
+            snapshot: `latest`, or an id, number (chk-7), label or location.
             spark: Default: the session of this process.
             report: Called with a message per step, and every few seconds.
 
         Raises:
-            UnsupportedSparkError: The session's Spark cannot write state: this needs Spark 4.2.
+            UnsupportedSparkError: Writing state needs Spark 4.2.
             StateRewriteError: The state cannot be edited like this; nothing was written.
-            OptionError: No reason is given, or the label or operator is wrong.
+            OptionError: Reason, label or operator is wrong.
 
         Example:
             >>> made = client.edit_state("orders", StateEdit(forget="user_id = 7"), reason="request 4711")

@@ -41,8 +41,7 @@ LIVE = "live"
 class StreamState(ExitStack):
     """Result of `Client.state`: the state after one batch, in a temporary copy that this object owns.
 
-    Frames are lazy: use them inside a `with` block, or before `close`, which deletes the copy. The snapshot cannot be
-    deleted until then.
+    Frames are lazy: use them before `close`, or inside a `with` block. The snapshot cannot be deleted until then.
 
     Attributes:
         snapshot: None for the live directory.
@@ -117,7 +116,7 @@ class StreamState(ExitStack):
 class StreamStateDiff(ExitStack):
     """Result of `Client.state_diff`: what two points differ in, by operator and state.
 
-    Partitions and state backends are left out, so a snapshot and its rescaled or converted copy do not differ.
+    A snapshot and its rescaled or converted copy do not differ.
     """
 
     def __init__(
@@ -240,7 +239,7 @@ def show_state(
     """Read a part of every selected state.
 
     `where` is a condition in SQL on fields of the key by name, or on `key`, `value` and `partition`. Shows `limit`
-    rows and the `largest` keys of each state; 0 leaves the latter out, which saves a pass.
+    rows and the `largest` keys of each state; `largest` 0 saves a pass.
     """
     return [_shown(state, name, where, limit, largest) for name in state.states]
 
@@ -260,7 +259,7 @@ def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> li
 def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> list[str]:
     """Write all rows as Parquet, a folder per state below `folder`; returns their URLs.
 
-    Executors must reach the folder, which is an absolute path or a URL. Existing rows are not overwritten.
+    Executors must reach the folder, an absolute path or URL. Nothing is overwritten.
     """
     root = location_url("write_to", folder).rstrip("/")
     placed = {f"{root}/operator={name.operator_id}/state={name.state}": (name, rows) for name, rows in tables}

@@ -198,7 +198,7 @@ def _read(materialization: dg.AssetMaterialization, stream: Stream) -> tuple[int
     batch_id = recorded.get(READ_BATCH_KEY)
     if isinstance(batch_id, int) and recorded.get(READ_STREAM_KEY) == stream.stream_id:
         return batch_id, Basis.RECORDED, recorded.get(READ_EXACTLY_KEY) is True
-    # Set by the catalog sensor.
+    # The catalog sensor sets it.
     tags = materialization.tags or {}
     noted = [tags.get(f"{_INPUT_DATA_VERSION}{key.to_user_string()}", "") for key in stream.keys]
     batches = [int(batch_id) for batch_id in noted if batch_id.isdecimal()]

@@ -71,7 +71,7 @@ def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) 
 
 
 def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartCause:
-    """A user (also by re-executing a run), or a restart (also a retry, or one within the run)."""
+    """What started a run: a user (also by re-executing one), or a restart (also a retry, or one within the run)."""
     if RETRY_NUMBER_TAG in tags or has_started:
         return StartCause.RESTART_NEW_RUN
     # A re-executed run inherits the tags of the original.

@@ -234,7 +234,7 @@ def _run(
 
 
 def _start_from(context: StepContext, handle: StreamHandle, config: StreamRunConfig) -> StartFrom:
-    """A retry of a run that had started continues instead of rewinding again."""
+    """The run's starting point; a retry of a run that had started does not rewind again."""
     tags = context.run.tags
     if RETRY_NUMBER_TAG in tags:
         before = {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
@@ -281,7 +281,7 @@ def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcom
     if canceled is not None:
         if canceled is dg.DagsterRunStatus.CANCELING:
             settle_run(handle, outcome, is_canceled=True)
-        # The supervisor sensor has retention applied.
+        # The supervisor sensor applies retention after a forcibly ended run.
         raise _failure("The stream was canceled: its run was terminated.", "CANCELED", report)
     # After a time limit a run is CANCELING, then FAILURE: the supervisor sensor settles by the final status.
     raise _failure(

@@ -70,38 +70,35 @@ def run_stream(
 ) -> StreamExecution:
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
 
-    The stream takes checkpoints, is restarted in place, and answers operators' requests, as a streaming asset does. It
-    continues where it stopped, unless a start was requested through the catalog (by `restart_stream_job`, or by the run
-    that launched this process).
+    It behaves like a streaming asset, and continues where it stopped unless a start was requested through the catalog
+    (by `restart_stream_job`, or by the run that launched this process).
 
     Transitions of the stream are logged to `dagster_ckpt.transitions`, and printed to stderr if the program has not set
     up logging. With a Dagster Pipes context, the log and the end of the stream are reported there as well.
 
     Args:
-        stream_id: Its id in catalog and storage, the same as that of its asset in Dagster.
-        start: Defines the query on a session: returns a `DataStreamWriter` that is not started. Called
-            for each start, also after a failure.
+        stream_id: Its id in catalog and storage, as of its asset in Dagster.
+        start: Returns a `DataStreamWriter` that is not started. Called for each start, also after a failure.
         catalog: SQLAlchemy URL of the catalog.
-        storage: Where snapshots are stored, as an absolute path, a URL or an object. Savepoints go to
-            `<storage>/savepoints` unless a storage object specifies another folder.
+        storage: An absolute path, URL or object. Savepoints go to `<storage>/savepoints` unless an object specifies a
+            folder.
         live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
         checkpointing: Checkpointing options; default: no periodic checkpoints.
-        restart_strategy: What happens after a failure; default: as for a streaming asset.
-        state_backend: How the query keeps its state; None uses the session's settings.
-        spark: The session; default: that of this process, or a new one with the master of
-            `spark-submit`, else with the cores of this machine.
+        restart_strategy: Default: as for a streaming asset.
+        state_backend: None uses the session's settings.
+        spark: Default: the session of this process, or a new one with the master of `spark-submit`, else this
+            machine's cores.
         start_from: Where to start if no request specifies it; a `StartFrom` if the start has options.
-        on_backend_change: What the start does with state of another backend than `state_backend`.
-        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this, 0 or more.
-            They must reach live directories and snapshots by the same URLs, and have dagster-ckpt
-            installed. Default: the driver copies.
+        on_backend_change: What the start does with state of another backend.
+        executor_copy_bytes: Executors copy snapshots that write more bytes than this. They must reach live directories
+            and snapshots by the same URLs, and have dagster-ckpt installed. Default: the driver copies.
         code_version: Version of the code, recorded in snapshots.
 
     Returns:
         How it ended: stopped with a savepoint, suspended, canceled, or out of input.
 
     Raises:
-        RequestFailedError: The start that this process was launched for has failed or was withdrawn.
+        RequestFailedError: The start that launched this process failed or was withdrawn.
         LeaseHeldError: Another execution of the stream is alive.
         StreamFailedError: The query failed, and its restart strategy allows no further restart.
         LeaseLostError: Another process is the writer now.
@@ -172,7 +169,7 @@ def run_stream(
 
 @contextmanager
 def _answered(catalog: Catalog, request_id: str | None) -> Iterator[None]:
-    """Fail the start request if the start failed before its execution began, so that nothing waits for it."""
+    """Fail the start request if the start fails before its execution."""
     try:
         yield
     except BaseException as error:
@@ -190,15 +187,14 @@ def _start(stream: StreamHandle, query: QueryToStart) -> StartQuery:
     return start
 
 
-# Dagster keeps every line forever, a few hundred bytes each; at this rate a day takes a third of a
-# megabyte.
+# Dagster keeps every line forever: a third of a megabyte a day at this rate.
 PROGRESS_INTERVAL_S = 60.0
 # Set by Dagster for a process that it starts through Pipes.
 PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 
 
 class PipesReport:
-    """Reports the end of a stream to the Dagster run that started the program, if there is a Pipes context."""
+    """Reports a stream's end to the Dagster run, if there is a Pipes context."""
 
     def __init__(self, context: PipesContext | None) -> None:
         self._context = context
@@ -236,7 +232,7 @@ def pipes_report(
     if PIPES_VARIABLE not in environment:
         yield PipesReport(None)
         return
-    # Imported here: most programs are not started through Pipes.
+    # Most programs are not started through Pipes.
     from dagster_pipes import PipesContext, open_dagster_pipes  # noqa: PLC0415
 
     is_ours = not PipesContext.is_initialized()
@@ -283,8 +279,7 @@ def progress_message(catalog: Catalog, stream_id: str) -> str:
 def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = None) -> Iterator[None]:
     """Also pass the transitions of a stream to another log while the context is open, from INFO on.
 
-    A thread passes them on, so that a log that hangs delays neither a lease nor a checkpoint. The
-    context closes once all lines are passed on.
+    A thread passes them on, so that a hanging log delays neither lease nor checkpoint.
 
     Args:
         to: Takes the level and the message.

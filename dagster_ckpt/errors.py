@@ -1,8 +1,7 @@
 """All exceptions that this package raises on purpose.
 
-Each message says what was found, where, and what to do next. Every class derives from `CkptError`.
-Where a built-in exception has the same meaning, the class derives from it too, so `except
-ValueError` and `except FileNotFoundError` work as you expect.
+Each message says what was found, where, and what to do next. Every class derives from `CkptError`. Some also derive
+from a built-in exception with the same meaning, such as `ValueError`.
 """
 
 

@@ -114,6 +114,11 @@ class ExecutionStatus(StrEnum):
     SUSPENDED = "SUSPENDED"
     BROKEN = "BROKEN"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is neither STARTING nor RUNNING."""
+        return self not in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
+
 
 class SnapshotStatus(StrEnum):
     """IN_PROGRESS → COMPLETED or FAILED; COMPLETED → DELETING → DELETED. BROKEN: the row cannot be read."""

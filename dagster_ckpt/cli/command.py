@@ -94,7 +94,7 @@ def cli(
     if _is_typed(context, "module"):
         if _is_typed(context, "catalog"):
             raise click.UsageError("--catalog and -m both name a catalog. Leave one of them out.")
-        # Typed options override the environment, which names another deployment.
+        # Typed options override the environment.
         others = {name: None for name in ("catalog", "storage", "live_root") if not _is_typed(context, name)}
         deployment = replace(deployment, **others)
     context.obj = deployment
@@ -130,7 +130,7 @@ def command(
                     for note in getattr(error, "__notes__", ()):
                         progress(note)
                 if isinstance(error, KeyboardInterrupt):
-                    # Click would exit with 1, as if the command had failed.
+                    # Click would exit with 1.
                     end(signal.SIGINT, None)
                 raise
             sys.exit(status or 0)
@@ -160,7 +160,7 @@ def stream_exists(client: Client, stream: str) -> None:
 
 
 def fail(error: CkptError, status: int = FAILED) -> Never:
-    """Print an error, with the options of the command that it means by their Python names, and exit with a status."""
+    """Print an error, with command options for Python names, and exit."""
     click.echo(f"Error: {error}{_options_meant(str(error))}", err=True)
     sys.exit(status)
 
@@ -177,8 +177,8 @@ def _options_meant(message: str) -> str:
 
 
 def end(number: int, _: FrameType | None) -> Never:
-    """Exit on a signal, so that what the command waits for is withdrawn."""
-    # A closed terminal sends several signals: the second one must not interrupt the clean-up.
+    """Exit and withdraw what the command waits for."""
+    # A second signal must not interrupt the clean-up.
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -28,7 +28,7 @@ class Deployment:
     module: str | None = None
 
     def connect(self, *, may_create: bool = False) -> Client:
-        """Open a client. The values of this object come before those of the definitions or the file."""
+        """Open a client. These values come before those of definitions or file."""
         from dagster_ckpt.client import Client
 
         if self.catalog is None and self.module is not None:
@@ -122,7 +122,7 @@ def _read(file: Path) -> Deployment:
 
 
 def _below(folder: Path, place: str) -> str:
-    """A place as the file names it: relative paths are relative to the file, not to where the command runs."""
+    """Relative paths are relative to the file."""
     sqlite = "sqlite:///"
     if place.startswith(sqlite) and place != f"{sqlite}:memory:":
         return sqlite + str(folder / place.removeprefix(sqlite))
@@ -149,7 +149,7 @@ def _resources(module: str) -> dict[str, Any]:
 
 
 def _what_failed(error: BaseException) -> str:
-    """An error of a user's module, with the line of the module that raised it."""
+    """With the line of the user's module that raised it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = "" if last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
     return f"{type(error).__name__}: {error}{where}"

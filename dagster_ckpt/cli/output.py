@@ -54,7 +54,7 @@ def print_json_line(value: object) -> None:
 
 
 def plain(value: object) -> Any:
-    """A value as JSON can express it: records by their field names, times in ms since the epoch, sizes in bytes."""
+    """As JSON: records by field names, times in ms since the epoch, sizes in bytes."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, str | int | float | bool):
@@ -79,7 +79,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
         click.echo(empty)
         return
     widths = [max(map(len, column)) for column in zip(columns, *shown, strict=True)]
-    # Importing rich takes a tenth of a command's time.
+    # Slow to import.
     if _needs_no_folding(widths, shown):
         _print_aligned(columns, shown, widths)
     else:
@@ -123,7 +123,6 @@ def _print_folded(columns: Sequence[str], shown: Sequence[Sequence[str]]) -> Non
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     console = Console(highlight=False)
     if not console.is_terminal:
-        # A program that reads the table needs whole lines.
         console.width = 10_000
     console.print(table)
 

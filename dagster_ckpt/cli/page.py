@@ -72,7 +72,7 @@ def ui(
     hosts = {_in_address(each) for each in (*_LOCAL, *reached_at, *allowed_hosts)}
     app = checkpoint_page(client, token=secret, allowed_hosts=sorted(hosts))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False))
-    # The address is printed next, and a request to it waits until the server has started.
+    # A request to the printed address waits for the server.
     listening = _listen(host, port)
     address = f"http://{_in_address(reached_at[0])}:{listening.getsockname()[1]}/"
     sign_in = f"{address}sign-in?token={secret}" if secret is not None else None
@@ -85,7 +85,7 @@ def ui(
         click.echo("Press Ctrl-C to stop it.", err=True)
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-        # A closed terminal is an orderly end too: the page withdraws what its actions wait for.
+        # A closed terminal is an orderly end too.
         signal.signal(hangup, server.handle_exit)
     # The server ends on Ctrl-C and raises it again.
     with suppress(KeyboardInterrupt):

@@ -235,7 +235,7 @@ def _spark(*, writes: bool = False) -> SparkSession:
     if not installed_release().has(needed) and (other := Rewriter.find()) is not None:
         other.take_over("from dagster_ckpt.cli.main import main; main()", sys.argv[1:])
     with suppress(ImportError):
-        # PySpark 4 logs each error that it raises, with the JVM's stack; the command prints the error itself.
+        # PySpark 4 logs errors with the JVM's stack; the command prints them.
         from pyspark.logger import PySparkLogger
 
         for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):

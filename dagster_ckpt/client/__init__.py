@@ -1,9 +1,8 @@
 """`Client`, the programmatic face of this package: every operation on the streams of a catalog, from any process.
 
-Each verb is a method of the client and is described there; the methods are grouped by subject, a module each.
-Decisions are pure functions beside them, such as those in `health.py` and `desired_state.py`. Nothing here imports
-Dagster. What only some methods need is imported by them, so that reading a catalog is quick to start. Start with
-`client.py`. The names here are what methods take and return, and texts for people.
+The methods are grouped by subject, a module each; decisions are pure functions beside them, such as those in
+`health.py` and `desired_state.py`. Nothing here imports Dagster. What only some methods need is imported by them, so
+that reading a catalog is quick to start. Start with `client.py`.
 """
 
 from importlib import import_module

@@ -1,8 +1,7 @@
 """`Client`: every operation on the streams of a catalog, from any Python process.
 
-A notebook, a script, an op and the command line call the same methods. The client needs neither Dagster nor Spark to
-run: a running stream receives a request through the catalog, and a stream that is not running is modified directly,
-under the same lease that a run would take.
+It needs neither Dagster nor Spark to run: a running stream receives a request through the catalog, and a stream that
+is not running is modified directly, under the lease that a run would take.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
 class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMethods, StateMethods):
     """Every operation on the streams of a catalog.
 
-    The catalog records where each stream that has run keeps its snapshots and live directories, and its checkpointing
-    options. So it is enough, unless the storage needs credentials or the catalog was lost. A stream is named by its
-    stream id, or by the key of an asset that it writes. A snapshot is named by its id, number (`chk-7`), label or
-    location, or by `latest`.
+    The catalog records places and options of each stream that has run, so it is enough unless the storage needs
+    credentials or the catalog was lost. A stream is named by its stream id, or by the key of an asset that it writes.
+    A snapshot is named by its id, number (`chk-7`), label or location, or by `latest`.
 
     Args:
         catalog: SQLAlchemy URL of the catalog, or an open `Catalog`, which the client does not close.
@@ -51,7 +49,7 @@ class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMeth
         return description.summarize_streams(self._catalog)
 
     def describe_stream(self, stream: str, *, limit: int = 20) -> StreamDescription:
-        """A stream in full: settings, up to `limit` executions and snapshots, desired state, open requests."""
+        """Settings, up to `limit` executions and snapshots, desired state, open requests."""
         from dagster_ckpt.client import description
 
         return description.describe_stream(self._catalog, self._id_of(stream), limit=limit)
@@ -63,9 +61,9 @@ class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMeth
         kind: SnapshotKind | str | None = None,
         status: SnapshotStatus | str | None = SnapshotStatus.COMPLETED,
     ) -> list[SnapshotRecord]:
-        """Snapshots of a stream, newest first: checkpoints and savepoints, or those of one kind.
+        """Snapshots of a stream, newest first.
 
-        `status` None lists all, also failed and deleted ones.
+        `status` None: also failed and deleted ones.
         """
         return self._catalog.snapshots.of_stream(
             self._id_of(stream),
@@ -74,7 +72,7 @@ class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMeth
         )
 
     def describe_snapshot(self, stream: str, snapshot: str = "latest") -> SnapshotDescription:
-        """A snapshot in full: what its metadata says, and what protects it from deletion."""
+        """What the metadata of a snapshot says, and what protects it from deletion."""
         from dagster_ckpt.client import description
 
         return description.describe_snapshot_of(self._open(stream), snapshot)

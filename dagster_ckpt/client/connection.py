@@ -1,4 +1,4 @@
-"""The connection of a client: its catalog, how it opens streams, and who operates."""
+"""A client's connection: its catalog, how it opens streams, and who operates."""
 
 from __future__ import annotations
 
@@ -91,12 +91,8 @@ class Connection:
         """A client for the deployment that Dagster resources describe, with or without a run.
 
         Args:
-            checkpoint_catalog: A `CheckpointCatalogResource`.
-            checkpoint_storage: A `CheckpointStorageResource`.
-            state_backend: A `StateBackendResource`.
-            storage: As of a `Client`, instead of a `checkpoint_storage`.
-            live_root: As of a `Client`, instead of a `state_backend`.
-            origin: Who operates, as the catalog shows it; default: user and host.
+            storage: As of `Client`, instead of a `CheckpointStorageResource`.
+            live_root: As of `Client`, instead of a `StateBackendResource`.
 
         Example:
             >>> client = Client.from_resources(CheckpointCatalogResource(url="sqlite:////var/lib/catalog.db"))
@@ -127,7 +123,7 @@ class Connection:
         return other
 
     def close(self) -> None:
-        """Close the connections to the catalog, unless the caller opened it."""
+        """Close the catalog, unless the caller opened it."""
         if self._is_own:
             self._catalog.close()
 
@@ -144,13 +140,13 @@ class Connection:
 
     @cached_property
     def _streams(self) -> StreamSource:
-        """Opens the streams. What only reads the catalog does not need it, nor the code that opens storages."""
+        """Opens streams; what only reads the catalog does not load it."""
         from dagster_ckpt.stream.opening import RecordedStreams
 
         return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)
 
     def snapshot_folders(self, stream: str) -> list[str]:
-        """The folders in which the snapshots of a stream are, as its storage is configured; it opens none of them."""
+        """The folders of a stream's snapshots, as its storage is configured; it opens none of them."""
         opened = self._open(stream)
         places = (getattr(opened.storage, name, None) for name in ("checkpoint_location", "savepoint_location"))
         checkpoints, savepoints = (place.url if isinstance(place, StoragePath) else None for place in places)
@@ -168,8 +164,6 @@ class Connection:
 
 @dataclass(frozen=True)
 class _OpenStream:
-    """The source of a client for one stream."""
-
     stream: StreamHandle
 
     @property
@@ -189,14 +183,14 @@ class _OpenStream:
 
 
 def _ready(resource: Resource) -> Resource:
-    """A resource with the values of its environment variables, which Dagster reads only in a run."""
+    """Read the values of the environment variables of a resource, which Dagster reads only in a run."""
     initialize = getattr(resource, "process_config_and_initialize", None)
     ready: Resource = initialize() if initialize is not None else resource
     return ready
 
 
 def given_folder(folder: str | None, option: str = "target_directory") -> str | None:
-    """The URL of a folder that a user names by an absolute path or URL; `OptionError` for a relative path."""
+    """The URL of a folder that a user names by an absolute path or URL; `OptionError` for a relative one."""
     return location_url(option, folder) if folder is not None else None
 
 

@@ -1,9 +1,9 @@
 """Savepoints that are made from another snapshot: a promoted copy, or one with edited state.
 
-For an edit the snapshot is restored into a temporary directory, its state is rewritten there with other rows, and the
-result is compared with the original and stored. Nothing else changes: no live directory is touched, and no lease is
-needed. The ids of the edits that a state contains are in the file `metadata` of its directory and in the header of
-each of its snapshots: whatever lacks the id of an edit has, or may have, the state from before it.
+An edit restores the snapshot into a temporary directory, rewrites its state there, compares the result with the
+original and stores it. It touches no live directory and needs no lease. The ids of the edits that a state contains are
+in the file `metadata` of its directory and in the header of each of its snapshots: whatever lacks the id of an edit
+has, or may have, the state from before it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OF_THE_ORIGINAL = frozenset({"label", "schedule"})
 
 
 class SavepointIdentity:
-    """The identity of a derived savepoint, from which its header is made."""
+    """Identity of a derived savepoint."""
 
     def __init__(self, number: int, trigger: SnapshotTrigger, label: str | None) -> None:
         self.snapshot_id = str(uuid.uuid4())
@@ -82,9 +82,9 @@ def derive_savepoint(
     state_rows: int | None,
     began_ms: int,
 ) -> SnapshotRecord:
-    """Write and record a savepoint that is made from another snapshot. The stream may be running.
+    """Write and record a derived savepoint. The stream may be running.
 
-    The original is held for this `purpose` until `write` has written the savepoint and the catalog lists it.
+    The original is held for this `purpose` until the catalog lists the savepoint.
     """
     snapshots = stream.catalog.snapshots
     identity = SavepointIdentity(stream.catalog.streams.allocate_number(stream.stream_id), trigger, label)
@@ -108,10 +108,10 @@ def derive_savepoint(
 
 @contextmanager
 def failing_unless_recorded(stream: StreamHandle, snapshot_id: str) -> Iterator[list[str]]:
-    """Settle a savepoint without a lease if it is interrupted at any step before the catalog lists it.
+    """Settle a savepoint without a lease that is interrupted before the catalog lists it.
 
-    The list that it yields receives the location of the savepoint once all of it is there. Its bytes are deleted if
-    the catalog confirms that it does not list them.
+    The list yielded receives the location of the savepoint once it is complete. Its bytes are deleted if the catalog
+    confirms that it does not list it.
     """
     written: list[str] = []
     try:
@@ -141,18 +141,18 @@ def _facts(
     )
 
 
-# Property of a savepoint with edited state: from which snapshot, who, why, and what changed.
+# Property: from which snapshot, who, why, and what changed.
 EDIT = "edit"
 
 
 @dataclass(frozen=True)
 class EditedState:
-    """The result of an edit.
+    """Result of `Client.edit_state`.
 
     Attributes:
-        changes: Number of rows by change, for each state that was edited.
+        changes: Number of rows by change, for each edited state.
         skipped: States whose keys do not have the columns of the condition; they are unchanged.
-        still_there: Snapshots of the stream without the edit: they keep what was forgotten.
+        still_there: Snapshots of the stream without the edit.
     """
 
     savepoint: SnapshotRecord
@@ -163,11 +163,11 @@ class EditedState:
 
     @property
     def rows(self) -> int:
-        """Number of rows that were removed, added or changed."""
+        """Number of rows removed, added or changed."""
         return sum(sum(counts.values()) for counts in self.changes.values())
 
     def messages(self) -> list[str]:
-        """The result, as messages."""
+        """The result, one line per fact."""
         made = f"{describe_snapshot(self.savepoint)} was created from {describe_snapshot(self.edited_from)}"
         messages = [f"{made}: {self.savepoint.location}"]
         for name, counts in self.changes.items():
@@ -197,7 +197,7 @@ def edit_state(
     spark: SparkSession | None = None,
     report: Callable[[str], None] = lambda _message: None,
 ) -> EditedState:
-    """See `Client.edit_state`."""
+    """Carry out `Client.edit_state`."""
     checked_label(label)
     if not reason.strip():
         raise OptionError("reason is empty. Give the reason of the edit; the savepoint records it.")
@@ -212,7 +212,7 @@ def edit_state(
     with StreamState(stream, snapshot, spark=session) as state, scratch_directory(stream) as scratch:
         if state.snapshot is None or not state.states:
             raise StateRewriteError(f"{state} has no state to edit.")
-        # All are checked before the first is carried out.
+        # Check all before the first is carried out.
         planned = [plan_edit(edit, state.reader) for edit in edits]
 
         def change(store: Any, rows: Any) -> Any:
@@ -258,7 +258,7 @@ def edit_state(
 def _checked(
     planned: Sequence[PlannedEdit], before: StreamState, after: StateReader, progress: JobProgress
 ) -> dict[StateName, Mapping[Change, int]]:
-    """The changes of each edited state, after a proof that nothing else changed."""
+    """Prove that nothing else changed, and count the changes of each edited state."""
     edited = {name for edit in planned for name in edit.states}
     changes = {}
     for difference in differences(before.reader, after, paired(before.states, after.states)):
@@ -283,11 +283,10 @@ def _write(
     edit: Mapping[str, object],
     target_directory: str | None,
 ) -> tuple[StoredSnapshot, SnapshotHeader]:
-    """Write the savepoint: the rewritten directory, and what the original carries of its sinks."""
     location = snapshot_location(original)
     manifest = stream.store.manifest(location)
     with staged_cut(rewritten, carry_in_flight=True) as staged:
-        # Everything but the rows stays: the query, its sinks, its position in the input.
+        # Only the rows differ: query, sinks and position in the input stay.
         own = {name: staged.cut.properties[name] for name in (CHAIN, LAYOUT, STATE_EDITS)}
         properties = {**own, EDIT: dict(edit), "parent_snapshot_id": original.snapshot_id}
         header = identity.header(manifest.header, created_at_ms=wall_clock_ms(), properties=properties)
@@ -310,8 +309,8 @@ class RemainingState:
     """Where the state from before an edit remains.
 
     Attributes:
-        snapshots: Snapshots of the stream without the edit, newest first, each with who deletes it.
-        directories: Live directories and temporary copies without the edit, each described.
+        snapshots: Those of the stream without the edit, newest first, each with who deletes it.
+        directories: Live directories and temporary copies without the edit.
     """
 
     edited: SnapshotRecord
@@ -320,11 +319,11 @@ class RemainingState:
 
     @property
     def is_nowhere(self) -> bool:
-        """Whether neither the catalog nor the folders of the stream show anything without the edit."""
+        """Whether neither catalog nor storage shows any."""
         return not (self.snapshots or self.directories)
 
     def messages(self) -> list[str]:
-        """The places, as messages."""
+        """The places, one line each."""
         name = describe_snapshot(self.edited)
         if self.is_nowhere:
             return [f"no snapshot and no directory of the stream contains the state from before {name}"]
@@ -332,7 +331,7 @@ class RemainingState:
 
 
 def remaining_state(stream: StreamHandle, reference: str) -> RemainingState:
-    """See `Client.remaining_state`."""
+    """Find the places for `Client.remaining_state`."""
     edited = find_snapshot(stream.catalog, stream.stream_id, reference)
     edit = edited.edit.get("id")
     if not isinstance(edit, str):
@@ -349,7 +348,7 @@ def _snapshots(stream: StreamHandle, edit: str) -> Iterator[str]:
         if each.status not in _MAY_HAVE_BYTES:
             continue
         known.add(each.location or "")
-        # The edits of a snapshot are recorded once it is complete. The stream's own timeline begins with its edits.
+        # The stream's own timeline begins with its edits.
         is_of_edited = each.location is None and each.timeline == current.timeline and edit in current.state_edits
         if is_of_edited or edit in each.state_edits:
             continue

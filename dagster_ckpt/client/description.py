@@ -1,6 +1,6 @@
-"""What the catalog knows of streams and snapshots, as values to print, and how a user names a snapshot.
+"""What the catalog knows of streams and snapshots, and how a user names a snapshot.
 
-A list of streams needs little: what only a description needs is imported there.
+What only a description needs is imported there, so that listing streams is quick.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class StreamDescription:
-    """A stream in full.
+    """Result of `Client.describe_stream`.
 
     Attributes:
-        settings: Its options and places, as of its last registration.
-        record: Its row in the catalog: live directory, timeline, where its state came from.
-        desired: Its desired state and upgrade; None if it is not managed.
+        settings: As of its last registration.
+        desired: None if it is not managed.
         executions: Newest first, up to the limit.
         snapshots: Completed ones, newest first, up to the limit.
-        requests: Those that no process has accepted yet, oldest first.
+        requests: Not yet accepted, oldest first.
     """
 
     summary: StreamSummary
@@ -62,13 +61,12 @@ class StreamDescription:
 
 @dataclass(frozen=True)
 class SnapshotDescription:
-    """A snapshot in full.
+    """Result of `Client.describe_snapshot`.
 
     Attributes:
-        record: Its row in the catalog.
-        holds: What protects it from deletion at the moment.
-        header: The header in its metadata: operators, sinks, plan.
-        full_bytes: Number of bytes that a restore reads.
+        holds: What protects it from deletion now.
+        header: Operators, sinks, plan.
+        full_bytes: Bytes that a restore reads.
     """
 
     record: SnapshotRecord
@@ -79,7 +77,7 @@ class SnapshotDescription:
 
 
 def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDescription:
-    """See `Client.describe_stream`."""
+    """Read a `StreamDescription` from the catalog."""
     from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
     record = catalog.streams.get(stream_id)
@@ -123,21 +121,18 @@ def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotR
 
 
 def describe_snapshot_of(stream: StreamHandle, reference: str) -> SnapshotDescription:
-    """See `Client.describe_snapshot`."""
+    """Read a `SnapshotDescription` from catalog and storage."""
     record = find_snapshot(stream.catalog, stream.stream_id, reference)
     manifest = stream.store.manifest(record.location or "")
     holds = tuple(stream.catalog.holds.on(record.snapshot_id))
     return SnapshotDescription(record, holds, manifest.header, manifest.file_count, manifest.full_bytes)
 
 
-_ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
-
-
 class StreamStatus(StrEnum):
     """What a stream is doing.
 
-    STARTING: Its state is being prepared. FAILED: Its last execution failed or died; the restart strategy may start
-    it again. SUSPENDED, CANCELED and FINISHED: Its last execution ended like this.
+    STARTING: Its state is being prepared. FAILED: Failed or died; the restart strategy may start it again. SUSPENDED,
+    CANCELED and FINISHED: How its last execution ended.
     """
 
     NEVER_STARTED = "NEVER_STARTED"
@@ -151,16 +146,16 @@ class StreamStatus(StrEnum):
 
 @dataclass(frozen=True)
 class StreamSummary:
-    """One stream of a list.
+    """Result of `Client.list_streams` for one stream.
 
     Attributes:
         asset_key: The assets that it writes, or its name outside Dagster.
-        reason: Why its last execution ended, if it has.
-        batch_id: The newest batch that its last execution reported as committed.
+        reason: Why its last execution ended.
+        batch_id: The newest batch reported as committed.
         newest_snapshot: The snapshot that a recovery would use.
-        broken: Why its row in the catalog could not be fully read.
-        rows_per_second: Speed of that batch while the query runs.
-        records_behind: Records that wait in its sources while it runs; None if no source reports it.
+        broken: Why its row could not be fully read.
+        rows_per_second: Of that batch, while the query runs.
+        records_behind: While it runs; None if no source reports it.
     """
 
     stream_id: str
@@ -195,11 +190,11 @@ def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
 def summary_of(
     record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None, *, has_living_holder: bool
 ) -> StreamSummary:
-    """The summary of one stream."""
+    """The summary of one stream; `newest` is the snapshot that a recovery would use."""
     progress = (last.progress if last is not None else None) or {}
     batch_id = progress.get("batch_id")
     status = _status(last, has_living_holder=has_living_holder)
-    is_over = last is not None and status.value not in _ALIVE
+    is_over = last is not None and status not in (StreamStatus.STARTING, StreamStatus.RUNNING)
     speed = progress.get("rows_per_second") if status is StreamStatus.RUNNING else None
     return StreamSummary(
         stream_id=record.stream_id,
@@ -224,7 +219,7 @@ def _records_behind(progress: Mapping[str, Any]) -> int | None:
 def _status(last: ExecutionRecord | None, *, has_living_holder: bool) -> StreamStatus:
     if last is None:
         return StreamStatus.NEVER_STARTED
-    if last.status is ExecutionStatus.BROKEN or (last.status in _ALIVE and not has_living_holder):
-        # Its process died without recording the end.
+    if last.status is ExecutionStatus.BROKEN or (not last.status.is_over and not has_living_holder):
+        # It died without recording the end.
         return StreamStatus.FAILED
     return StreamStatus(last.status.value)

@@ -1,7 +1,6 @@
 """Decides how a managed stream reaches its desired state, and how an upgrade proceeds. Pure: no I/O, no clock.
 
-Row, observation and policy in, one step out. What a user does with a stream by hand becomes its desired state: a
-stream that a user canceled is not started again, and one that a user started is not stopped.
+What a user does with a stream by hand becomes its desired state.
 
 | phase of an upgrade | the stream | next |
 |---|---|---|
@@ -12,9 +11,8 @@ stream that a user canceled is not started again, and one that a user started is
 | ROLLING_BACK | is requested to stop | RESTORING once its run is over |
 | RESTORING | is down | ROLLED_BACK or ROLLBACK_FAILED, recorded by the run that does it |
 
-The modes and their fallbacks are those of the Flink Kubernetes Operator (`AbstractJobReconciler`), with one
-difference: code cannot be rolled back. Only one version is loaded, so a stream that was rolled back stays down until
-another version is loaded.
+Modes and fallbacks are those of the Flink Kubernetes Operator (`AbstractJobReconciler`), except that only one version
+of the code is loaded: a stream that was rolled back stays down until another one is.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ _STOP_BY = {
 
 
 def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
-    """The next step for one stream. `declared`: the state in the asset's definition, unless an operator set another."""
+    """Decide the next step; `declared`: the state in the asset's definition, unless an operator set another."""
     desired = row.desired or declared
     if not seen.is_alive and row.alert_until is AlertUntil.STOPPED:
         row = replace(row, alert=None, alert_until=None)
@@ -77,13 +75,13 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
 def is_steady(
     row: DesiredRecord, declared: DesiredState | None, execution: ExecutionRecord | None, code_version: str | None
 ) -> bool:
-    """Whether the catalog's rows alone show that a stream is still in its desired state: it needs no closer look."""
+    """Whether the catalog's rows alone show the desired state, so that the stream needs no closer look."""
     desired = row.desired or declared
     if desired is None:
         return row.upgrade is None or row.upgrade.phase.is_over
     if row.reached != row.generation or execution is None or row.broken is not None:
         return False
-    runs = execution.status in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
+    runs = not execution.status.is_over
     if desired is DesiredState.RUNNING:
         is_over = row.upgrade is None or row.upgrade.phase is UpgradePhase.STABLE
         return runs and is_over and code_version in (None, execution.code_version)
@@ -189,9 +187,9 @@ def _start(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream) -> D
     return next_step.with_changes(alert=f"it could not be started: {failed.error}") if failed is not None else next_step
 
 
-# After this many preflight runs without a result, the upgrade is refused.
+# Preflight runs without a result after which the upgrade is refused.
 PREFLIGHT_RUNS = 3
-# Delay before a start is requested again whose run ended before it could do anything.
+# Delay before a start is repeated whose run ended before it could do anything.
 RETRY_MS = 60_000
 
 
@@ -256,8 +254,7 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
     request = seen.request
     late = overdue(seen, policy.stop_timeout_ms)
     if late is not None and request is not None and request.status is RequestStatus.PENDING:
-        # Withdraw the request first so that nothing answers it any more, then abort: a stream that
-        # stopped after all is upgraded.
+        # Withdraw before aborting: a stream that stopped after all is upgraded.
         return stay(row, late).with_changes(Withdraw(request.request_id, only_pending=True), holds_restart=True)
     if late is not None and request is not None and request.status is RequestStatus.WITHDRAWN:
         return move(row, upgrade, UpgradePhase.REFUSED, late)
@@ -311,7 +308,7 @@ def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream) 
     if request is not None and seen.now_ms < (request.resolved_at_ms or 0) + RETRY_MS:
         return stay(row, f"the start failed and is requested again: {request.error}").with_changes(holds_restart=True)
     start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS else "latest"
-    # The policy, which a user chose, is the confirmation.
+    # A user chose the policy: that is the confirmation.
     where = {"start_from": start_from, **({"discard_state": True} if start_from == "empty" else {})}
     next_step = ask(row, f"start from {start_from}", f"start {upgrade.starts}", RequestKind.START, **where)
     alert = f"the new code could not be started: {request.error}" if request is not None else row.alert

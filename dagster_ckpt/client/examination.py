@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.client.description import LATEST
 from dagster_ckpt.errors import (
     CkptError,
     NothingCommittedError,
@@ -29,20 +30,19 @@ from dagster_ckpt.stream.start_from import is_location
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LATEST = "latest"
 ALL = "all"
 
-# Receives how many of how many are done.
+# (done, all)
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class SnapshotVerification:
-    """The result of verifying one snapshot.
+    """Result of `Client.verify` for one snapshot.
 
     Attributes:
         header: None if it cannot be read.
-        problems: What is wrong; empty if it can be restored.
+        problems: Empty if it can be restored.
         state: Rows by operator and store, as Spark reads them; None if not requested.
     """
 
@@ -74,7 +74,7 @@ class SnapshotVerification:
 
 
 def locations_of(stream: StreamHandle, reference: str) -> list[str]:
-    """Locations of the snapshots that a reference names, see `Client.verify`."""
+    """Locations of the snapshots that a reference names, also `all`."""
     listed = [
         snapshot for snapshot in stream.catalog.snapshots.completed(stream.stream_id) if snapshot.location is not None
     ]
@@ -97,11 +97,11 @@ def locations_of(stream: StreamHandle, reference: str) -> list[str]:
 def verify_snapshot(
     stream: StreamHandle, location: str, *, deep: bool = True, spark: SparkSession | None = None
 ) -> SnapshotVerification:
-    """Prove that a snapshot can be restored; see `Client.verify`.
+    """Prove that a snapshot can be restored.
 
     Each check runs only if the previous one found nothing: the data objects exist and are long enough; with `deep`,
-    every byte matches its digest; all files that a resume after the snapshot's batch needs are there, in known
-    formats; with a session, the snapshot is restored to a temporary copy and the state of every operator is read.
+    every byte matches its digest; all files that a resume needs are there, in known formats; with a session, the state
+    of every operator can be read from a temporary copy.
     """
     with holding_location(stream, location, "verification"):
         verification = _verify_snapshot(stream, location, deep=deep, spark=spark)
@@ -157,7 +157,7 @@ def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: Spark
 
 @dataclass(frozen=True)
 class StreamExamination:
-    """The diagnosis of a live directory, and the snapshot to use if the directory must be abandoned."""
+    """The diagnosis of a live directory, and the snapshot to use instead of it."""
 
     stream_id: str
     diagnosis: Diagnosis
@@ -165,7 +165,7 @@ class StreamExamination:
 
     @property
     def messages(self) -> list[str]:
-        """The result in a few sentences."""
+        """Two or three sentences."""
         diagnosis = self.diagnosis
         if diagnosis.can_resume:
             first = "Spark can resume in the live directory as it is."
@@ -198,7 +198,7 @@ class StreamExamination:
 def examine_live_directory(
     stream: StreamHandle, *, url: str | None = None, deep: bool = True, deep_snapshots: bool = False
 ) -> StreamExamination:
-    """See `Client.doctor`."""
+    """Carry out `Client.doctor`."""
     record = stream.catalog.streams.get(stream.stream_id)
     location = url or record.live_directory
     if location is None:

@@ -1,8 +1,8 @@
-"""Exporting: a snapshot becomes a checkpoint directory in which plain Spark continues, without this package.
+"""A snapshot becomes a checkpoint directory in which plain Spark continues, without this package.
 
-A snapshot does not contain the rows of the sinks. Whether plain Spark continues exactly depends on where each sink
-is: the file sink and Delta skip batches that they have, and nothing rolls them back outside of this package. So the
-export reports each sink, and can copy the rows of file sinks with the log that Spark needs.
+Whether plain Spark continues exactly depends on where each sink is: the file sink and Delta skip batches that they
+have, and nothing rolls them back. So the export reports each sink, and can copy the rows of file sinks with the log
+that Spark needs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
 @dataclass(frozen=True)
 class ExportedSink:
-    """A sink of an exported snapshot, seen from plain Spark.
+    """A sink, as plain Spark finds it.
 
     Attributes:
         continues_at: Where the exported query has to write.
         is_ready: Whether plain Spark continues there without losing rows, as far as known.
-        explanation: What Spark will do there, and what to do about it.
+        explanation: What Spark does there, and what to do about it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ExportedSink:
 
 @dataclass(frozen=True)
 class Export:
-    """An exported snapshot; `found` is the exported directory as plain Spark finds it."""
+    """Result of `Client.export`; `found` is the exported directory as plain Spark finds it."""
 
     stream_id: str
     snapshot: str
@@ -55,7 +55,7 @@ class Export:
     sinks: tuple[ExportedSink, ...]
 
     def messages(self) -> list[str]:
-        """The export in a few lines."""
+        """A few lines for people."""
         return [
             f"exported {self.snapshot} of {self.stream_id} to {self.found.url}",
             *self.found.messages(),
@@ -73,7 +73,7 @@ def export_snapshot(
     outputs: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Export:
-    """See `Client.export`."""
+    """Carry out `Client.export`."""
     snapshot = find_snapshot(stream.catalog, stream.stream_id, reference)
     location, target = snapshot_location(snapshot), LiveDirectory(to)
     for place in (stream.live_root, location):
@@ -91,7 +91,7 @@ def export_snapshot(
         properties = stream.store.manifest(location).header.properties
         restore_into(stream, location, target, marked=True, progress=progress)
         try:
-            # No other process continues there: it is a new folder, which belongs to no stream.
+            # A new folder, which belongs to no stream.
             give_outputs(logs, given, snapshot.batch_id or 0, contextlib.nullcontext)
         except BaseException:
             target.delete()
@@ -104,8 +104,7 @@ def export_snapshot(
 
 
 def _refuse_to_replace(unfinished: LiveDirectory) -> None:
-    """Refuse to delete a directory of the user that has the name in which the export is built."""
-    # In an object store, the export is built in its final place.
+    # `unfinished` may be the user's own. In an object store, the export is built in its final place.
     is_used = unfinished.folder.can_rename
     if is_used and unfinished.exists() and not unfinished.is_not_in_use() and unfinished.folder.list(hidden=True):
         raise OptionError(

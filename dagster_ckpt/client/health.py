@@ -63,19 +63,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class StreamHealth:
-    """The health of one stream: the worst verdict, and one finding per check."""
+    """Result of `Client.health`: the worst verdict, and one finding per check."""
 
     stream_id: str
     verdict: Verdict
     findings: tuple[Finding, ...]
 
     def messages(self) -> list[str]:
-        """The findings as log messages."""
+        """The findings, one line each."""
         return [f"{each.check.value}: {each.verdict.value}, {each.message}" for each in self.findings]
 
 
 def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealth:
-    """See `Client.health`."""
+    """Judge one stream by the facts in its catalog."""
     catalog, stream_id = stream.catalog, stream.stream_id
     catalog.streams.get(stream_id)
     now_ms = catalog.now_ms()
@@ -100,7 +100,7 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """The worst verdict of several findings."""
+    """The worst of several; `PASS` of none."""
     return max((finding.verdict for finding in findings), key=_WORSE.index, default=Verdict.PASS)
 
 
@@ -163,7 +163,7 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
 
 
 def _usual_age_ms(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, limit_ms: int) -> int:
-    """The age that the newest snapshot reaches while all is well; above it the check warns."""
+    """The age above which the check warns."""
     if settings.max_checkpoint_age_ms is not None or options.known_interval_ms is None or facts.slowest_ms is None:
         return limit_ms // 2
     between_ms = max(options.known_interval_ms, options.min_pause)
@@ -171,7 +171,6 @@ def _usual_age_ms(facts: HealthFacts, options: CheckpointOptions, settings: Heal
 
 
 def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Verdict:
-    """A restart may take as long as the time between two checkpoints."""
     grace_ms = options.known_interval_ms or MINUTE_MS
     is_over = facts.down_since_ms is None or now_ms - facts.down_since_ms >= grace_ms
     return Verdict.ERROR if is_over else Verdict.WARN
@@ -208,7 +207,6 @@ def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSet
 
 
 def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) -> Finding:
-    """Whether the query of a process that sends heartbeats makes progress."""
     finding = _finding_of(HealthCheck.PROGRESS)
     still = facts.inactivity
     if still is None and facts.running_since_ms is not None and now_ms - facts.running_since_ms <= MINUTE_MS:

@@ -1,4 +1,4 @@
-"""What health checks judge: the facts of many streams, from the catalog in few queries, and the thresholds."""
+"""The facts that health checks judge, of many streams in few queries, and the thresholds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
@@ -27,28 +27,8 @@ DAY_MS = 24 * HOUR_MS
 class HealthSettings:
     """Thresholds of the health checks.
 
-    Attributes:
-        max_checkpoint_age_ms: Recovery point objective: maximum age of the newest snapshot; half of it warns. None:
-            the rule of the Flink Kubernetes Operator, max(interval, timeout) x (tolerable failures + 2). It warns
-            after (tolerable failures + 2) intervals plus the duration of the slowest of the last checkpoints. With
-            periodic checkpoints off, any age passes.
-        failures_to_warn: Consecutive failed attempts that warn.
-        failures_to_fail: Consecutive failed attempts that are an error.
-        max_verification_age_ms: Maximum age of the last verification of a snapshot.
-        size_growth_factor: Growth factor of the snapshot size within the window that warns.
-        size_window_ms: That window.
-        size_floor_bytes: Growth of smaller snapshots is ignored.
-        max_snapshot_bytes: A larger snapshot is an error; None for any size.
-        max_stall_ms: A query that completes no batch and is not idle for this long is an error; a warning if tasks of
-            its batch are running.
-        loop_failures: A stream whose run failed this often since its newest snapshot, within `loop_window_ms`,
-            restarts in a loop: an error.
-        loop_window_ms: That window.
-        max_catch_up_ms: A backlog that takes longer to process, at the speed of the last batch, warns.
-        source_retention_ms: How long the sources retain data, if they do not report it (Kafka's `retention.ms`).
-        file_max_age_ms: `maxFileAge` of file sources, 7 days: older files are not read again.
-        retention_margin_ms: A restore point that leaves the sources' retention within this time warns.
-        max_watermark_ahead_ms: A watermark that is further ahead of the clock warns.
+    `max_checkpoint_age_ms` None is the rule of the Flink Kubernetes Operator; with periodic checkpoints off, any age
+    passes.
 
     Raises:
         OptionError: A threshold is not positive, or warns after it fails.
@@ -57,25 +37,66 @@ class HealthSettings:
         >>> HealthSettings(max_checkpoint_age_ms=10 * 60_000, failures_to_fail=5)
     """
 
-    max_checkpoint_age_ms: int | None = None
-    failures_to_warn: int = 1
-    failures_to_fail: int = 3
-    max_verification_age_ms: int = 2 * DAY_MS
-    size_growth_factor: float = 2.0
-    size_window_ms: int = DAY_MS
-    size_floor_bytes: int = 64 * 1024 * 1024
-    max_snapshot_bytes: int | None = None
-    max_stall_ms: int = 10 * 60_000
-    loop_failures: int = 3
-    loop_window_ms: int = HOUR_MS
-    max_catch_up_ms: int = 10 * 60_000
-    source_retention_ms: int | None = None
-    file_max_age_ms: int = 7 * DAY_MS
-    retention_margin_ms: int = 6 * HOUR_MS
-    max_watermark_ahead_ms: int = DAY_MS
+    max_checkpoint_age_ms: Annotated[
+        int | None,
+        "Recovery point objective: maximum age of the newest snapshot; half of it warns. Default: "
+        "max(interval, timeout) x (tolerable failures + 2), and it warns after (tolerable failures + 2) "
+        "intervals plus the slowest of the last checkpoints.",
+    ] = None
+    failures_to_warn: Annotated[int, "Number of consecutive failed checkpoints that cause a warning."] = 1
+    failures_to_fail: Annotated[int, "Number of consecutive failed checkpoints that cause an error."] = 3
+    max_verification_age_ms: Annotated[
+        int,
+        "Maximum age of the last verification of a snapshot. Default: two days.",
+    ] = 2 * DAY_MS
+    size_growth_factor: Annotated[
+        float,
+        "Warn if a snapshot has grown by this factor since the start of the window.",
+    ] = 2.0
+    size_window_ms: Annotated[int, "Length of the window for size_growth_factor. Default: a day."] = DAY_MS
+    size_floor_bytes: Annotated[
+        int,
+        "Snapshots smaller than this are not checked for growth. Default: 64 MiB.",
+    ] = 64 * 1024 * 1024
+    max_snapshot_bytes: Annotated[
+        int | None,
+        "Maximum size of a snapshot; a larger one is an error. Default: no limit.",
+    ] = None
+    max_stall_ms: Annotated[
+        int,
+        "Time without progress after which a query that is not idle is an error, or a warning while "
+        "tasks of its batch are running. Default: ten minutes.",
+    ] = 10 * 60_000
+    loop_failures: Annotated[
+        int,
+        "Number of failed runs, within loop_window_ms and since the newest snapshot, that count as a "
+        "restart loop: an error.",
+    ] = 3
+    loop_window_ms: Annotated[int, "Length of the window for loop_failures. Default: an hour."] = HOUR_MS
+    max_catch_up_ms: Annotated[
+        int,
+        "Source lag: warn if processing the backlog at the speed of the last batch takes longer than "
+        "this. Default: ten minutes.",
+    ] = 10 * 60_000
+    source_retention_ms: Annotated[
+        int | None,
+        "Retention of sources that do not report it (Kafka's retention.ms).",
+    ] = None
+    file_max_age_ms: Annotated[
+        int,
+        "maxFileAge of file sources: older files are not read again. Default: seven days.",
+    ] = 7 * DAY_MS
+    retention_margin_ms: Annotated[
+        int,
+        "Warn if records that a recovery would re-read leave the sources' retention within this time. "
+        "Default: six hours.",
+    ] = 6 * HOUR_MS
+    max_watermark_ahead_ms: Annotated[
+        int,
+        "Warn if the watermark is further ahead of the clock. Default: one day.",
+    ] = DAY_MS
 
     def __post_init__(self) -> None:
-        """Validate the thresholds."""
         for name, value in vars(self).items():
             if value is not None and value < 0:
                 raise OptionError(f"HealthSettings: {name} is {value}, but must be 0 or more.")
@@ -113,11 +134,11 @@ class SourceFacts:
     """One source of a stream.
 
     Attributes:
-        name: Spark's name for it, such as `KafkaV2[Subscribe[orders]]`.
-        behind: Records waiting in it, or None if it does not report them.
-        read_up_to: Kafka offsets up to which the restore point has read.
-        earliest: Earliest Kafka offsets that the topic still has.
-        lags: Records waiting in each partition of a Kafka topic, by names such as `orders-3`.
+        name: Such as `KafkaV2[Subscribe[orders]]`.
+        behind: Waiting records; None if not reported.
+        read_up_to: Kafka offsets of the restore point.
+        earliest: Earliest Kafka offsets of the topic.
+        lags: Waiting records by partition, such as `orders-3`.
     """
 
     name: str
@@ -137,9 +158,7 @@ class Retention:
     """Whether a source still retains what a recovery would re-read.
 
     Attributes:
-        is_gone: The data is no longer there.
-        is_unlimited: The data will always be there.
-        left_ms: How long the data remains, or None if unknown.
+        left_ms: How long it remains; None: unknown.
     """
 
     message: str
@@ -179,7 +198,7 @@ def largest_lag(sources: Sequence[SourceFacts]) -> tuple[str, int] | None:
 
 
 def kafka_offsets(text: object) -> Offsets | None:
-    """Parse the offsets of a Kafka source from JSON; None for other sources."""
+    """Offsets of a Kafka source, from JSON; None for other sources."""
     try:
         offsets = json.loads(text) if isinstance(text, str) else text
         return {
@@ -191,12 +210,12 @@ def kafka_offsets(text: object) -> Offsets | None:
 
 
 def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
-    """The sources, with the earliest offsets that the topics of Kafka sources still have."""
+    """Add the earliest offsets that the topics of Kafka sources still have."""
     return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
 
 
 def reporting_lag(sources: Sequence[SourceFacts]) -> list[SourceFacts]:
-    """The sources without those that never report a backlog: files, and generated rows."""
+    """Leave out sources that never report a backlog: files and generated rows."""
     silent = (SourceKind.FILES, SourceKind.GENERATED)
     return [source for source in sources if source.behind is not None or source.kind not in silent]
 
@@ -218,8 +237,7 @@ def retention(
 ) -> Retention:
     """Whether a source still retains what a recovery from a restore point would re-read.
 
-    Data later than `restore_point_at_ms`, when the snapshot was begun, is read again. `retention_ms` is how long the
-    sources retain data, if known; `file_max_age_ms` is the `maxFileAge` of file sources.
+    Data later than `restore_point_at_ms`, when the snapshot was begun, is read again.
     """
     if source.kind is SourceKind.GENERATED:
         return Retention("generates its rows again", is_unlimited=True)
@@ -256,27 +274,24 @@ def _gone(source: SourceFacts) -> str | None:
 
 @dataclass(frozen=True)
 class HealthFacts:
-    """What the catalog knows of a stream; None where it does not know, or where there is nothing.
+    """What the catalog knows of a stream; None: unknown, or nothing.
 
     Attributes:
-        running_since_ms: When its running execution began.
-        newest: The snapshot that it would be recovered from.
-        verified: The snapshot that was verified last.
-        failures: Attempts that failed since the newest snapshot.
-        bytes_before: Full bytes of the first snapshot in the window of `size_window_ms`.
-        slowest_ms: Longest duration among its last completed checkpoints.
+        running_since_ms: Start of the running execution.
+        newest: The snapshot that a recovery would use.
+        verified: The last verified snapshot.
+        failures: Failed attempts since the newest snapshot.
+        bytes_before: Full bytes of the first snapshot within `size_window_ms`.
+        slowest_ms: Slowest of the last completed checkpoints.
         sources: As the last batch reported them.
         rows_per_second: Speed of the last batch.
-        desired: Its desired state and the progress of its last upgrade.
-        loaded_version: Version of the code that the code location has now.
-        heartbeat_at_ms: Last heartbeat of the process of its running query.
-        process: Description of that process, to find it.
-        inactivity: What that query is doing and for how long.
+        loaded_version: Version of the loaded code.
+        process: Of the running query, to find it.
+        inactivity: What that query does, and for how long.
         down: Why it is not running although it should.
-        failed_runs: How many of its executions failed recently, since the newest snapshot completed.
+        failed_runs: Executions that failed recently, since the newest snapshot.
         last_end: Why the last of them failed.
-        first_started_ms: When the stream was started for the first time.
-        unrestorable: Why a recovery could not continue from `newest`.
+        unrestorable: Why not from `newest`.
     """
 
     running_since_ms: int | None = None
@@ -302,11 +317,8 @@ class HealthFacts:
     watermark_ms: int | None = None
 
 
-_ALIVE = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
-
-
 def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:
-    """Gather the facts for health checks from the catalog alone. `settings` selects the streams."""
+    """Facts by stream id; `settings` selects the streams."""
     stream_ids: Sequence[str] = list(settings)
     executions = catalog.executions.latest_of(stream_ids)
     windows = {stream_id: now_ms - each.size_window_ms for stream_id, each in settings.items()}
@@ -358,11 +370,11 @@ def _why_unrestorable(newest: SnapshotRecord | None, failures: Sequence[PointFai
 
 
 def _running_since_ms(execution: ExecutionRecord | None) -> int | None:
-    return execution.started_at_ms if execution is not None and execution.status in _ALIVE else None
+    return execution.started_at_ms if execution is not None and not execution.status.is_over else None
 
 
 def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) -> str | None:
-    if execution is not None and execution.status in _ALIVE:
+    if execution is not None and not execution.status.is_over:
         return None
     if execution is not None and execution.status is ExecutionStatus.FAILED:
         return f"its last run failed: {execution.reason}"
@@ -372,8 +384,7 @@ def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) 
 
 
 def _why_silent(catalog: Catalog, execution: ExecutionRecord | None, now_ms: int) -> str | None:
-    """Why an execution that the catalog believes alive is not: it neither sends heartbeats nor renews its lease."""
-    if execution is None or execution.status not in _ALIVE or now_ms - execution.heartbeat_at_ms <= LIVELY_MS:
+    if execution is None or execution.status.is_over or now_ms - execution.heartbeat_at_ms <= LIVELY_MS:
         return None
     lease = catalog.leases.current(execution.stream_id)
     # A process that restores for hours sends no heartbeat, but renews its lease.
@@ -388,7 +399,7 @@ def _why_silent(catalog: Catalog, execution: ExecutionRecord | None, now_ms: int
 def _down_since_ms(execution: ExecutionRecord | None) -> int | None:
     if execution is None:
         return None
-    return execution.heartbeat_at_ms if execution.status in _ALIVE else execution.ended_at_ms
+    return execution.ended_at_ms if execution.status.is_over else execution.heartbeat_at_ms
 
 
 def _heartbeat_at_ms(execution: ExecutionRecord | None) -> int | None:

@@ -1,9 +1,8 @@
-"""Starts of drivers: launches them, says what a driver was started for, and hands a stream over from the running query.
+"""Launches drivers, says what a driver was started for, and hands a stream over from the running query.
 
-A launched driver outlives the process that launched it; the catalog keeps its handle. A user starts a stream with a
-START request, which contains the starting point, or by running its program on a terminal. Any other start of a stream
-that has run before counts as a restart by a cluster or a service manager: recovery failures are remembered, and the
-restart strategy keeps counting.
+The catalog keeps the handle of a launched driver. A user starts a stream with a START request, or by running its
+program on a terminal. Any other start of a stream that has run before counts as a restart by a cluster or a service
+manager: recovery failures are remembered, and the restart strategy keeps counting.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ from dagster_ckpt.values.redaction import shown_command, without_secrets
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# Environment variable with the START request that a driver answers, like `{start_request}` in a
-# launch's command.
+# The START request that a driver answers, like `{start_request}` in a launch's command.
 START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
 _LOG_LINES = 20
 
@@ -50,7 +48,7 @@ class DriverLaunch:
             spark.kubernetes.driverEnv.DAGSTER_CKPT_START_REQUEST={start_request}` or `--conf
             spark.yarn.appMasterEnv.DAGSTER_CKPT_START_REQUEST={start_request}`.
         log_directory: Folder for its output, one file per launch.
-        environment: Environment variables, in addition to those of the launching process.
+        environment: Environment variables beside those of the launching process.
         start_timeout_s: Seconds that the query may take to start; after that the start is withdrawn.
 
     Raises:
@@ -90,10 +88,10 @@ def _shown(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class LaunchedDriver:
-    """A driver that was launched by this process or another, by its handle in the catalog.
+    """A driver launched by this process or another, by its handle in the catalog.
 
     Attributes:
-        exit_code: Its exit code once it has ended, if this process launched it; None otherwise.
+        exit_code: Once it has ended, if this process launched it.
     """
 
     record: LaunchRecord
@@ -127,7 +125,7 @@ def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRe
     log = Path(launch.log_directory) / f"{stream.stream_id}-{request.request_id[:8]}.log"
     try:
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # A driver's output must not be readable by other users.
+        # Not readable by other users.
         with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
             process = subprocess.Popen(
                 command_line,
@@ -157,7 +155,7 @@ def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRe
 
 
 def driver_on_its_way(stream: StreamHandle) -> LaunchedDriver | None:
-    """A driver that was launched on this machine, is alive, and has not started its query yet."""
+    """A driver launched on this machine that is alive and has not started its query yet."""
     record = stream.catalog.launches.latest(stream.stream_id)
     if record is None:
         return None
@@ -170,7 +168,7 @@ def _start_ticks(pid: int) -> int | None:
     try:
         return ProcessIdentity.of(pid).start_ticks
     except ProcessLookupError:
-        # It has already ended: no process will ever match this.
+        # It has ended: no process matches this.
         return 0
 
 
@@ -179,8 +177,7 @@ class StartOrder:
     """How a driver starts its stream.
 
     Attributes:
-        request_id: The START request that it answers, if any.
-        run_id: The Dagster run that launched it, if any.
+        run_id: The Dagster run that launched it.
         has_supervisor: Whether it was launched by a supervisor that relaunches it after an interrupt.
     """
 
@@ -207,11 +204,11 @@ def cause_unasked(catalog: Catalog, stream_id: str) -> StartCause:
 def start_order(
     catalog: Catalog, stream_id: str, *, otherwise: StartFrom, environment: Mapping[str, str] = os.environ
 ) -> StartOrder:
-    """Determine what this driver was started for.
+    """What this driver was started for.
 
-    A driver that was launched for a request, which `environment` names, follows it once; it is refused if the request
-    failed or was withdrawn. If its cluster starts it again, it continues from the latest state. A driver started by
-    anything else takes the oldest open request for which no driver is launched, else it starts from `otherwise`.
+    A driver launched for a request, which `environment` names, follows it once, and is refused if the request failed
+    or was withdrawn; started again by its cluster, it continues from the latest state. Any other driver takes the
+    oldest open request without a driver, else it starts from `otherwise`.
     """
     launched_for = environment.get(START_REQUEST_VARIABLE)
     if launched_for:
@@ -229,7 +226,7 @@ def start_order(
 def _cause_of(catalog: Catalog, request: RequestRecord) -> StartCause:
     is_restart = request.arguments.get("cause") == StartCause.RESTART_NEW_RUN.value
     latest = catalog.executions.latest(request.stream_id)
-    # An execution began for this request, and its process was killed before it could answer.
+    # Its process was killed before it could answer.
     has_started = latest is not None and latest.started_at_ms >= request.created_at_ms
     return StartCause.RESTART_NEW_RUN if is_restart or has_started else StartCause.MANUAL
 
@@ -276,9 +273,9 @@ def hand_over(
 ) -> None:
     """Before a start beside the running query: check it with the loaded code, and only then suspend that query.
 
-    Does nothing if no query runs, or if the request does not ask for it. If the start is refused, the request fails
-    with the reason and the query runs on. If the request is withdrawn meanwhile, the query runs on, or is started
-    again where it stopped. `interrupted` tells whether this process is asked to stop.
+    Does nothing without a running query, or if the request does not ask for it. If the start is refused, the request
+    fails with the reason and the query runs on. If the request is withdrawn meanwhile, the query runs on, or is
+    started again where it stopped. `interrupted`: whether this process is asked to stop.
     """
     if request_id is None or not hands_over(stream, request_id):
         return

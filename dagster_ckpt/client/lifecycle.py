@@ -32,13 +32,12 @@ _UNCHECKED = (
 
 @dataclass(frozen=True)
 class StopResult:
-    """How a stream was stopped.
+    """Result of `Client.stop` and `Client.cancel`.
 
     Attributes:
-        was_running: Whether a query was running; otherwise the stream was between two restarts.
-        savepoint: The savepoint that it was stopped with, if any.
-        retention: What the clean-up option deleted and kept, if it was applied here. The process of a running query
-            applies it itself.
+        was_running: False: it was between two restarts.
+        retention: What the clean-up option deleted and kept, if it was applied here. A running query applies it
+            itself.
     """
 
     stream_id: str
@@ -47,7 +46,7 @@ class StopResult:
     retention: RetentionReport | None = None
 
     def messages(self) -> list[str]:
-        """The result as log messages."""
+        """The result, one line per fact."""
         from dagster_ckpt.stream.snapshots import describe_snapshot
 
         if self.was_running:
@@ -74,16 +73,12 @@ class LifecycleMethods(Connection):
         """Stop a stream and keep everything, so that it can be started again.
 
         Args:
-            stream: The stream.
             savepoint: Stop it at a batch boundary with a savepoint of the final state. If the savepoint fails, the
                 query continues.
-            label: A name for the savepoint.
-            target_directory: Folder for the savepoint, instead of the configured one.
-            timeout_s: How long to wait.
 
         Raises:
-            RequestFailedError: The stream is not running, or the savepoint failed. Without a savepoint, a stream that
-                waits for its restart can be stopped too.
+            RequestFailedError: The stream is not running, or the savepoint failed. Without a savepoint, one that waits
+                for its restart can be stopped too.
             RequestTimeoutError: It did not stop in time.
         """
         from dagster_ckpt.client.requests import ask, await_stop, require_running, snapshot_of
@@ -106,13 +101,12 @@ class LifecycleMethods(Connection):
         """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted.
 
         Raises:
-            RequestFailedError: The stream is not running, and no restart is pending.
+            RequestFailedError: It is not running, and no restart is pending.
             RequestTimeoutError: It did not stop in time.
         """
         return self._end(self._open(stream), RequestKind.CANCEL, timeout_s)
 
     def _end(self, stream: StreamHandle, kind: RequestKind, timeout_s: float) -> StopResult:
-        """Suspend or cancel a stream that is running, or that failed and waits for its restart."""
         from dagster_ckpt.client.requests import ask, await_stop, require_running
         from dagster_ckpt.runtime.settlement import settle_execution
 
@@ -127,7 +121,7 @@ class LifecycleMethods(Connection):
         return StopResult(stream.stream_id, was_running=True)
 
     def _end_between_restarts(self, stream: StreamHandle, *, cancels: bool) -> str | None:
-        """Keep a stream down whose last execution awaits a restart; returns that execution, or None."""
+        """Keep a stream down whose last execution awaits a restart; returns that execution."""
         from dagster_ckpt.client.requests import is_running
         from dagster_ckpt.runtime.run import EndKind, QueryEnd
         from dagster_ckpt.runtime.settlement import stop_before_restart
@@ -141,7 +135,7 @@ class LifecycleMethods(Connection):
         try:
             acquired = acquire(self._catalog, stream.stream_id, holder)
         except LeaseHeldError:
-            # A restart has begun meanwhile: it gets a request like any running stream.
+            # A restart has begun meanwhile: request it.
             return None
         verb = "canceled" if cancels else "suspended"
         reason = f"{verb} by {self._origin} between two restarts; it had ended {last.status.value}: {last.reason}"
@@ -183,22 +177,19 @@ class LifecycleMethods(Connection):
     ) -> RewindPreview:
         """Start a stream, suspending it first if it is running. Returns what it undid, once the query is started.
 
-        What the catalog, the storage and the sinks tell is checked first. The run is launched by the supervisor
-        sensor, which must be turned on. It checks what only the new code tells (its plan, sources and sink) beside
-        the running query, and only then suspends it. If the start is refused, or no run is launched, the query runs
-        on.
+        What catalog, storage and sinks tell is checked first. The supervisor sensor, which must be turned on, launches
+        the run, which checks the new code's plan, sources and sink beside the running query and only then suspends it.
+        If the start is refused, or no run is launched, the query runs on.
 
-        If a person or a service runs the program of the stream instead, or with `suspend_first`, the query is
-        suspended first and the start checks the code. If that is refused, the query is started again from where it
-        stopped.
+        If something else runs the stream's program, or with `suspend_first`, the query is suspended before the code is
+        checked, and started again where it stopped if the start is refused.
 
         Args:
-            stream: The stream.
-            start_from: Where to start; a `StartFrom` if the start has options.
-            ahead: What `preview_rewind` returned for the same start. The sinks are not asked again, unless the stream
-                would meanwhile start from another point.
-            timeout_s: How long to wait for each step.
-            report: Called with a message for every step.
+            start_from: A `StartFrom` if the start has options.
+            ahead: What `preview_rewind` returned: the sinks are asked again only if the stream would meanwhile start
+                elsewhere.
+            timeout_s: For each step.
+            report: Called with a message per step.
             suspend_first: Suspend a running query before the new run is launched, where both have no room.
 
         Raises:
@@ -239,7 +230,7 @@ class LifecycleMethods(Connection):
             try:
                 request = self._ask_for_start(opened, start, ahead, request_id=request_id, hands_over=hands_over)
             except CkptError as error:
-                # For example a batch that Spark has purged in the meantime.
+                # Such as a batch that Spark has purged meanwhile.
                 if suspends:
                     self._go_on(opened, report, error)
                 raise
@@ -256,7 +247,7 @@ class LifecycleMethods(Connection):
                     _explain(error, report)
                     raise
                 if isinstance(error, RequestFailedError):
-                    # The process that has refused the start answers before it ends.
+                    # The process that refused the start answers before it ends.
                     await_stop(opened, timeout_s)
                 if was_running and start != StartFrom() and not is_running(opened):
                     self._go_on(opened, report, error)
@@ -264,7 +255,6 @@ class LifecycleMethods(Connection):
         return ahead
 
     def _refuse_undefined(self, stream: StreamHandle) -> None:
-        """Refuse to stop a query that no loaded code could start again, as far as the supervisor has reported it."""
         from dagster_ckpt.client.requests import is_running
 
         row = self._catalog.desired_states.find(stream.stream_id)
@@ -278,7 +268,6 @@ class LifecycleMethods(Connection):
         return is_running(stream) and now is not None and before is not None and now.execution_id == before.execution_id
 
     def _go_on(self, stream: StreamHandle, report: Callable[[str], None], error: CkptError) -> None:
-        """Start a query again that was suspended for a start that is refused."""
         self.request_start(stream.stream_id)
         report(f"the start was refused ({error}), so the query is started again where it stopped")
 
@@ -297,7 +286,7 @@ class LifecycleMethods(Connection):
         request_id: str | None = None,
         hands_over: bool = False,
     ) -> RequestRecord:
-        """Check a start and request it. `hands_over`: the run that is launched checks its code beside the query."""
+        """`hands_over`: the launched run checks its code beside the query."""
         from dagster_ckpt.client.preflight import listed_snapshot, start_preview
         from dagster_ckpt.recovery.rewind_preview import refuse_loss
 
@@ -317,8 +306,7 @@ class LifecycleMethods(Connection):
         """Accept, once, that code with a different plan continues from a stream's state.
 
         Args:
-            stream: The stream.
-            fingerprint: Fingerprint of the plan, as shown in the error; other changes are still refused.
+            fingerprint: Of the plan, as the error shows it; other changes are still refused.
         """
         self._catalog.streams.accept_plan(self._id_of(stream), fingerprint)
 
@@ -337,13 +325,12 @@ class LifecycleMethods(Connection):
         """Set the desired state of a stream. The supervisor sensor, which must be running, reconciles it.
 
         Args:
-            stream: The stream.
             state: RUNNING, SUSPENDED or CANCELED; None to use the one in the asset's definition.
             retry_refused: Retry a code version that a preflight refused, or that was rolled back.
             accept_plan_change: Accept the plan that the last preflight refused, and retry it.
 
         Raises:
-            RequestFailedError: The last preflight refused no plan, so there is no known change to accept.
+            RequestFailedError: The last preflight refused no plan.
         """
         opened, desired = self._open(stream), DesiredState(state) if state is not None else None
         opened.register()
@@ -369,9 +356,8 @@ class LifecycleMethods(Connection):
         The stream must not be running. If the roll-back is interrupted, repeat it.
 
         Args:
-            stream: The stream.
-            run_id: The Dagster run that does it, if any, as the lease shows it.
-            report: Called with a message for every step.
+            run_id: The Dagster run that does it, as the lease shows it.
+            report: Called with a message per step.
 
         Returns:
             The upgrade, ROLLED_BACK or ROLLBACK_FAILED.
@@ -379,7 +365,7 @@ class LifecycleMethods(Connection):
         Raises:
             RequestFailedError: The stream has no upgrade to roll back.
             LeaseHeldError: The stream is running.
-            StorageAccessError: Something could not be read or written; try again.
+            StorageAccessError: Try again.
         """
         from dagster_ckpt.client.reconciliation import roll_back
 

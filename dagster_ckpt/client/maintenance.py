@@ -65,7 +65,6 @@ class MaintenanceMethods(Connection):
         """Finish interrupted deletions, remove orphaned bytes and, on request, apply the clean-up option.
 
         Args:
-            stream: The stream.
             state: How it ended (FINISHED, CANCELED, FAILED, SUSPENDED); None: no completed snapshot is deleted.
             execution_id: The execution that ended; default: the newest one.
             dry_run: Only report what would be deleted and removed.
@@ -93,11 +92,11 @@ class MaintenanceMethods(Connection):
     ) -> dict[str, RetentionReport]:
         """Finish interrupted deletions and remove orphaned bytes of every stream; returns the reports by stream id.
 
-        A stream that cannot be opened is reported as failed and does not stop the others.
+        A stream that cannot be opened is reported as failed.
 
         Args:
             dry_run: Only report what would be removed.
-            progress: Called after each stream with the number of streams that are done, and of all.
+            progress: Called with (done, all) after each stream.
         """
         from dagster_ckpt.recovery.retention import RetentionReport
 
@@ -115,12 +114,12 @@ class MaintenanceMethods(Connection):
     def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:
         """Delete the savepoints that a schedule took and that its history does not keep.
 
-        Savepoints of a user or another schedule are not considered, nor is one that a start has claimed. The
-        preferred savepoint, the one that the current timeline began with, the newest one and the newest proven one
-        are kept regardless of the history. Ages are by the catalog's clock.
+        Those of users, other schedules, or claimed by a start are not considered. The preferred savepoint, the one
+        that the current timeline began with, the newest one and the newest proven one are always kept. Ages are by the
+        catalog's clock.
 
         Returns:
-            What was deleted, and what was kept with the reason. `sweep` retries failed deletions.
+            What was deleted and kept. `sweep` retries failed deletions.
         """
         from dagster_ckpt.policies.guard import decide_retention, needed_of_history
         from dagster_ckpt.policies.retention import RetentionContext
@@ -133,7 +132,7 @@ class MaintenanceMethods(Connection):
         record = self._catalog.streams.get(opened.stream_id)
         proven = newest_proven(snapshots.restorable(opened.stream_id))
         listed = snapshots.of_stream(opened.stream_id, kind=SnapshotKind.SAVEPOINT, status=SnapshotStatus.COMPLETED)
-        # The catalog lists them newest first.
+        # Newest first.
         taken = {each.snapshot_id: each for each in reversed(listed) if each.schedule == schedule and not each.claimed}
         held = {
             each.snapshot_id: why for each in taken.values() if (why := _held_because(each, record, proven)) is not None
@@ -153,13 +152,11 @@ class MaintenanceMethods(Connection):
     ) -> PrunedHistory:
         """Delete old rows of a stream's history from the catalog. No snapshot and no file is deleted.
 
-        Deleted are rows of snapshots that no longer exist, failed attempts, ended executions, events and answered
-        requests; see `PruningRecords.prune` for those that stay however old they are.
+        See `PruningRecords.prune` for rows that stay however old they are.
 
         Args:
             stream: The stream; it may be running.
-            older_than_days: Younger rows stay. The catalog sensor must have read the events: it reads each within
-                seconds, unless it is turned off.
+            older_than_days: Younger rows stay. The catalog sensor must have read their events.
             dry_run: Only count.
         """
         if older_than_days < 1:
@@ -171,7 +168,6 @@ class MaintenanceMethods(Connection):
         """Report, or without `dry_run` remove, bytes in the storage that no snapshot refers to.
 
         Args:
-            stream: The stream.
             dry_run: Only report what would be deleted.
             older_than_ms: Younger bytes stay, by the storage's clock. Default: six hours, or twice the checkpoint
                 timeout if that is longer.
@@ -183,9 +179,8 @@ class MaintenanceMethods(Connection):
     def output_files(self, stream: str) -> list[str]:
         """List the files that a stream's file sinks have committed, sorted: exactly the rows of the stream.
 
-        For readers that do not follow Spark's log of the folder (pandas, Polars, DuckDB). They would also read the
-        files of batches that a rewind has undone, and those of a batch that is being written. After a rewind, list
-        them again.
+        For readers that do not follow Spark's log of the folder (pandas, Polars, DuckDB): they would also read undone
+        and unfinished batches. List them again after a rewind.
 
         Example:
             >>> pandas.concat(pandas.read_parquet(path) for path in client.output_files("orders"))
@@ -204,8 +199,8 @@ class MaintenanceMethods(Connection):
 
         Raises:
             SharedSinkError: A folder no longer belongs to the stream, or its log is missing.
-            SinkRollbackError: A sink has no complete log, so its files cannot be judged.
-            SnapshotCorruptError: A snapshot cannot be read, so the files it names are unknown.
+            SinkRollbackError: A sink has no complete log.
+            SnapshotCorruptError: A snapshot cannot be read.
         """
         from dagster_ckpt.client.outputs import clean_sinks
 
@@ -214,8 +209,8 @@ class MaintenanceMethods(Connection):
     def relocate_output(self, folder: str, *, dry_run: bool = False) -> Relocation:
         """Let the log of a file sink list the files that are in its folder, after the folder was moved or copied.
 
-        Spark writes absolute paths, so readers of a moved folder miss its rows. A file is found by its name, which is
-        unique, and its length; if one is not there, nothing is changed.
+        Spark writes absolute paths, so readers of a moved folder miss its rows. Files are found by name and length; if
+        one is missing, nothing is changed.
 
         Args:
             folder: The folder. No stream that writes there may be running.
@@ -228,17 +223,17 @@ class MaintenanceMethods(Connection):
     def rebuild_output_logs(self, stream: str, *, dry_run: bool = False) -> list[RebuiltOutput]:
         """Rebuild the lost or incomplete logs of a stream's file sinks from the snapshots that captured them.
 
-        Each entry is the one that Spark wrote, and every file that it lists must be there.
+        Every file that an entry lists must exist.
 
         Args:
             stream: The stream; it must not be running.
             dry_run: Only say what would be rebuilt.
 
         Returns:
-            One result per folder whose log needed it, with the batches that no snapshot has captured.
+            One result per folder whose log needed it, with the batches that no snapshot captured.
 
         Raises:
-            SinkRollbackError: No snapshot has captured the log, or it cannot be rebuilt. Nothing was changed.
+            SinkRollbackError: The log cannot be rebuilt; nothing was changed.
         """
         from dagster_ckpt.client.outputs import rebuild_output_logs
 
@@ -247,19 +242,18 @@ class MaintenanceMethods(Connection):
     def rebuild(
         self, stream: str, *, take_over_deployment: str | None = None, continue_from: str | None = None
     ) -> RebuildReport:
-        """Rebuild a lost catalog: register the existing snapshots and live directories of a stream again.
+        """Rebuild a lost catalog: register the existing snapshots and live directories of a stream.
 
         Args:
             stream: The stream; it must not be running, not even under another catalog.
-            take_over_deployment: Id of the deployment whose catalog was lost, as the refusal of a start names it.
-                Nothing of that deployment may be running.
-            continue_from: "live" or "newest": where the stream continues if its live directory is an old copy, behind
-                a snapshot that was taken of it. None refuses that and names both.
+            take_over_deployment: Id of the deployment whose catalog was lost, as errors name it. Nothing of it may be
+                running.
+            continue_from: "live" or "newest": where the stream continues if its live directory is older than a
+                snapshot of it; None: refuse.
 
         Raises:
-            StreamNotFoundError: Nothing of it was found, and the catalog does not know it either; nothing was
-                changed.
-            CatalogError: This catalog is in use as the record of its own deployment, so it cannot take over another.
+            StreamNotFoundError: Neither storage nor catalog knows it; nothing was changed.
+            CatalogError: This catalog is in use by its own deployment.
             LiveDirectoryError: The files belong to another deployment, named in the message, or the live directory is
                 an old copy.
             LeaseHeldError: The stream is running.

@@ -1,4 +1,4 @@
-"""A managed stream: the facts of a decision about it, and the decision to stop it. Pure."""
+"""The facts of a decision about a managed stream, and the decision to stop it. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ STOPPING = (RequestKind.STOP_WITH_SAVEPOINT, RequestKind.SUSPEND, RequestKind.CA
 class StreamLife(Enum):
     """What a managed stream is doing.
 
-    ALIVE: Its run is in progress, or its lease is held. TO_BE_RESTARTED: It failed or was killed, and the restart
-    strategy decides. ENDED: It is not running, and its last execution needs no further action.
+    ALIVE: Its run is in progress, or its lease is held. TO_BE_RESTARTED: The restart strategy decides. ENDED: Its last
+    execution needs no further action.
     """
 
     NEVER_STARTED = "NEVER_STARTED"
@@ -35,7 +35,7 @@ class StreamLife(Enum):
 
 
 class StepRun(Enum):
-    """Work that takes too long for a sensor, so that a separate run does it."""
+    """Work for a run, because it takes too long for a sensor."""
 
     PREFLIGHT = "PREFLIGHT"
     ROLL_BACK = "ROLL_BACK"
@@ -47,15 +47,14 @@ class ObservedStream:
     """A stream as observed in the catalog and the orchestrator.
 
     Attributes:
-        code_version: Version of the loaded code, if it declares one.
-        is_ours: Whether a request made here started the newest execution.
+        code_version: Of the loaded code.
+        is_ours: A request made here started the newest execution.
         request: The last request made here.
-        start_pending: Whether someone else has requested a start.
-        has_state: Whether there is a live directory or a snapshot to continue from.
-        is_healthy: Whether it has committed a batch or completed a snapshot since the upgrade's start.
-        is_idle: Whether its query is running and waits for data.
-        runs_failed: How many runs of the current step ended without a result.
-        run_succeeded: Whether a run of the current step succeeded.
+        start_pending: Someone else has requested a start.
+        has_state: There is something to continue from.
+        is_healthy: It committed a batch or completed a snapshot since the upgrade's start.
+        is_idle: Its query waits for data.
+        runs_failed: Runs of the current step without a result.
     """
 
     life: StreamLife
@@ -84,7 +83,7 @@ class ObservedStream:
 
     @property
     def runs_another_version(self) -> bool:
-        """Whether the loaded code differs from what the newest execution was started with."""
+        """Whether the newest execution was started with other code than the loaded one."""
         return (
             self.execution is not None
             and self.code_version is not None
@@ -138,13 +137,10 @@ class Decision:
     """What to do next, and what to record once it is done.
 
     Attributes:
-        alert: What a user must know, if anything.
+        alert: For users.
         alert_until: What ends the alert automatically.
-        request_id: The last request made here.
-        actions: In order; each can be repeated.
-        reached: The desired state has been reached.
-        begins: An upgrade begins.
-        holds_restart: The restart strategy must not start the stream for now.
+        actions: In order; each is repeatable.
+        holds_restart: The restart strategy must not start the stream now.
     """
 
     reason: str
@@ -158,7 +154,7 @@ class Decision:
     holds_restart: bool = False
 
     def with_changes(self, *actions: Action, **changes: Any) -> Decision:
-        """The same decision with further actions and other values. A new alert never ends automatically."""
+        """Add actions and replace values. A new alert never ends automatically."""
         if "alert" in changes:
             changes.setdefault("alert_until", None)
         return replace(self, actions=(*self.actions, *actions), **changes)
@@ -176,7 +172,7 @@ def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **argumen
 
 
 def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason: str, **changes: Any) -> Decision:
-    """Move an upgrade to another phase."""
+    """Move an upgrade to `phase`."""
     moved = replace(upgrade, phase=phase, reason=reason, **changes)
     alert = f"{moved.to_version}: {reason}" if phase.refuses else None if phase is UpgradePhase.STABLE else row.alert
     keeps_request = phase.is_over or phase is upgrade.phase
@@ -191,7 +187,7 @@ def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason
 
 
 def cancel_pending(seen: ObservedStream) -> tuple[Action, ...]:
-    """For a stream that is not running: withdraw an open request, and prevent a restart."""
+    """For a stream that is down: withdraw an open request, and prevent a restart."""
     actions: list[Action] = []
     if seen.open_request is not None:
         actions.append(Withdraw(seen.open_request.request_id))
@@ -214,14 +210,10 @@ def ask_to_stop(
     """Request a stop, then wait. If that fails, request it in another way, or alert users.
 
     Args:
-        row: The managed stream.
-        seen: The stream, which is alive.
-        first: The first kind of request.
-        again: The kind used if the first failed, or if a later execution has begun since.
+        again: The kind of request after a failed one, or for a later execution.
         since_ms: Earlier requests are unrelated.
-        timeout_ms: Time to answer, and then again to end; None: unlimited.
-        reason: The reason for the stop.
-        step: A name for the request, unique within the generation.
+        timeout_ms: To answer, and again to end; None: unlimited.
+        step: Names the request, unique within the generation.
     """
     request = seen.request
     execution = seen.execution
@@ -238,16 +230,16 @@ def ask_to_stop(
 
 
 def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
-    """The alert for a stream that has not answered the last request to stop, or not ended, in time; else None.
+    """The alert for a stream that has not answered a stop, or not ended, in time.
 
-    The text stays the same from call to call. `timeout_ms` is the time to answer, and then again to end.
+    The text stays the same from call to call.
     """
     request, execution = seen.request, seen.execution
     if request is None or execution is None or timeout_ms is None or request.kind not in STOPPING:
         return None
     is_answered = request.status is RequestStatus.COMPLETED
     since_ms = (request.resolved_at_ms or 0) if is_answered else request.created_at_ms
-    # The waiting time of a withdrawn request ended with its withdrawal.
+    # Waiting ended with its withdrawal.
     now_ms = (request.resolved_at_ms or 0) if request.status is RequestStatus.WITHDRAWN else seen.now_ms
     if now_ms - since_ms < timeout_ms:
         return None

@@ -1,8 +1,8 @@
 """Repairs and cleans the outputs of file sinks: part files that no log names, logs of moved folders, lost logs.
 
 Two things may still need a file that the log does not name: a batch being written, and a snapshot whose copy of the
-log names it, since a start from there makes it visible again. A forked output has its own files. Files that a batch
-job has written to the same folder are not the stream's.
+log names it, since a start from there makes it visible again. Files of batch jobs in the same folder are not the
+stream's.
 """
 
 from __future__ import annotations
@@ -41,16 +41,15 @@ from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held, thi
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
 DEFAULT_GRACE_MS = 24 * 3_600_000
-# A file undone by a rollback earlier than these is reported as undone by the first of them.
+# A file undone earlier is reported as undone by the first of these.
 _MAX_REWINDS = 1000
 
 
 @dataclass(frozen=True)
 class Orphan:
-    """A part file that the log of its sink does not name.
+    """A part file that the sink's log does not name.
 
     Attributes:
-        sink: Folder of the sink.
         age_ms: None if the file system does not report it.
         undone_by: The rollback that removed it from the log, or that a failed attempt left it.
         kept_because: Why it must not be deleted (yet).
@@ -64,20 +63,20 @@ class Orphan:
 
     @property
     def is_removable(self) -> bool:
-        """Whether nothing can need it."""
+        """Whether nothing needs it."""
         return self.kept_because is None
 
 
 @dataclass(frozen=True)
 class SinkCleaning:
-    """Files that no log names, and whether the removable ones were deleted."""
+    """Result of `Client.clean_sinks`."""
 
     orphans: tuple[Orphan, ...]
     deleted: bool
 
     @property
     def removable(self) -> tuple[Orphan, ...]:
-        """The files that nothing can need."""
+        """Files that nothing needs."""
         return tuple(orphan for orphan in self.orphans if orphan.is_removable)
 
     @property
@@ -92,11 +91,11 @@ def clean_sinks(
     dry_run: bool = True,
     grace_ms: int | None = None,
 ) -> SinkCleaning:
-    """See `Client.clean_sinks`. Ages are measured by the clock of each sink's storage, never by this machine's."""
+    """Carry out `Client.clean_sinks`. Ages are by the clock of each sink's storage, never by this machine's."""
     grace_ms = DEFAULT_GRACE_MS if grace_ms is None else grace_ms
     refuse_to_clean(stream)
     sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
-    # Of each sink, files are listed first, then its log is read.
+    # List the files before reading the log.
     found = [(sink, sink.leftovers()) for sink in sinks if isinstance(sink, FileSink)]
     in_snapshots = _named_in_snapshots(stream)
     rewinds = _rewinds(stream)
@@ -128,7 +127,7 @@ def _age_ms(file: PartFile, now_ms: int | None) -> int | None:
 
 
 def _may_be_writing(stream: StreamHandle) -> bool:
-    """Whether a query may write batches: even after its lease expired, unless it is proven to have ended."""
+    """Whether a query may write batches, even after its lease expired."""
     lease = stream.catalog.leases.current(stream.stream_id)
     return lease is not None and holder_liveness(lease) is not Liveness.ENDED
 
@@ -155,7 +154,7 @@ def _too_young(file: PartFile, leftovers: Leftovers, may_write: bool, grace_ms: 
 
 
 def _named_in_snapshots(stream: StreamHandle) -> dict[str, str]:
-    """Names of the files that snapshots reference, with the snapshot that does."""
+    """File names, with a snapshot that references them."""
     named: dict[str, str] = {}
     for snapshot in stream.catalog.snapshots.completed(stream.stream_id):
         if snapshot.location is not None:
@@ -181,13 +180,13 @@ def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:
 
 
 def output_files(stream: StreamHandle) -> list[str]:
-    """See `Client.output_files`."""
+    """Carry out `Client.output_files`."""
     folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
     return sorted(path for folder in folders for path in committed_files(folder))
 
 
 def relocate_output(catalog: Catalog, folder: str, *, dry_run: bool = False) -> Relocation:
-    """See `Client.relocate_output`."""
+    """Carry out `Client.relocate_output`."""
     sink = FileSink.at(folder)
     for stream in catalog.streams.all():
         writes = sink.is_among(sinks_of(catalog.executions.last_sinks(stream.stream_id)))
@@ -204,12 +203,12 @@ def relocate_output(catalog: Catalog, folder: str, *, dry_run: bool = False) -> 
 
 @dataclass(frozen=True)
 class RebuiltOutput:
-    """What became of the log of one folder.
+    """Result of `Client.rebuild_output_logs` for one folder.
 
     Attributes:
-        batch_id: The newest batch that its log now lists.
-        source: The snapshot that had captured it.
-        unknown: Batches that the query has committed since, whose files nothing lists.
+        batch_id: The newest batch in its log now.
+        source: The snapshot that captured it.
+        unknown: Batches committed since, whose files nothing lists.
     """
 
     folder: str
@@ -218,7 +217,7 @@ class RebuiltOutput:
     unknown: range
 
     def messages(self) -> list[str]:
-        """The result in one or two sentences."""
+        """One or two sentences."""
         first = f"{self.folder}: its log lists the files of all batches up to {self.batch_id}"
         if not self.unknown:
             return [f"{first}; the stream can go on"]
@@ -232,7 +231,7 @@ class RebuiltOutput:
 
 
 def rebuild_output_logs(stream: StreamHandle, *, dry_run: bool = False, origin: str) -> list[RebuiltOutput]:
-    """See `Client.rebuild_output_logs`."""
+    """Carry out `Client.rebuild_output_logs`."""
     folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
     broken = [folder for folder in folders if _is_incomplete(folder, _committed(stream))]
     planned = [_plan(stream, folder) for folder in broken]
@@ -242,7 +241,7 @@ def rebuild_output_logs(stream: StreamHandle, *, dry_run: bool = False, origin: 
     acquired = acquire(stream.catalog, stream.stream_id, holder)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         fence_predecessor(stream, acquired, still_mine=lease.check)
-        # Its query may have gone on until it was fenced.
+        # Its query may have run until it was fenced.
         planned = [_plan(stream, folder) for folder in broken]
         with holding(stream.catalog, [result.source for _, result in planned], "rebuilding the log of an output"):
             for rebuilt, _ in planned:
@@ -271,14 +270,13 @@ def _committed(stream: StreamHandle) -> int | None:
 
 
 def _captured(stream: StreamHandle, folder: str) -> tuple[SnapshotRecord, list[SinkEntry]]:
-    """The newest snapshot on the timeline that has captured the log of a folder, and that log."""
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
         try:
             logs = logs_in_snapshot(stream.store, snapshot.location or "")
         except StorageAccessError:
             raise
         except CkptError:
-            # Damaged: an older one may have it too.
+            # Damaged: try an older one.
             continue
         entries = next((entries for place, entries in logs.items() if same_folder(place, folder)), None)
         if entries:

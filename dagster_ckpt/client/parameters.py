@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 from dagster_ckpt.stream.start_from import StartFrom, start_options
 
 _KINDS = (bool, int, float, str, list, dict)
-# What a face gives by itself, besides sessions, callbacks and results of other methods.
+# What callers supply, besides sessions, callbacks and results of other methods.
 _GIVEN = frozenset({"self", "run_id"})
-# Parameters that mean the same everywhere; docstrings describe the others.
+# Docstrings describe the others.
 _USUAL = {
     "label": "A name to start from later, such as before-release-42.",
     "target_directory": "Folder for the savepoint, as a URL. Default: the configured savepoint folder.",
@@ -33,10 +33,8 @@ class Parameter(NamedTuple):
     """A parameter of a method.
 
     Attributes:
-        name: Its name.
         kind: bool, int, float, str, list, dict, or an enum.
-        default: Its default; `REQUIRED`: it has none. None: no value.
-        description: What it does.
+        default: `REQUIRED`: it has none; None: no value.
     """
 
     name: str
@@ -46,14 +44,14 @@ class Parameter(NamedTuple):
 
 
 class _Names(dict[str, Any]):
-    """Names in annotations; those that only type checkers import are of no parameter that is an option."""
+    """Names in annotations; no option has a type that only type checkers import."""
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, Any)
 
 
 def parameters(method: Callable[..., Any]) -> list[Parameter]:
-    """What a person may say to a method; a `StartFrom` stands for its fields."""
+    """A method's options; a `StartFrom` stands for its fields."""
     described, found = _described(method), []
     for each in _signature(method):
         if each.annotation is StartFrom:
@@ -65,7 +63,7 @@ def parameters(method: Callable[..., Any]) -> list[Parameter]:
 
 
 def arguments(method: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a method's parameters as its arguments."""
+    """Turn option values into the method's arguments."""
     return {
         each.name: StartFrom.from_record(values) if each.annotation is StartFrom else values[each.name]
         for each in _signature(method)
@@ -79,7 +77,6 @@ def summary(method: Callable[..., Any]) -> str:
 
 
 def _signature(method: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a method, each with its kind as annotation."""
     names = _Names({**method.__globals__, StartFrom.__name__: StartFrom})
     found = inspect.signature(method, eval_str=True, locals=names).parameters.values()
     return [each.replace(annotation=_kind(each.annotation)) for each in found]
@@ -97,7 +94,6 @@ def _is_enum(kind: Any) -> bool:
 
 
 def _described(method: Callable[..., Any]) -> dict[str, str]:
-    """The parameters that a docstring describes."""
     _, _, below = (inspect.getdoc(method) or "").partition("\nArgs:\n")
     section = re.split(r"\n(?=\S)", below)[0]
     texts = re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What a start would do, found out in advance: a preview without its code, a check with it, a trial of one batch.
+"""What a start would do: a preview without its code, a check with it, a trial of one batch.
 
 Nothing here changes anything, and the query may be running.
 """
@@ -52,12 +52,12 @@ _T = TypeVar("_T")
 
 
 def planned_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
-    """The plan of a start, as far as the catalog and the storage tell. No sink is asked."""
+    """The plan of a start, as far as catalog and storage tell. No sink is asked."""
     return plan_recovery(recovery_facts(stream, start_from, predecessor_ended=True, remembers=False))
 
 
 def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPreview | None = None) -> RewindPreview:
-    """See `Client.preview_rewind`. Returns `known` if the start would still continue from the same point."""
+    """Carry out `Client.preview_rewind`. Returns `known` if the start would still continue from the same point."""
     if known is not None and _still_holds(known.plan, planned_start(stream, start_from)):
         return known
     facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False)
@@ -83,7 +83,7 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
 
 
 def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
-    """Whether a start would continue from the same point. A query that ran on since is not another point."""
+    """Whether the start is the same; a query that ran on since is no difference."""
     before, after = known.as_record(), now.as_record()
     is_same = all(before.get(name) == after.get(name) for name in ("snapshot_id", "new_query_id", "claims"))
     if not is_same or before.get("source_offsets") != after.get("source_offsets"):
@@ -94,7 +94,7 @@ def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
 
 
 def listed_snapshot(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:
-    """The snapshot as the catalog lists it at this location, or None."""
+    """The snapshot as the catalog lists it at this location."""
     if snapshot is None:
         return None
     listed = stream.catalog.snapshots.by_id([snapshot.snapshot_id]).get(snapshot.snapshot_id)
@@ -112,17 +112,17 @@ def _ahead(
     replayed = plan if lost is None else lost.plan()
     ahead = preview_rewind(stream, facts, replayed, output, session, is_running=running)
     if lost is not None and ahead.gone:
-        # As the start does: it replays nothing that the sources no longer have.
+        # As the start does: sources may no longer have it.
         ahead = preview_rewind(stream, facts, plan, output, session, is_running=running)
     return ahead
 
 
 def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:
-    """Refuse a rewrite of state that the start would refuse, before a running query is suspended for it."""
+    """Refuse a rewrite that the start would refuse, before a query is suspended for it."""
     if start_from.state_partitions is not None:
         return check_state(stream, plan, start_from).messages
     if stream.on_backend_change is OnStateChange.CONVERT:
-        # The start recovers from a live directory that cannot be read.
+        # The start recovers from an unreadable live directory.
         with suppress(LiveDirectoryError):
             return check_state(stream, plan, start_from).messages
     return ()
@@ -130,10 +130,10 @@ def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFr
 
 @dataclass(frozen=True)
 class StartCheck:
-    """A start that its sinks, its sources and the stored state do not refuse.
+    """A start that sinks, sources and stored state do not refuse.
 
     Attributes:
-        rewrite: The shape that the state would be rewritten to, if any.
+        rewrite: Shape that the state would be rewritten to.
         change: How the query's plan differs from the one that wrote the state, as far as known.
     """
 
@@ -149,10 +149,9 @@ def check_start(
     *,
     report: Callable[[str], None],
 ) -> StartCheck:
-    """Check a start with the loaded code, which `describe` creates; raises the error that the start would raise.
+    """Check a start with the loaded code, `describe`; raises what the start would raise.
 
-    A query that cannot be described refuses nothing here: its start reports that. `report` is called with a message
-    for everything that would change.
+    A query that cannot be described refuses nothing here: its start reports that. `report` gets a message per change.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     output = _told(describe, named_output)
@@ -210,10 +209,9 @@ def preflight(
 ) -> PreflightRecord:
     """Try whether the loaded code can resume from a stream's state, and record the result. Changes nothing else.
 
-    The newest committed batch is replayed, so that state is loaded, updated and written. If Spark no longer retains
-    what that needs, or the sources no longer have the data, a batch of new data is processed instead, if there is
-    any. The state is rewritten to `state_partitions` first. If `interrupted`, which is polled, returns True, the
-    preflight ends with an error.
+    The newest committed batch is replayed to load, update and write state. If that is not retained any more, a batch
+    of new data is processed instead, if there is any. The state is rewritten to `state_partitions` first.
+    `interrupted` is polled; True ends the preflight with an error.
     """
     stream.catalog.streams.get(stream.stream_id)
     change: PlanChange | None = None
@@ -324,14 +322,14 @@ def _rewritten(
         rewritten.delete()
 
 
-# A comparison reads the whole state twice, which a preflight must not take hours for.
+# A comparison reads the whole state twice, which can take hours.
 MOST_ROWS = 1_000_000
 
 
 def compare_trial(
     stream: StreamHandle, session: Callable[[], SparkSession], live: LiveDirectory, tried: LiveDirectory, batch_id: int
 ) -> list[str]:
-    """Compare the state after a batch of the new code (`tried`) with that of the running code (`live`), in messages.
+    """Compare the state after a batch of new code (`tried`) with that of the running code (`live`).
 
     Never fails: what cannot be compared is reported.
     """

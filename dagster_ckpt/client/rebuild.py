@@ -1,10 +1,8 @@
 """Rebuilds a lost catalog from what snapshots and live directories record about themselves.
 
-Afterwards the next plain start continues exactly where the query stopped, and retention, labels and `start_from` know
-the snapshots again. Only the catalog is changed, in one transaction; the operation can be repeated. A new, empty
-catalog becomes the record of the deployment that the snapshots name; snapshots of another deployment are never
-registered. Whether the query known to the lost catalog has ended is unknown, so the next start fences it and
-continues in a fresh directory.
+Only the catalog is changed, in one repeatable transaction. A new, empty catalog becomes the record of the deployment
+that the snapshots name; snapshots of another deployment are never registered. The query known to the lost catalog may
+still run, so the next start fences it and continues in a fresh directory.
 """
 
 from __future__ import annotations
@@ -38,13 +36,13 @@ from dagster_ckpt.stream.start_from import checked_label
 
 
 class ContinueFrom(StrEnum):
-    """Where a rebuilt stream continues if its live directory is older than a snapshot that was taken of it."""
+    """Where a stream continues if its live directory is older than a snapshot taken of it."""
 
     LIVE = "live"
     NEWEST = "newest"
 
 
-# Holder for a process that can no longer be found, so that its end does not count as orderly.
+# A process that cannot be found, so that its end does not count as orderly.
 _LOST = Holder("rebuilt", "rebuilt", "unknown", 0, None, "unknown")
 
 # No stream takes a lease so often for each number of a snapshot.
@@ -53,14 +51,14 @@ _TOKENS_PER_SNAPSHOT = 1_000
 
 @dataclass(frozen=True)
 class RebuildReport:
-    """What was found of a stream and registered.
+    """Result of `Client.rebuild`.
 
     Attributes:
-        registered: Descriptions of snapshots that the catalog did not list.
-        live_directory: Where the next plain start continues; None: it restores the newest snapshot, if any.
-        skipped: What was found and not registered, each with the reason.
-        undecided: Savepoints with edited state from which the stream may have been started: that cannot be
-            determined; the next plain start does not use them.
+        registered: Snapshots that the catalog did not list.
+        live_directory: Where the next start continues; None: from the newest snapshot, if any.
+        skipped: What was not registered, with the reason.
+        undecided: Savepoints with edited state from which the stream may have been started; the next plain start does
+            not use them.
     """
 
     stream_id: str
@@ -71,11 +69,11 @@ class RebuildReport:
 
     @property
     def found_only_damage(self) -> bool:
-        """Whether state was found, but nothing of it that the stream can continue from."""
+        """Whether state was found, but none to continue from."""
         return bool(self.skipped) and not self.registered and self.live_directory is None
 
     def messages(self) -> list[str]:
-        """The report as log messages."""
+        """The result, one line per fact."""
         where = self.live_directory or "the newest snapshot, which is restored if there is one"
         return [
             *(f"registered {name}" for name in self.registered),
@@ -91,13 +89,13 @@ class RebuildReport:
 
 @dataclass(frozen=True)
 class CatalogRebuild:
-    """The streams that were rebuilt, and why others were refused, by stream id."""
+    """Rebuilt streams, and why others were refused, by stream id."""
 
     streams: tuple[RebuildReport, ...]
     refused: Mapping[str, str]
 
     def messages(self) -> list[str]:
-        """The report as log messages."""
+        """The result, one line per fact."""
         lines = [f"{each.stream_id}: {message}" for each in self.streams for message in each.messages()]
         return [*lines, *(f"{stream_id} was not rebuilt: {why}" for stream_id, why in self.refused.items())]
 
@@ -109,10 +107,10 @@ def rebuild(
     take_over_deployment: str | None = None,
     continue_from: ContinueFrom | None = None,
 ) -> RebuildReport:
-    """See `Client.rebuild`.
+    """Carry out `Client.rebuild`.
 
-    If the catalog knows the query's live directory, only missing snapshots are added. If it was restored from a
-    backup that is older than the live directories, the newest of them is registered.
+    If the catalog knows the live directory, only missing snapshots are added; after a restore from an older backup,
+    the newest directory too.
     """
     found, skipped = _snapshots(stream)
     if not found and not skipped:
@@ -166,9 +164,9 @@ def rebuild(
 def _goes_on_elsewhere(
     live: LiveDirectory, found: Sequence[SnapshotRecord], continue_from: ContinueFrom | None
 ) -> bool:
-    """Whether the stream goes on from a snapshot that is newer than its live directory, which is an old copy.
+    """Whether the stream continues from a snapshot newer than its live directory, which is an old copy.
 
-    A rewind always makes a new directory. So one that is behind a snapshot that was taken of it was put back.
+    A rewind always makes a new directory. One behind a snapshot taken of it was put back.
     """
     state = inspect_live_directory(live)
     if state.status is not LiveStatus.GOOD or state.batch_id is None:
@@ -180,7 +178,6 @@ def _goes_on_elsewhere(
         if each.timeline == newest
         and not each.edit
         and (each.batch_id or 0) > state.batch_id
-        # Snapshots of earlier versions do not say it.
         and _last_part(str(each.properties.get(TAKEN_FROM, live.url))) == _last_part(live.url)
     ]
     if not later or continue_from is ContinueFrom.LIVE:
@@ -202,7 +199,7 @@ def _last_part(url: str) -> str:
 
 
 def _refuse_nothing(stream: StreamHandle) -> None:
-    """Refuse to register an empty stream, such as of a wrong folder: its next start would begin from nothing."""
+    """Refuse an empty stream, as of a wrong folder: its next start would begin from nothing."""
     has_run = any(each.stream_id == stream.stream_id and each.live_generation for each in stream.catalog.streams.all())
     if has_run or stream.live_directories():
         return
@@ -217,13 +214,13 @@ def _refuse_nothing(stream: StreamHandle) -> None:
 def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
     """A token above those that the lost catalog issued, if no live directory is left to name the newest.
 
-    A sink that remembers tokens (the markers in Kafka) would take a lower one for that of a former holder.
+    Kafka's markers would take a lower one for a former holder's.
     """
     return _TOKENS_PER_SNAPSHOT * max((snapshot.number or 0 for snapshot in found), default=0)
 
 
 def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], folder_owner: str | None) -> None:
-    """Refuse to register another deployment's files unless the user says that its catalog was lost."""
+    """Refuse another deployment's files unless the user says that its catalog was lost."""
     own = stream.catalog.deployment_id
     named = {str(snapshot.properties[DEPLOYMENT]) for snapshot in found if DEPLOYMENT in snapshot.properties}
     if own in named and folder_owner in (None, own):
@@ -239,7 +236,7 @@ def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], fold
 
 
 def _snapshots(stream: StreamHandle) -> tuple[list[SnapshotRecord], list[str]]:
-    """The stream's snapshots that are complete by their lengths, by number, and why others are omitted."""
+    """Snapshots complete by their lengths, by number, and why others are omitted."""
     found: list[SnapshotRecord] = []
     skipped: list[str] = []
     for location in [*stream.store.checkpoints(), *stream.store.savepoints()]:
@@ -271,7 +268,7 @@ def _of_this_deployment(stream: StreamHandle, found: list[SnapshotRecord], skipp
 def _without_adoptions(
     stream: StreamHandle, found: list[SnapshotRecord], record: StreamRecord, skipped: list[str]
 ) -> list[SnapshotRecord]:
-    """Leave out snapshots of an adopted directory that no start has taken over: its query may still run."""
+    """Leave out snapshots of an adopted directory that no start has taken over."""
     if record.live_directory is not None:
         return found
     unclaimed = {each.snapshot_id: unclaimed_directory(stream, each) for each in found}
@@ -320,7 +317,7 @@ def _stream(
         snapshot for snapshot in found if snapshot.timeline == timeline and (snapshot.batch_id or 0) > (batch or 0)
     ]
     if live is not None and batch is not None and later:
-        # It was rewound after those were taken: they belong to the previous timeline.
+        # Rewound since: those belong to the previous timeline.
         past = [snapshot for snapshot in found if snapshot.timeline == timeline and (snapshot.batch_id or 0) <= batch]
         begins[timeline + 1] = (timeline, batch)
         restored[timeline + 1] = past[-1].snapshot_id if past else None
@@ -343,7 +340,7 @@ def _stream(
 
 
 def _undecided(found: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
-    """Edited savepoints after the newest snapshot of the query: whether a start used one cannot be determined."""
+    """Edited savepoints of which it is unknown whether a start used one."""
     others = max((each.number or 0 for each in found if not each.edit), default=0)
     return [each for each in found if each.edit and (each.number or 0) > others]
 
@@ -365,7 +362,7 @@ def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]]
 
 
 def _why_half_made(built: BuiltDirectory) -> str | None:
-    """Why a live directory is not the stream's, although a query could resume from it; None if it is."""
+    """Why a live directory is not the stream's, although a query could resume from it."""
     if built.live.is_not_in_use():
         return (
             "the restore, rewind, fork or import that built it did not finish, so no query was started in it. A start "
@@ -390,7 +387,6 @@ def _where_it_stood(
 
 
 def _note_execution(stream: StreamHandle, lease: LeaseKeeper, rebuilt: RebuiltStream, batch: int | None) -> None:
-    """Record what an execution would have reported: where the query writes, and its last batch."""
     newest = rebuilt.snapshots[-1].properties if rebuilt.snapshots else {}
     sinks = [sink.name for sink in sinks_in(newest)]
     execution_id = str(uuid.uuid4())

@@ -1,7 +1,7 @@
 """What the supervisor does for a stream: towards its desired state, after a death, and to roll back an upgrade.
 
-Observe, decide, carry out, record. The order makes a crash harmless: actions can be repeated (requests have fixed
-ids, runs have keys) and are recorded only afterwards. After a crash in between, the same decision is made again.
+Observe, decide, carry out, record. Actions can be repeated (requests have fixed ids, runs have keys) and are recorded
+afterwards, so after a crash the same decision is made again.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class Definition:
     """A stream as the loaded code defines it.
 
     Attributes:
-        declared: Its desired state unless an operator sets another one; None: it is not managed.
-        policy: How it is upgraded to another code version.
+        declared: Its desired state by default; None: it is not managed.
     """
 
     stream_id: str
@@ -75,7 +74,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class StepRuns:
-    """The runs that were launched for one step: how many ended without success, and whether one succeeded."""
+    """Runs of one step: how many ended without success, and whether one succeeded."""
 
     failed: int = 0
     succeeded: bool = False
@@ -86,8 +85,8 @@ class Orchestrator:
     """Queries to the orchestrator that launches runs.
 
     Attributes:
-        run_is_over: Whether a run has ended, or is unknown.
-        start_request_of: Id of the start request that a run answers, if any.
+        run_is_over: It has ended, or is unknown.
+        start_request_of: Id of the start request that a run answers.
         runs_of_step: By name of the step.
     """
 
@@ -98,9 +97,9 @@ class Orchestrator:
 
 @dataclass(frozen=True)
 class Step:
-    """The result of one reconciliation: the decision that was carried out, and work for a run, if any.
+    """The decision that was carried out, and work for a run, if any.
 
-    Its `step_name` stays the same until the step is done: a run that is in progress is not launched again.
+    Its `step_name` stays until the step is done: its run is not launched twice.
     """
 
     decision: Decision
@@ -109,14 +108,14 @@ class Step:
 
 
 def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Step:
-    """Observe a stream, decide, act and record. Long work is returned for a run to perform."""
+    """Observe a stream, decide, act and record. Long work is returned, for a run."""
     seen = observe(catalog, row, definition, orchestrator)
     decision = decide(row, definition.declared, definition.policy, seen)
     return carry_out(catalog, row, decision)
 
 
 def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> ObservedStream:
-    """A stream as observed in the catalog and the orchestrator."""
+    """Read the facts of a decision."""
     stream_id = row.stream_id
     execution = catalog.executions.latest(stream_id)
     snapshots = catalog.snapshots.restorable(stream_id)
@@ -152,7 +151,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
             case Settle(execution_id):
                 catalog.executions.settle(execution_id, ExecutionStatus.FAILED)
             case Adopt(desired):
-                # This also records it; decisions based on the previous desired state are void.
+                # Recorded too; decisions on the previous desired state are void.
                 catalog.desired_states.put(row.stream_id, desired, origin=decision.reason)
             case Run(step):
                 run = step
@@ -161,7 +160,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
 
 
 def step_name(row: DesiredRecord) -> str:
-    """Name of a stream's current step, for the runs that perform it."""
+    """Name of the current step, for its runs."""
     is_under_way = row.upgrade is not None and not row.upgrade.phase.is_over
     phase = row.upgrade.phase.value if row.upgrade is not None and is_under_way else "STATE"
     return f"{row.stream_id}/{row.generation}/{phase}"
@@ -186,8 +185,7 @@ def _record(catalog: Catalog, row: DesiredRecord, decision: Decision) -> None:
 def _life(catalog: Catalog, execution: ExecutionRecord | None, orchestrator: Orchestrator) -> StreamLife:
     if execution is None:
         return StreamLife.NEVER_STARTED
-    # A lease held by another run belongs to a fork, a rollback, or a start whose execution has not
-    # begun yet.
+    # Another run's lease: a fork, a rollback, or a start without an execution yet.
     if holds_lease(catalog, execution.stream_id, execution.run_id):
         return StreamLife.ALIVE
     if not orchestrator.run_is_over(execution.run_id):
@@ -210,13 +208,12 @@ def _has_snapshot_since(catalog: Catalog, row: DesiredRecord) -> bool:
     return any((snapshot.completed_at_ms or 0) > since_ms for snapshot in catalog.snapshots.completed(row.stream_id))
 
 
-# Launching a run takes longer than this before its query starts, so an evaluation this much too
-# early may act now.
+# A run takes longer to start its query, so an evaluation this much too early may act now.
 LAUNCH_MS = 2_000
 
 
 class RecordedEnd(Enum):
-    """How an execution's run ended, as recorded by the orchestrator."""
+    """How a run ended, by the orchestrator."""
 
     STILL_RUNNING = "STILL_RUNNING"
     SUCCEEDED = "SUCCEEDED"
@@ -240,7 +237,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Retain:
-    """The stream has ended: apply externalized retention for its final state."""
+    """Apply externalized retention for its final state."""
 
     state: TerminalState
     reason: str
@@ -248,8 +245,7 @@ class Retain:
 
 Verdict = Wait | Restart | Retain
 
-_BEFORE_THE_END = (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
-# Deliberate ends. A process that dies after one of them has only failed to clean up.
+# Deliberate ends: a process that dies after one has only failed to clean up.
 _ON_PURPOSE = {
     ExecutionStatus.FINISHED: TerminalState.FINISHED,
     ExecutionStatus.SUSPENDED: TerminalState.SUSPENDED,
@@ -267,23 +263,19 @@ def reconcile(
     now_ms: int,
     random: Random,
 ) -> Verdict:
-    """Decide about one execution that ended unsettled: it was killed, or not stopped by its user. Pure.
+    """Decide about an execution that ended unsettled: killed, or not stopped by its user. Pure.
 
     Args:
-        recorded: What the orchestrator recorded for its run.
-        ended: What the execution itself recorded before its process ended.
-        strategy: The stream's restart strategy.
-        failed_at_ms: Failures since a user last started the stream, including this one.
-        holds_lease: Its process still renews the lease: nothing is deleted under a query that may write, and a
-            process that was not found dead is not replaced.
-        now_ms: The catalog's time, which dates the failures.
-        random: For the jitter of exponential delays. Seed it per execution, so that every evaluation of a failure
-            yields the same delay.
+        ended: What the execution itself recorded.
+        failed_at_ms: Since a user last started the stream, including this one.
+        holds_lease: Nothing is deleted under a query that may write, and a process not found dead is not replaced.
+        now_ms: By the catalog's clock.
+        random: For jitter. Seed it per execution, so that every evaluation yields the same delay.
     """
     verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
     if isinstance(verdict, Retain) and holds_lease:
         return Wait("its run has ended, but its process is still stopping")
-    if isinstance(verdict, Restart) and holds_lease and ended in _BEFORE_THE_END:
+    if isinstance(verdict, Restart) and holds_lease and not ended.is_over:
         return Wait("its run has ended, but its process still holds the lease")
     return verdict
 
@@ -320,7 +312,7 @@ _FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkE
 def roll_back(
     stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _sentence: None
 ) -> UpgradeRecord:
-    """See `Client.roll_back_upgrade`. The upgrade is marked only once it is done."""
+    """Carry out `Client.roll_back_upgrade`. The upgrade is marked only once it is done."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     upgrade = row.upgrade if row is not None else None
     if row is None or upgrade is None or upgrade.phase is not UpgradePhase.RESTORING or upgrade.snapshot_id is None:
@@ -350,8 +342,7 @@ def roll_back(
 def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
     facts = recovery_facts(stream, StartFrom(snapshot_id), predecessor_ended=True)
     plan = plan_recovery(facts)
-    # The previous code, which wrote the snapshot, is about to start: what the new code wrote
-    # elsewhere is left.
+    # The previous code wrote the snapshot and starts next: what the new code wrote elsewhere is left.
     output = output_of(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else None
     preview = preview_rewind(stream, facts, plan, output)
     for message in preview.messages():
@@ -365,8 +356,7 @@ def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report:
     try:
         prepared = prepare(stream, plan, lease, output, survey=preview.survey)
     except SinkRollbackError as error:
-        # Refusals were raised earlier: a file could not be read or written, and the next try
-        # continues there.
+        # No refusal: a file could not be read or written; the next try continues there.
         raise StorageAccessError(str(error)) from error
     for place in prepared.rolled_back:
         report(f"rolled back the sink {place}")

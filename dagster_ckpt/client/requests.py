@@ -1,4 +1,4 @@
-"""Sends requests to the process that runs a stream through rows in the catalog, and waits for answers."""
+"""Sends requests to a stream's process through rows in the catalog, and waits for answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_running(stream: StreamHandle) -> bool:
 
 
 def require_running(stream: StreamHandle, participle: str) -> None:
-    """Refuse an operation that requires a running stream; `participle` names it in the message, such as "suspended"."""
+    """Refuse an operation that requires a running stream; `participle` names it, such as "suspended"."""
     stream.catalog.streams.get(stream.stream_id)
     if not is_running(stream):
         raise RequestFailedError(
@@ -52,7 +52,7 @@ def ask(
 
 
 def await_process(stream: StreamHandle, request: RequestRecord, *, timeout_s: float) -> RequestRecord:
-    """Wait until the process that runs a stream has answered a request, as long as that process is alive; as `ask`."""
+    """Wait for the answer of a stream's process as long as it is alive; as `ask`."""
 
     def run_ended() -> str | None:
         return None if is_running(stream) else "the stream's run ended before it answered"
@@ -69,7 +69,7 @@ def await_answer(
 ) -> RequestRecord:
     """Wait until a request is answered. If it is not, or the wait is interrupted, withdraw it; raises as `ask`.
 
-    `abort_reason` is called at each poll: if it returns a reason, the wait ends.
+    `abort_reason` is called at each poll: a reason ends the wait.
     """
     with withdrawing(stream, request.request_id):
         return _await_answer(stream, request, timeout_s, abort_reason)
@@ -79,7 +79,7 @@ def await_answer(
 def withdrawing(stream: StreamHandle, request_id: str) -> Iterator[None]:
     """Withdraw a request, which may be submitted within the context, if the context ends with an exception.
 
-    A request that nothing waits for must not be carried out later. The exception gets a note.
+    The exception gets a note.
     """
     try:
         yield
@@ -132,7 +132,7 @@ def await_stop(stream: StreamHandle, timeout_s: float) -> None:
 
 
 def snapshot_of(stream: StreamHandle, answer: RequestRecord) -> SnapshotRecord:
-    """The snapshot that a request was answered with."""
+    """The snapshot that an answer names."""
     if answer.snapshot_id is None:
         raise RequestFailedError(
             f"Request {answer.request_id} of stream {stream.stream_id!r} ended without a snapshot."

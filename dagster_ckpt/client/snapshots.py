@@ -1,8 +1,4 @@
-"""Methods of the client that take snapshots, keep them and prove that they can be restored.
-
-A running stream receives a request through a row in the catalog, which its own process answers. A savepoint of a
-stream that is not running is taken here.
-"""
+"""Methods of the client that take snapshots, keep them and prove that they can be restored."""
 
 from __future__ import annotations
 
@@ -29,10 +25,10 @@ class SnapshotMethods(Connection):
     """Checkpoints and savepoints."""
 
     def trigger_checkpoint(self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> SnapshotRecord:
-        """Take a checkpoint of a running stream now, regardless of the minimum pause, and wait until it is complete.
+        """Take a checkpoint of a running stream now, despite the minimum pause, and wait for it.
 
         Raises:
-            RequestFailedError: The stream is not running, or the attempt failed.
+            RequestFailedError: It is not running, or the attempt failed.
             RequestTimeoutError: No answer in time; the request was withdrawn.
         """
         return self._answer(self.request_checkpoint(stream), timeout_s)
@@ -50,16 +46,13 @@ class SnapshotMethods(Connection):
         """Take a savepoint of a running, stopped or failed stream, and wait for it. A running one continues.
 
         Args:
-            stream: The stream.
-            label: A name to start from later.
-            target_directory: Folder for it, instead of the configured one.
-            schedule: Name of the schedule that takes it, whose history may delete it later; None: nothing deletes it.
-            timeout_s: How long to wait for a running stream's answer.
-            progress: Called with the number of written files and of all, if the stream is not running.
+            schedule: The schedule that takes it and may delete it later; None: nothing deletes it.
+            timeout_s: For a running stream's answer.
+            progress: Called with (written, all) files, if the stream is not running.
 
         Raises:
             NothingCommittedError: The stream has not committed a batch yet.
-            OptionError: The label means another starting point, or the folder is a relative path.
+            OptionError: The label is reserved, or the folder is relative.
             RequestFailedError: The attempt failed.
             RequestTimeoutError: No answer in time; the request was withdrawn.
         """
@@ -100,7 +93,7 @@ class SnapshotMethods(Connection):
         """Request a savepoint of a running stream without waiting for it; see `await_request`.
 
         Raises:
-            RequestFailedError: The stream is not running: `trigger_savepoint` takes it here.
+            RequestFailedError: It is not running: use `trigger_savepoint`.
         """
         return self._ask_for_savepoint(self._open(stream), label, checked_target(label, target_directory), None)
 
@@ -116,14 +109,13 @@ class SnapshotMethods(Connection):
         )
 
     def _answer(self, request: RequestRecord, timeout_s: float) -> SnapshotRecord:
-        """The snapshot that a request is answered with."""
         from dagster_ckpt.client.requests import await_process, snapshot_of
 
         opened = self._open(request.stream_id)
         return snapshot_of(opened, await_process(opened, request, timeout_s=timeout_s))
 
     def await_request(self, request: RequestRecord | str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> RequestRecord:
-        """Wait until a request, or the one with this id, is answered. If it is not answered in time, it is withdrawn.
+        """Wait until a request, or the one with this id, is answered. After the timeout it is withdrawn.
 
         Raises:
             RequestFailedError: It failed or was withdrawn.
@@ -186,10 +178,10 @@ class SnapshotMethods(Connection):
     ) -> SnapshotRecord:
         """Copy a checkpoint into a savepoint, which depends on no other snapshot and is never deleted by the stream.
 
-        On the same disk its bytes are linked; within one object store the store itself copies them.
+        Bytes are linked on the same disk, and copied by the store within one object store.
 
         Raises:
-            SnapshotCorruptError: It lacks data or was altered; no savepoint is created.
+            SnapshotCorruptError: It lacks data or was altered.
         """
         from dagster_ckpt.client.derived_savepoint import derive_savepoint
         from dagster_ckpt.stream.start_from import checked_label
@@ -242,19 +234,18 @@ class SnapshotMethods(Connection):
         spark: SparkSession | None = None,
         progress: Progress | None = None,
     ) -> list[SnapshotVerification]:
-        """Prove that snapshots can be restored, and record each result for health checks and recoveries.
+        """Prove that snapshots can be restored, and record it for health checks and recoveries.
 
         Args:
-            stream: The stream.
             snapshot: The snapshot, or `all`. Its location may be one that the catalog does not list.
-            deep: Compare every byte with its digest; otherwise check only lengths and completeness.
-            spark: A session to read the state of every operator with, from a temporary copy.
-            progress: Called after each snapshot with the number of verified snapshots and of all.
+            deep: Compare every byte with its digest, not only lengths and completeness.
+            spark: A session that reads the state of every operator, from a temporary copy.
+            progress: Called with (verified, all) after each snapshot.
 
         Raises:
-            SnapshotNotFoundError: There is none of this name, or the catalog has deleted it in the meantime.
-            StorageAccessError: The storage cannot be reached, which says nothing about the snapshots.
-            UnsupportedSparkError: The session's Spark cannot read the state, which says nothing about it.
+            SnapshotNotFoundError: There is none of this name, or it was deleted meanwhile.
+            StorageAccessError: The storage cannot be reached.
+            UnsupportedSparkError: The session's Spark cannot read the state.
         """
         from dagster_ckpt.client.examination import locations_of, record_verification, verify_snapshot
 

@@ -35,14 +35,14 @@ class StateMethods(Connection):
         Args:
             stream: The stream; it may be running and is not changed.
             snapshot: The snapshot, or `live` for the newest committed batch of the live directory.
-            operator: Number or name of an operator; None for all.
-            state: Name of a state; None for all.
-            spark: The session that reads; default: the one of this process.
+            operator: Number or name; None for all.
+            state: Name; None for all.
+            spark: Default: the session of this process.
 
         Raises:
             UnsupportedSparkError: The session's Spark cannot read the state.
             SparkNotFoundError: This process has no Spark session.
-            NothingCommittedError: The stream has not committed a batch yet.
+            NothingCommittedError: No batch is committed yet.
             OptionError: There is no such operator or state.
 
         Example:
@@ -69,8 +69,8 @@ class StateMethods(Connection):
             stream: The stream; it may be running and is not changed.
             before: A snapshot, or `live`.
             after: A snapshot, or `live`.
-            operator: Number or name of an operator; None for all.
-            state: Name of a state; None for all.
+            operator: Number or name; None for all.
+            state: Name; None for all.
             spark: As in `state`.
 
         Example:
@@ -118,16 +118,14 @@ class StateMethods(Connection):
             stream: The stream; it may be running.
             edits: Keys to forget and rows to write.
             reason: Why, as the savepoint records it.
-            snapshot: `latest`, or the id, number (chk-7), label or location of a snapshot.
-            label: A name to start from later.
-            target_directory: Folder for the savepoint, instead of the configured one.
-            spark: The session that reads and writes; default: the one of this process.
-            report: Called with a message for every step, and every few seconds within a long one.
+            snapshot: `latest`, or an id, number (chk-7), label or location.
+            spark: Default: the session of this process.
+            report: Called with a message per step, and every few seconds.
 
         Raises:
-            UnsupportedSparkError: The session's Spark cannot write state: this needs Spark 4.2.
+            UnsupportedSparkError: Writing state needs Spark 4.2.
             StateRewriteError: The state cannot be edited like this; nothing was written.
-            OptionError: No reason is given, or the label or operator is wrong.
+            OptionError: Reason, label or operator is wrong.
 
         Example:
             >>> made = client.edit_state("orders", StateEdit(forget="user_id = 7"), reason="request 4711")

@@ -1,4 +1,4 @@
-"""Reads, compares, shows and writes the state of a stream at a snapshot or in the live directory, with Spark.
+"""Reads, compares, shows and writes the state of a snapshot or a live directory, with Spark.
 
 Always from temporary copies, which are deleted by `close`.
 """
@@ -39,14 +39,11 @@ LIVE = "live"
 
 
 class StreamState(ExitStack):
-    """The state of a stream after one batch, in a temporary copy that this object owns; see `Client.state`.
+    """Result of `Client.state`: the state after one batch, in a temporary copy that this object owns.
 
-    Frames are lazy: use them inside a `with` block, or before `close`, which deletes the copy. The snapshot cannot be
-    deleted until then.
+    Frames are lazy: use them before `close`, or inside a `with` block. The snapshot cannot be deleted until then.
 
     Attributes:
-        states: The selected states.
-        batch_id: The batch after which the state is read.
         snapshot: None for the live directory.
         live: The copy.
     """
@@ -79,7 +76,7 @@ class StreamState(ExitStack):
             raise
 
     def frame(self, name: StateName | None = None) -> StateFrame:
-        """The rows of one of `states`; the name can be left out if only one is selected.
+        """The rows of one of `states`, by default of the only one.
 
         Raises:
             OptionError: Several are selected, or none.
@@ -90,7 +87,7 @@ class StreamState(ExitStack):
     def rows(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
         """The rows of one state: columns `key`, `value` and `partition`, and `map_key` for a map.
 
-        The operator (number or name) and the state can be left out if only one is selected.
+        Operator (number or name) and state can be left out if only one is selected.
 
         Raises:
             OptionError: This selects several, or none.
@@ -117,9 +114,9 @@ class StreamState(ExitStack):
 
 
 class StreamStateDiff(ExitStack):
-    """What two points of a stream differ in, by operator and state; see `Client.state_diff`.
+    """Result of `Client.state_diff`: what two points differ in, by operator and state.
 
-    Partitions and state backends are left out, so a snapshot and its rescaled or converted copy do not differ.
+    A snapshot and its rescaled or converted copy do not differ.
     """
 
     def __init__(
@@ -144,12 +141,12 @@ class StreamStateDiff(ExitStack):
 
     @cached_property
     def states(self) -> Sequence[StateDifference]:
-        """The differences of each state, also of those without any; nothing is computed yet."""
+        """Of each state, also of equal ones; nothing is computed yet."""
         return differences(self.before.reader, self.after.reader, paired(self.before.states, self.after.states))
 
     @property
     def is_empty(self) -> bool:
-        """Whether the two have the same rows everywhere; reads both."""
+        """Whether all rows are the same; reads both."""
         return all(state.is_empty for state in self.states)
 
 
@@ -202,12 +199,11 @@ class LargestKey:
 
 @dataclass(frozen=True)
 class ShownState:
-    """A part of one state; each cell is JSON, or a number as text.
+    """Each cell is JSON, or a number as text.
 
     Attributes:
-        operator: Spark's name for it.
-        rows: Number of rows that meet the condition.
-        largest: The keys with the largest values, largest first.
+        rows: Those that meet the condition.
+        largest: Keys with the largest values, largest first.
     """
 
     operator_id: int
@@ -221,11 +217,10 @@ class ShownState:
 
 @dataclass(frozen=True)
 class ShownDifference:
-    """A part of the differences of one state; each cell is JSON, or a number as text.
+    """Each cell is JSON, or a number as text.
 
     Attributes:
-        operator: Spark's name for it.
-        counts: Number of rows by change.
+        counts: Rows by change.
         note: Why every row differs, if it does.
     """
 
@@ -244,7 +239,7 @@ def show_state(
     """Read a part of every selected state.
 
     `where` is a condition in SQL on fields of the key by name, or on `key`, `value` and `partition`. Shows `limit`
-    rows and the `largest` keys of each state; 0 leaves the latter out, which saves a pass.
+    rows and the `largest` keys of each state; `largest` 0 saves a pass.
     """
     return [_shown(state, name, where, limit, largest) for name in state.states]
 
@@ -262,9 +257,9 @@ def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> li
 
 
 def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> list[str]:
-    """Write all rows as Parquet, each state into its own folder below `folder`; returns the URLs that were written.
+    """Write all rows as Parquet, a folder per state below `folder`; returns their URLs.
 
-    Executors must reach the folder, which is an absolute path or a URL. Existing rows are not overwritten.
+    Executors must reach the folder, an absolute path or URL. Nothing is overwritten.
     """
     root = location_url("write_to", folder).rstrip("/")
     placed = {f"{root}/operator={name.operator_id}/state={name.state}": (name, rows) for name, rows in tables}

@@ -33,10 +33,9 @@ class TransferMethods(Connection):
             stream: The stream to fork; it may be running and is not changed.
             into: The stream that continues from it; it must not be running.
             start_from: `latest` (the newest committed batch), `batch-<n>`, or the name of a snapshot.
-            outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive the rows up to
-                it.
+            outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive their rows.
             replace_state: Discard what the other stream itself has committed.
-            accept_loss: Fork even if files that the original has read since no longer exist.
+            accept_loss: Fork even if files that the original read since are gone.
         """
         from dagster_ckpt.recovery.fork import fork
         from dagster_ckpt.stream.start_from import StartFrom
@@ -64,7 +63,7 @@ class TransferMethods(Connection):
             outputs: Each sink that the snapshot names, mapped to where the stream writes instead.
             with_rows: Copy the rows of the original's file sinks up to the snapshot.
             replace_state: Discard what the stream itself has committed.
-            progress: Called after each file of the snapshot with the number of files that are done and of all.
+            progress: Called with (done, all) after each file.
         """
         from dagster_ckpt.recovery.import_snapshot import import_snapshot
 
@@ -90,8 +89,8 @@ class TransferMethods(Connection):
     ) -> Adoption:
         """Take the checkpoint directory of a plain Spark query under management; the stream's next start continues it.
 
-        The directory is only read, and the first snapshot is taken of it; the query may keep running until that
-        start, which fences it. If it is interrupted, repeat it, or drop it with `undo_adoption`.
+        The directory is only read, for the first snapshot; the query may run until that start, which fences it. After
+        an interruption, repeat it, or use `undo_adoption`.
 
         Args:
             stream: The stream that continues the query; it must not have any state yet.
@@ -103,7 +102,7 @@ class TransferMethods(Connection):
             dry_run: Only examine the directory.
 
         Raises:
-            LiveDirectoryError: The directory is damaged, managed by a stream, or was taken over before.
+            LiveDirectoryError: The directory is damaged, or belongs to a stream.
             SharedSinkError: The log of a named sink is not that of this query.
             RequestFailedError: The stream already has state, or has adopted another directory.
         """
@@ -124,7 +123,7 @@ class TransferMethods(Connection):
     def undo_adoption(self, stream: str) -> list[str]:
         """Drop an adoption, finished or not, that no start has taken over; returns what was done.
 
-        The snapshots that were taken of the directory are deleted; the directory is not touched.
+        Deletes the snapshots taken of the directory, which is not touched.
         """
         from dagster_ckpt.recovery.adopt import undo_adoption
 
@@ -141,21 +140,20 @@ class TransferMethods(Connection):
     ) -> Export:
         """Export a snapshot as a checkpoint directory in which plain Spark continues, without this package.
 
-        The exported query keeps the id of the original, so that sinks that remember it continue. If the export is
-        interrupted, repeat it: it replaces what it has left.
+        The exported query keeps the id of the original, so that sinks that remember it continue. An interrupted export
+        can be repeated.
 
         Args:
             stream: The stream; it may be running and is not changed.
             snapshot: `latest`, or the name of a snapshot.
             to: The directory to create; it must not exist.
-            outputs: Folders of the snapshot's file sinks, mapped to new folders that receive their rows up to the
-                snapshot.
+            outputs: Folders of the snapshot's file sinks, mapped to new folders, which receive their rows.
             progress: As in `import_snapshot`.
 
         Raises:
             OptionError: The directory lies among those of a stream.
-            RestoreError: The directory exists, or Spark could not start in what the snapshot contains.
-            SharedSinkError: An output is not one of the snapshot, or its new folder is in use.
+            RestoreError: The directory exists, or Spark could not start from the snapshot.
+            SharedSinkError: An output is unknown to the snapshot, or its new folder is in use.
         """
         from dagster_ckpt.client.export import export_snapshot
 

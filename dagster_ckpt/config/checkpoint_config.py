@@ -29,7 +29,7 @@ Keywords = ParamSpec("Keywords")
 def _keywords_of(
     kind: Callable[Keywords, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Keywords], None]]:
-    """Give a constructor the keywords of another class, for type checkers and for `help`."""
+    """Give a constructor the keywords of another class."""
 
     def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, Keywords], None]:
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -46,8 +46,7 @@ class CheckpointConfig:
     """PyFlink's `CheckpointConfig`: keywords, getters and setters over one `CheckpointOptions`.
 
     The keywords are the options of `CheckpointOptions`; `docs/options.md` has each with default, range and effect.
-    A setter validates its value and returns the object; an invalid value leaves the object unchanged.
-    `options` also refuses options that contradict each other.
+    Setters return the object; an invalid value leaves it unchanged. `options` also refuses contradictory options.
 
     Raises:
         OptionError: A value is out of range.
@@ -66,7 +65,7 @@ class CheckpointConfig:
     DEFAULT_MIN_PAUSE_BETWEEN_CHECKPOINTS: ClassVar[int] = CheckpointOptions.min_pause
     DEFAULT_MAX_CONCURRENT_CHECKPOINTS: ClassVar[int] = CheckpointOptions.max_concurrent
 
-    # Configurations are mutable and compared by value, so they are not hashable.
+    # Mutable and compared by value, so not hashable.
     __hash__ = None  # type: ignore[assignment]
 
     @_keywords_of(CheckpointOptions)
@@ -76,20 +75,20 @@ class CheckpointConfig:
 
     @property
     def requested(self) -> CheckpointOptions:
-        """The options as set, frozen; each is validated separately."""
+        """The options as set, each validated separately."""
         return self._asked
 
     @property
     def options(self) -> CheckpointOptions:
-        """The options in effect, frozen."""
+        """The options in effect."""
         return self._asked.in_effect()
 
     def validate(self) -> None:
-        """Validate the options together, as `options` does."""
+        """Validate the options together."""
         self._asked.in_effect()
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect on Spark."""
+        """Return each option and its effect on Spark."""
         return self._asked.describe()
 
     def __eq__(self, other: object) -> bool:
@@ -149,7 +148,7 @@ class CheckpointConfig:
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> Self:
         """Tolerate no failed checkpoint (True) or any number (False).
 
-        As in Flink since 1.19, it has no effect once a tolerable number is set, by either method.
+        As in Flink since 1.19, without effect once a tolerable number is set.
         """
         fails = _FAIL_ON_ERRORS.checked(fail_on_checkpointing_errors)
         if self._is_tolerance_set:
@@ -157,11 +156,11 @@ class CheckpointConfig:
         return self.set_tolerable_checkpoint_failure_number(0 if fails else INT_MAX)
 
     def get_tolerable_checkpoint_failure_number(self) -> int:
-        """Return how many consecutive failures are tolerated before the stream fails."""
+        """Return the tolerated number of consecutive failures."""
         return self._asked.tolerable_failures
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> Self:
-        """Set how many consecutive failures are tolerated before the stream fails."""
+        """Set the tolerated number of consecutive failures."""
         self._with(tolerable_failures=tolerable_checkpoint_failure_number)
         self._is_tolerance_set = True
         return self
@@ -169,7 +168,7 @@ class CheckpointConfig:
     def enable_externalized_checkpoints(
         self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
     ) -> Self:
-        """Older name of `set_externalized_checkpoint_cleanup`."""
+        """Set which checkpoints outlive the stream: an older name."""
         return self.set_externalized_checkpoint_cleanup(cleanup_mode)
 
     def set_externalized_checkpoint_cleanup(
@@ -197,7 +196,7 @@ class CheckpointConfig:
         return ExternalizedCheckpointRetention[self._asked.cleanup.name]
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether unaligned checkpoints are on. They have no effect under AT_LEAST_ONCE."""
+        """Return whether unaligned checkpoints are on. Without effect under AT_LEAST_ONCE."""
         return self._asked.unaligned
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> Self:
@@ -209,11 +208,11 @@ class CheckpointConfig:
         return self._with(unaligned=False)
 
     def get_alignment_timeout(self) -> Duration:
-        """Return how long an attempt waits for the batch boundary before it goes unaligned."""
+        """Return how long an attempt waits for the batch boundary."""
         return Duration.of_millis(self._asked.alignment_timeout)
 
     def set_alignment_timeout(self, alignment_timeout: timedelta) -> Self:
-        """Set how long an attempt waits for the batch boundary before it goes unaligned; as in PyFlink, no number."""
+        """Set how long an attempt waits for the batch boundary; no number, as in PyFlink."""
         if not isinstance(alignment_timeout, timedelta):
             allowed = "a Duration or a timedelta, for example Duration.of_seconds(30)"
             raise type_error("alignment timeout", alignment_timeout, allowed)
@@ -224,7 +223,7 @@ class CheckpointConfig:
         return self._asked.force_unaligned
 
     def set_force_unaligned_checkpoints(self, force_unaligned_checkpoints: bool = True) -> Self:
-        """Take unaligned snapshots even if the sink does not write a replayed batch idempotently."""
+        """Take unaligned snapshots even if the sink is not idempotent."""
         return self._with(force_unaligned=force_unaligned_checkpoints)
 
     def get_num_retained_checkpoints(self) -> int:
@@ -240,11 +239,11 @@ class CheckpointConfig:
         return self._asked.retention_policy
 
     def set_retention_policy(self, retention: RetentionPolicy) -> Self:
-        """Set which completed checkpoints are kept, instead of a number of them."""
+        """Set which completed checkpoints are kept, instead of a number."""
         return self._with(retention=retention)
 
     def get_trigger_policy(self) -> TriggerPolicy | None:
-        """Return when the next periodic checkpoint is due, or None if there are none."""
+        """Return when the next periodic checkpoint is due; None: never."""
         return self._asked.trigger_policy
 
     def set_trigger_policy(self, trigger: TriggerPolicy) -> Self:
@@ -252,11 +251,11 @@ class CheckpointConfig:
         return self._with(trigger=trigger)
 
     def is_prefer_checkpoint_for_recovery(self) -> bool:
-        """Return whether recovery uses the newest checkpoint even if a savepoint is newer."""
+        """Return whether recovery uses the newest checkpoint despite a newer savepoint."""
         return self._asked.prefer_checkpoint_for_recovery
 
     def set_prefer_checkpoint_for_recovery(self, prefer_checkpoint_for_recovery: bool) -> Self:
-        """Set whether recovery uses the newest checkpoint even if a savepoint is newer."""
+        """Set whether recovery uses the newest checkpoint despite a newer savepoint."""
         return self._with(prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery)
 
     def get_checkpoint_storage(self) -> CheckpointStorage | None:
@@ -272,7 +271,7 @@ class CheckpointConfig:
         return self._with(storage=FileSystemCheckpointStorage(checkpoint_path))
 
     def _with(self, **changes: Any) -> Self:
-        # A keyword may be None, which leaves the option out; a setter of PyFlink takes no None.
+        # None leaves the option out; setters take no None.
         rules = {name: option.rule for name, option in options_of(CheckpointOptions).items()}
         self._asked = replace(self._asked, **{name: rules[name].checked(value) for name, value in changes.items()})
         return self

@@ -1,7 +1,6 @@
-"""All checkpointing options of one stream: each is declared once here, and every face follows.
+"""All checkpointing options of a stream, each declared once.
 
-`CheckpointConfig` takes them as keywords and has PyFlink's setters; `CheckpointSettings`, the overrides of a run,
-the YAML fields of a component and `docs/options.md` are made from the same declarations.
+`CheckpointConfig`, `CheckpointSettings`, the overrides of a run, YAML fields and `docs/options.md` follow.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ MAX_PAUSE_MS = 365 * 24 * 3_600_000
 
 
 def checked_storage(value: object) -> CheckpointStorage:
-    """Return a storage, given the storage or the absolute path or URL of a directory."""
+    """Return a storage, given it, or a directory's absolute path or URL."""
     if isinstance(value, str):
         return FileSystemCheckpointStorage(location_url("storage", value))
     if isinstance(value, CheckpointStorage):
@@ -124,7 +123,7 @@ def _of_num_retained(options: CheckpointOptions) -> Described:
 class CheckpointOptions:
     """The options of one stream, with Flink's ranges and defaults. Durations are milliseconds or a timedelta.
 
-    Each value is validated on construction, `in_effect` validates them together.
+    `in_effect` validates them together.
     """
 
     mode: Option[CheckpointingMode | str, CheckpointingMode] = Option(
@@ -287,7 +286,7 @@ class CheckpointOptions:
 
     @property
     def trigger_policy(self) -> TriggerPolicy | None:
-        """When the next periodic checkpoint is due; None takes none.
+        """When the next periodic checkpoint is due; None: never.
 
         As in Flink, the period is the longer of interval and minimum pause, and the first checkpoint
         is not due before the pause.
@@ -299,7 +298,7 @@ class CheckpointOptions:
 
     @property
     def known_interval_ms(self) -> int | None:
-        """The time between periodic checkpoints; None if there are none, or if the trigger sets no limit."""
+        """The time between periodic checkpoints; None: none, or no limit."""
         return self.interval if self.trigger is None else known_interval_ms(self.trigger)
 
     @property
@@ -308,13 +307,13 @@ class CheckpointOptions:
         return min(self.min_pause, MAX_PAUSE_MS)
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect on Spark."""
+        """Return each option and its effect on Spark."""
         return [option.described(self) for option in options_of(type(self)).values()]
 
     def overridden(self, given: Mapping[str, Any]) -> CheckpointOptions:
-        """Return the options in effect with some of them replaced, as for one run; None keeps an option.
+        """Return the options in effect with some replaced, as for one run; None keeps one.
 
-        A policy and the option that it replaces are never both set, so that either replaces the other.
+        A policy and the option that it replaces unset each other.
         """
         options = options_of(type(self))
         changes = {name: value for name, value in given.items() if value is not None}
@@ -326,7 +325,7 @@ class CheckpointOptions:
         return replace(self, **changes).in_effect()
 
     def in_effect(self) -> CheckpointOptions:
-        """Validate the options together and return them as they take effect.
+        """Validate the options together; returns them as they take effect.
 
         Unaligned checkpoints are off under AT_LEAST_ONCE, which Flink does silently and `describe` reports. Refused are
         several concurrent unaligned attempts, and a policy beside the option that it replaces.

@@ -1,4 +1,4 @@
-"""Where snapshots are stored, as values that can be pickled. The stores themselves are in `dagster_ckpt.snapshot`.
+"""Where snapshots are stored, as values. The stores are in `dagster_ckpt.snapshot`.
 
 Names, defaults and limits follow Flink's `CheckpointStorage` classes
 (https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/checkpoints/).
@@ -44,10 +44,9 @@ def _settings(option: str, value: Settings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DeploymentStorage:
-    """The deployment's storage settings, used where the code sets nothing (in Flink, the cluster options).
+    """The deployment's storage settings, used where code sets none (Flink's cluster options).
 
-    The paths are URLs, the numbers are bytes, and None or -1 leaves the default. `storage_options` are
-    fsspec's arguments.
+    Paths are URLs, numbers bytes; None or -1 leaves the default. `storage_options` are fsspec's.
     """
 
     checkpoint_path: str | None = field(default=None, repr=False)
@@ -71,15 +70,15 @@ class CheckpointStorage(ABC):
 
     @abstractmethod
     def configure(self, deployment: DeploymentStorage) -> "CheckpointStorage":
-        """Return a copy in which unset options are taken from the deployment."""
+        """Take unset options from the deployment."""
 
     @abstractmethod
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and effect; possible secrets are listed by name only."""
+        """Return each option and its effect, without possible secrets."""
 
 
 class _StorageWithPaths(CheckpointStorage):
-    """A storage that may have a folder of savepoints."""
+    """A storage with an optional savepoint folder."""
 
     savepoint_location: StoragePath | None
 
@@ -90,16 +89,15 @@ class _StorageWithPaths(CheckpointStorage):
 
 @dataclass(frozen=True, init=False)
 class JobManagerCheckpointStorage(_StorageWithPaths):
-    """Snapshots live in the memory of the process that coordinates the query.
+    """Snapshots in the memory of the coordinating process.
 
-    For experiments and very small state. Savepoints, and checkpoints that must outlive the stream,
-    are written to a path.
+    For experiments and small state. Savepoints and externalized checkpoints are written to a path.
 
     Args:
-        checkpoint_path: URL of a directory for externalized checkpoints. None uses the deployment's.
-        max_state_size: Largest snapshot in bytes; a larger one is declined. None means 5 MiB.
-        savepoint_path: URL of a directory for savepoints. None uses the deployment's.
-        storage_options: Arguments for the file system behind the paths. Never shown in messages.
+        checkpoint_path: URL for externalized checkpoints. None uses the deployment's.
+        max_state_size: Largest snapshot in bytes. None means 5 MiB.
+        savepoint_path: URL for savepoints. None uses the deployment's.
+        storage_options: fsspec's arguments. Never shown.
     """
 
     DEFAULT_MAX_STATE_SIZE: ClassVar[int] = 5 * 1024 * 1024
@@ -132,7 +130,7 @@ class JobManagerCheckpointStorage(_StorageWithPaths):
         return self.max_state_size
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and effect."""
+        """Return each option and its effect."""
         return [
             _real(
                 "checkpoint_path",
@@ -145,7 +143,7 @@ class JobManagerCheckpointStorage(_StorageWithPaths):
         ]
 
     def configure(self, deployment: DeploymentStorage) -> "JobManagerCheckpointStorage":
-        """Return a copy in which unset paths are taken from the deployment."""
+        """Take unset paths from the deployment."""
         checkpoint, savepoint = self.checkpoint_location, self.savepoint_location
         return JobManagerCheckpointStorage(
             deployment.checkpoint_path if checkpoint is None else checkpoint.url_to_open,
@@ -157,17 +155,16 @@ class JobManagerCheckpointStorage(_StorageWithPaths):
 
 @dataclass(frozen=True, init=False)
 class FileSystemCheckpointStorage(_StorageWithPaths):
-    """Snapshots live in a directory of any file system that fsspec supports: file, s3, gs, abfs, hdfs, memory.
+    """Snapshots in a directory of any file system of fsspec: file, s3, gs, abfs, hdfs, memory.
 
     Args:
-        checkpoint_path: URL of the directory; each stream gets its own subdirectory. Required.
-        file_state_size_threshold: Bytes; files smaller than this are stored inside the snapshot's
-            metadata. None or -1 takes the deployment's value, else 20 KiB. At most 1 MiB.
+        checkpoint_path: URL; each stream gets a subdirectory. Required.
+        file_state_size_threshold: Bytes; smaller files are stored inside the snapshot's metadata. None or -1 takes the
+            deployment's value, else 20 KiB. At most 1 MiB.
         write_buffer_size: Bytes written at a time. -1 takes the deployment's value, else 4096; 0
             disables buffering.
-        savepoint_path: URL of a directory for savepoints. None uses the deployment's.
-        storage_options: Arguments for the file system (credentials, endpoint), by fsspec's names.
-            Never shown in messages.
+        savepoint_path: URL for savepoints. None uses the deployment's.
+        storage_options: fsspec's arguments (credentials, endpoint). Never shown.
     """
 
     MAX_FILE_STATE_THRESHOLD: ClassVar[int] = _MAX_FILE_STATE_THRESHOLD
@@ -212,7 +209,7 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
         return DEFAULT_WRITE_BUFFER_SIZE if self.write_buffer_size < 0 else self.write_buffer_size
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and effect."""
+        """Return each option and its effect."""
         return [
             _real(
                 "checkpoint_path",
@@ -235,7 +232,7 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
         ]
 
     def configure(self, deployment: DeploymentStorage) -> "FileSystemCheckpointStorage":
-        """Return a copy in which unset options are taken from the deployment."""
+        """Take unset options from the deployment."""
         savepoint = self.savepoint_location
         return FileSystemCheckpointStorage(
             self.checkpoint_location.url_to_open,
@@ -252,9 +249,8 @@ class CustomCheckpointStorage(CheckpointStorage):
 
     Args:
         factory: "package.module:Name" or "package.module.Name". Imported when the store is opened.
-        settings: Keyword arguments for the factory. Never shown in messages. If the factory has a
-            parameter named like a field of `DeploymentStorage` and `settings` does not contain it,
-            the deployment's value is passed.
+        settings: Its keyword arguments. Never shown. The deployment's value is passed for a parameter named like an
+            unset field of `DeploymentStorage`.
     """
 
     factory: str
@@ -272,14 +268,14 @@ class CustomCheckpointStorage(CheckpointStorage):
         _set(self, "deployment", DeploymentStorage())
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and effect."""
+        """Return each option and its effect."""
         return [
             _real("factory", self.factory, "Imported and called where the store is opened."),
             _real("settings", sorted(self.settings), "Keyword arguments of the factory."),
         ]
 
     def configure(self, deployment: DeploymentStorage) -> "CustomCheckpointStorage":
-        """Return a copy with the deployment's settings."""
+        """Take the deployment's settings."""
         configured = CustomCheckpointStorage(self.factory, self.settings)
         _set(configured, "deployment", deployment)
         return configured

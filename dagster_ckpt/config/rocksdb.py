@@ -1,4 +1,4 @@
-"""RocksDB under Spark: options and Flink's predefined sets as Spark settings, and the state backends that have them."""
+"""RocksDB under Spark: options, Flink's predefined sets, and the state backends."""
 
 import posixpath
 from abc import ABC, abstractmethod
@@ -38,8 +38,7 @@ class PredefinedOptions(Enum):
     Attributes:
         DEFAULT: Spark's defaults, which do not force writes to the disk either.
         SPINNING_DISK_OPTIMIZED: For spinning disks.
-        SPINNING_DISK_OPTIMIZED_HIGH_MEM: For spinning disks, with much more memory for caches and
-            buffers.
+        SPINNING_DISK_OPTIMIZED_HIGH_MEM: For spinning disks, with much more memory for caches and buffers.
         FLASH_SSD_OPTIMIZED: For solid state disks.
     """
 
@@ -51,9 +50,9 @@ class PredefinedOptions(Enum):
 
 @dataclass(frozen=True)
 class RocksDBOption:
-    """One call that predefined options make on RocksDB in Flink, in Flink's notation, and what becomes of it.
+    """One call of Flink's predefined options on RocksDB, and what becomes of it.
 
-    MAPPED has a Spark `setting` and its `value`, REAL happens under Spark anyway, NONE is impossible there.
+    MAPPED has a Spark `setting` and `value`, REAL happens anyway, NONE is impossible.
     """
 
     call: str
@@ -120,7 +119,7 @@ OPTIONS_SET: dict[PredefinedOptions, tuple[RocksDBOption, ...]] = {
 
 
 def spark_settings_of(choice: PredefinedOptions) -> dict[str, str]:
-    """Return the Spark settings of predefined options; empty for the default."""
+    """Return Spark settings; empty for the default."""
     return {option.setting: option.value for option in OPTIONS_SET[choice] if option.setting is not None}
 
 
@@ -144,10 +143,9 @@ class RocksDBOptions:
         incremental: Whether Spark writes only the changes of each batch; None is the default,
             False.
         predefined: Predefined RocksDB options.
-        factory: Import path of a `RocksDBOptionsFactory`, applied on top of the predefined options.
+        factory: Import path of a `RocksDBOptionsFactory`, applied after the predefined options.
         db_storage_paths: Local directories of the working state; None uses Spark's.
-        transfer_threads: Threads that move files; None is the default, 4 for our copies and Spark's
-            own choice for its uploads.
+        transfer_threads: Threads that move files; None: 4 for our copies, Spark's choice for its uploads.
         ttl_compaction_filter: Flink's filter of expired state.
         settings: Additional Spark settings, by full name, applied last.
     """
@@ -161,7 +159,6 @@ class RocksDBOptions:
     settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Validate each value."""
         if self.incremental is not None:
             INCREMENTAL.checked(self.incremental)
         PREDEFINED.member(self.predefined)
@@ -176,7 +173,7 @@ class RocksDBOptions:
         object.__setattr__(self, "settings", checked_settings("settings", self.settings, own=own))
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the session settings for the query; those of the factory are validated."""
+        """Return settings for the session; those of the factory are validated."""
         predefined = spark_settings_of(self.predefined)
         own = as_text({PROVIDER_CLASS: ROCKSDB, CHANGELOG_CHECKPOINTING: bool(self.incremental)})
         if self.transfer_threads is not None:
@@ -192,7 +189,7 @@ class RocksDBOptions:
         return own | predefined | as_text(made) | as_text(self.settings)
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect on Spark."""
+        """Return each option and its effect on Spark."""
         return [
             OptionDescription("enable_incremental_checkpointing", self.incremental, Effect.REAL, self._incremental()),
             OptionDescription(
@@ -239,7 +236,7 @@ def _upload_threads(number: int) -> dict[str, str]:
 
 
 def local_directory(path: object) -> str:
-    """Return a local directory as PyFlink's getter does: a normalised absolute path."""
+    """Normalise an absolute path as PyFlink's getter does."""
     if path is None:
         raise OptionError(
             f"db storage path is None, but must be {_PATH_ALLOWED}; set none to use the deployment's directories."
@@ -265,9 +262,9 @@ _ALLOWED = "the import path of a RocksDBOptionsFactory, for example 'package.mod
 
 
 class RocksDBOptionsFactory(ABC):
-    """Creates Spark settings for the RocksDB state store, where Flink's interface of this name creates RocksDB options.
+    """Creates Spark settings, where Flink's interface creates RocksDB options.
 
-    It has a constructor without arguments, and is called in the process that starts the query.
+    Constructed without arguments, in the process that starts the query.
 
     Example:
         >>> class SmallCaches(RocksDBOptionsFactory):
@@ -277,7 +274,7 @@ class RocksDBOptionsFactory(ABC):
 
     @abstractmethod
     def create_settings(self, current: Mapping[str, str]) -> Mapping[str, SettingValue]:
-        """Return settings on top of the current ones, which are those of the predefined options, by full name."""
+        """Return settings by full name, on top of the predefined ones."""
 
 
 def options_factory(name: object) -> type[RocksDBOptionsFactory]:
@@ -291,14 +288,14 @@ def options_factory(name: object) -> type[RocksDBOptionsFactory]:
     return found
 
 
-# Flink removed these after 1.10. They still work here but are not advertised.
+# Removed from Flink after 1.10: they work but are not advertised.
 _DEPRECATED = {"enable_ttl_compaction_filter", "disable_ttl_compaction_filter", "is_ttl_compaction_filter_enabled"}
 
 
 class RocksDBBackend(StateBackend):
     """PyFlink's setters over one `RocksDBOptions`. As in PyFlink, setters return None."""
 
-    # Backends are mutable and compared by value, so they are not hashable.
+    # Mutable and compared by value, so not hashable.
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, options: RocksDBOptions) -> None:
@@ -311,15 +308,15 @@ class RocksDBBackend(StateBackend):
 
     @property
     def transfer_threads(self) -> int:
-        """Number of threads of this package that copy snapshots."""
+        """Threads that copy snapshots."""
         return self._options.transfer_threads or DEFAULT_TRANSFER_THREADS
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the provider, the settings of the options, and the additional settings on top."""
+        """Return provider, settings of the options, and additional settings."""
         return self._options.spark_settings()
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect on Spark."""
+        """Return each option and its effect on Spark."""
         return self._options.describe()
 
     def is_incremental_checkpoints_enabled(self) -> bool:
@@ -347,7 +344,7 @@ class RocksDBBackend(StateBackend):
         return self._options.factory
 
     def set_options(self, options_factory_class_name: str) -> None:
-        """Set a `RocksDBOptionsFactory` by import path; its settings are applied on top of the predefined options."""
+        """Set a `RocksDBOptionsFactory` by import path, applied after the predefined options."""
         options_factory(options_factory_class_name)
         self._set(factory=options_factory_class_name)
 
@@ -365,9 +362,8 @@ class EmbeddedRocksDBStateBackend(RocksDBBackend):
     """RocksDB, with snapshots in the stream's checkpoint storage.
 
     Args:
-        enable_incremental_checkpointing: Whether Spark writes only the changes of each batch
-            (changelog checkpointing) and the whole database in the background. None is False, as in
-            Flink.
+        enable_incremental_checkpointing: Whether Spark writes only the changes of each batch (changelog
+            checkpointing). None is False, as in Flink.
         settings: Additional Spark settings, by full name, except those that the other options set.
     """
 
@@ -389,14 +385,13 @@ class EmbeddedRocksDBStateBackend(RocksDBBackend):
 
 
 class RocksDBStateBackend(RocksDBBackend):
-    """RocksDB, with snapshots in a directory that the backend names: the older spelling.
+    """The older spelling: RocksDB, with snapshots in a directory of the backend.
 
     Args:
-        checkpoint_data_uri: URL of the directory of checkpoints.
+        checkpoint_data_uri: URL for checkpoints.
         enable_incremental_checkpointing: As for `EmbeddedRocksDBStateBackend`.
-        checkpoint_stream_backend: A backend that names a directory (Memory, Fs, RocksDB), instead
-            of the URL.
-        settings: Additional Spark settings, by full name, except those that the other options set.
+        checkpoint_stream_backend: A Memory, Fs or RocksDB backend, instead of the URL.
+        settings: As for `EmbeddedRocksDBStateBackend`.
     """
 
     def __init__(
@@ -427,7 +422,7 @@ class RocksDBStateBackend(RocksDBBackend):
         self._set(transfer_threads=TRANSFER_THREADS.checked(number_of_transfering_threads))
 
     def is_ttl_compaction_filter_enabled(self) -> bool:
-        """Return the value that was set; Spark has no such filter."""
+        """Return what was set; Spark has no such filter."""
         return self._options.ttl_compaction_filter
 
     def enable_ttl_compaction_filter(self) -> None:
@@ -439,7 +434,7 @@ class RocksDBStateBackend(RocksDBBackend):
         self._set(ttl_compaction_filter=False)
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect on Spark."""
+        """Return each option and its effect on Spark."""
         where = f"Snapshots are kept where the {type(self._checkpoint_backend).__name__} says."
         return [
             OptionDescription("checkpoint_backend", self._checkpoint_backend, Effect.REAL, where),

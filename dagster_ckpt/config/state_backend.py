@@ -1,4 +1,4 @@
-"""State backends: how Spark keeps a query's working state, and which backends can continue existing state."""
+"""How Spark keeps working state, and which backends can continue existing state."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +22,8 @@ SettingValue = str | int | float | bool
 def checked_settings(
     source: str, settings: Mapping[str, SettingValue], *, own: Iterable[str] = ()
 ) -> dict[str, SettingValue]:
-    """Validate full names of Spark settings, and that none is in `own`, which the backend sets itself."""
-    # Spark ignores the case of RocksDB names: a second spelling would silently win or lose.
+    """Validate full names of Spark settings; the backend sets `own` itself."""
+    # Spark ignores the case of RocksDB names: a second spelling might win.
     reserved = {name.lower() for name in own}
     if not isinstance(settings, Mapping):
         raise OptionTypeError(f"{source} is {settings!r}, but must map names to strings, numbers or booleans.")
@@ -53,7 +53,7 @@ DEFAULT_TRANSFER_THREADS = 4
 
 
 class StateBackend(ABC):
-    """How working state is kept. Backends are configuration only: they can be pickled and shared."""
+    """How working state is kept; configuration only."""
 
     def __new__(cls, *_arguments: object, **_keywords: object) -> Self:
         """Refuse to instantiate the abstract class, as PyFlink does."""
@@ -67,19 +67,19 @@ class StateBackend(ABC):
 
     @abstractmethod
     def spark_settings(self) -> dict[str, str]:
-        """Return the Spark settings that select and tune this backend."""
+        """Return the Spark settings of this backend."""
 
     @abstractmethod
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect on Spark."""
+        """Return each option and its effect on Spark."""
 
     @property
     def transfer_threads(self) -> int:
-        """Number of threads of this package that copy files while a snapshot is taken or restored."""
+        """Threads that copy files while a snapshot is taken or restored."""
         return DEFAULT_TRANSFER_THREADS
 
     def checkpoint_storage(self) -> CheckpointStorage | None:
-        """Return where this backend stores snapshots; None if it does not decide that, like the newer ones."""
+        """Return where it stores snapshots; None for newer backends, which do not decide that."""
         return None
 
 
@@ -96,7 +96,6 @@ class CustomStateBackend(StateBackend):
     settings: Mapping[str, SettingValue] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Validate the class name and the settings."""
         allowed = "the full name of a Java class such as com.example.MyStateStoreProvider"
         if not self.provider_class or not isinstance(self.provider_class, str):
             raise OptionTypeError(f"provider_class is {self.provider_class!r}, but must be {allowed}.")
@@ -109,7 +108,7 @@ class CustomStateBackend(StateBackend):
         return {PROVIDER_CLASS: self.provider_class} | as_text(self.settings)
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect on Spark."""
+        """Return each option and its effect on Spark."""
         provider = "The running query keeps its state in a provider of this class."
         return [
             OptionDescription("provider_class", self.provider_class, Effect.REAL, provider),
@@ -122,16 +121,15 @@ class CustomStateBackend(StateBackend):
 def storage_of_stream(
     configured: CheckpointStorage | None, backend: StateBackend | None, deployment: CheckpointStorage
 ) -> CheckpointStorage:
-    """Return where a stream's snapshots are stored.
+    """Return the storage of a stream.
 
-    As in Flink's `CheckpointStorageLoader`, a backend that names a directory comes first, then the stream's
-    storage, then the deployment's.
+    As in Flink's `CheckpointStorageLoader`: the backend's, else the stream's, else the deployment's.
     """
     return (backend and backend.checkpoint_storage()) or configured or deployment
 
 
 class OnStateChange(StrEnum):
-    """What a start does with state of another kind: refuse, or rewrite it and prove that every row was kept."""
+    """What a start does with state of another kind; a rewrite proves that every row was kept."""
 
     REFUSE = "REFUSE"
     CONVERT = "CONVERT"
@@ -143,7 +141,7 @@ MAX_PARALLELISM = WholeNumber("max parallelism", minimum=1, maximum=32768)
 
 @dataclass(frozen=True)
 class StatePartitions:
-    """A configured number of state partitions, and what a start does with state of another number."""
+    """A number of state partitions, and what a start does with another one."""
 
     number: int
     on_change: OnStateChange = OnStateChange.REFUSE
@@ -151,9 +149,9 @@ class StatePartitions:
 
 @dataclass(frozen=True)
 class PinnedState:
-    """Backend and settings that existing state was written with, from Spark's offset log or a snapshot.
+    """What existing state was written with, from Spark's offset log or a snapshot.
 
-    `provider` is None if the query keeps no state; `settings` are those that Spark pins for the life of the query.
+    `provider` None: no state; `settings`: those that Spark pins for the query's life.
     """
 
     provider: str | None
@@ -166,7 +164,7 @@ class BackendChange:
 
     Attributes:
         refused: Why it cannot, and what to do; None if it can.
-        kept: Settings that Spark keeps at their old value, each as a sentence.
+        kept: Settings that keep their old value, each a sentence.
     """
 
     refused: str | None = None
@@ -174,10 +172,10 @@ class BackendChange:
 
 
 def backend_change(pinned: PinnedState, wanted: StateBackend) -> BackendChange:
-    """Decide whether a query can continue with a backend.
+    """Whether a query can continue with a backend.
 
-    No provider of Spark reads the files of another. Spark would not fail: it uses the pinned provider, like every
-    other setting that it pins, with only a line in the driver's log (`OffsetSeqMetadata.setSessionConf`).
+    No provider of Spark reads the files of another. Spark would silently use the pinned one
+    (`OffsetSeqMetadata.setSessionConf`).
     """
     if pinned.provider is None:
         return BackendChange()
@@ -204,19 +202,19 @@ _PROVIDER = "State is kept in maps on the executors' heap, and each batch's chan
 
 @dataclass(frozen=True)
 class HashMapStateBackend(StateBackend):
-    """State on the heap of the executors: Spark's HDFS-backed provider, its default."""
+    """State on the executors' heap: Spark's default, HDFS-backed provider."""
 
     def spark_settings(self) -> dict[str, str]:
         """Return the provider setting."""
         return {PROVIDER_CLASS: HDFS_BACKED}
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect on Spark."""
+        """Return each option and its effect on Spark."""
         return [OptionDescription("provider", HDFS_BACKED, Effect.REAL, _PROVIDER)]
 
 
 class _NamedStorage(HashMapStateBackend):
-    """The older spelling: a backend that also says where snapshots are stored."""
+    """The older spelling, with a storage of snapshots."""
 
     def is_using_asynchronous_snapshots(self) -> bool:
         """Return True: a query continues while its snapshot is stored."""
@@ -225,17 +223,15 @@ class _NamedStorage(HashMapStateBackend):
 
 @dataclass(frozen=True, init=False)
 class MemoryStateBackend(_NamedStorage):
-    """State on the heap, snapshots in the memory of the process that coordinates the query.
+    """State on the heap, snapshots in the memory of the coordinating process.
 
-    The older spelling of a HashMapStateBackend with a JobManagerCheckpointStorage.
+    The older spelling of HashMapStateBackend with JobManagerCheckpointStorage.
 
     Args:
-        checkpoint_path: URL of a directory for externalized checkpoints. None takes the
-            deployment's.
-        savepoint_path: URL of a directory for savepoints. None uses the deployment's.
-        max_state_size: Largest snapshot in bytes; a larger one is declined. None means 5 MiB.
-        using_asynchronous_snapshots: Accepted without effect, as in Flink since 1.13. Snapshots are
-            always asynchronous: they are taken from committed files while the query runs.
+        checkpoint_path: URL for externalized checkpoints. None takes the deployment's.
+        savepoint_path: URL for savepoints. None uses the deployment's.
+        max_state_size: Largest snapshot in bytes. None means 5 MiB.
+        using_asynchronous_snapshots: Without effect, as in Flink since 1.13: snapshots are always asynchronous.
     """
 
     DEFAULT_MAX_STATE_SIZE: ClassVar[int] = JobManagerCheckpointStorage.DEFAULT_MAX_STATE_SIZE
@@ -263,7 +259,7 @@ class MemoryStateBackend(_NamedStorage):
         return self.storage.get_max_state_size()
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect on Spark."""
+        """Return each option and its effect on Spark."""
         return [
             *super().describe(),
             *_describe_storage(self.storage, ("checkpoint_path", "savepoint_path", "max_state_size")),
@@ -275,14 +271,13 @@ class MemoryStateBackend(_NamedStorage):
 class FsStateBackend(_NamedStorage):
     """State on the heap, snapshots in a directory.
 
-    The older spelling of a HashMapStateBackend with a FileSystemCheckpointStorage.
+    The older spelling of HashMapStateBackend with FileSystemCheckpointStorage.
 
     Args:
-        checkpoint_directory_uri: URL of the directory of checkpoints. Required.
-        default_savepoint_directory_uri: URL of the directory of savepoints. None uses the deployment's.
-        file_state_size_threshold: Bytes; smaller files are stored inside the snapshot's metadata. None or -1 takes
-            the deployment's value, else 20 KiB. At most 1 MiB.
-        write_buffer_size: Bytes written at a time. None or -1 takes the deployment's value, else 4096.
+        checkpoint_directory_uri: URL for checkpoints. Required.
+        default_savepoint_directory_uri: URL for savepoints. None uses the deployment's.
+        file_state_size_threshold: As for `FileSystemCheckpointStorage`.
+        write_buffer_size: As for `FileSystemCheckpointStorage`; None is -1.
         using_asynchronous_snapshots: As for `MemoryStateBackend`.
     """
 
@@ -302,7 +297,7 @@ class FsStateBackend(_NamedStorage):
                 "checkpoint_directory_uri is None, but must be the URL of a directory, "
                 "for example file:///data/checkpoints."
             )
-        # Validated under the names used here, before the storage validates them under its names.
+        # Validated under the names used here first.
         StoragePath.parse("checkpoint_directory_uri", checkpoint_directory_uri)
         if default_savepoint_directory_uri is not None:
             StoragePath.parse("default_savepoint_directory_uri", default_savepoint_directory_uri)
@@ -332,7 +327,7 @@ class FsStateBackend(_NamedStorage):
         return self.storage.get_write_buffer_size()
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect on Spark."""
+        """Return each option and its effect on Spark."""
         return [
             *super().describe(),
             *_describe_storage(
@@ -350,7 +345,7 @@ def _asynchronous(value: bool | None) -> bool | None:
 
 
 def _describe_storage(storage: CheckpointStorage, options: Sequence[str], **names: str) -> list[OptionDescription]:
-    """Describe a storage's options under the names that the backend uses for them."""
+    """Describe a storage's options under the backend's names."""
     described = {line.option: line for line in storage.describe()}
     return [described[option]._replace(option=names.get(option, option)) for option in options]
 

@@ -27,9 +27,8 @@ class Deployment:
     """The locations of one program.
 
     Attributes:
-        storage: Where snapshots are stored, unless the stream or its backend specifies it.
-        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this; None: the driver
-            copies.
+        storage: Unless the stream or its backend specifies one.
+        executor_copy_bytes: Executors copy larger snapshots; None: the driver copies.
     """
 
     live_root: str
@@ -53,8 +52,7 @@ class Deployment:
     ) -> StreamHandle:
         """Create the handle of a stream.
 
-        A backend of None uses the session's settings; without a savepoint URL, savepoints are stored beside
-        the checkpoints.
+        Backend None uses the session's settings; savepoint URL None stores savepoints beside checkpoints.
         """
         root = self.storage.checkpoint_location.url_to_open
         unset = DeploymentStorage(checkpoint_path=root, savepoint_path=savepoint_url or f"{root}/savepoints")
@@ -84,21 +82,21 @@ class Deployment:
 
 @dataclass(frozen=True)
 class StreamsOfProgram:
-    """The queries of a program as a client opens them: by name, with the settings of the program."""
+    """A program's queries as a client opens them: by name, with the program's settings."""
 
     catalog: Catalog
     open_query: Callable[[str], StreamHandle]
 
     def id_of(self, stream: str) -> str:
-        """The id of a stream, which is the name of its query."""
+        """The name of the query."""
         return stream
 
     def on_storage(self) -> list[str]:
-        """Ids of the streams in the catalog: a program has the settings of those that it names."""
+        """Ids of the streams in the catalog."""
         return [stream.stream_id for stream in self.catalog.streams.all()]
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open the stream of a query, whether or not it was ever started."""
+        """Open a stream, even one that was never started."""
         del new_like  # the program has every setting
         return self.open_query(stream)
 

@@ -50,13 +50,11 @@ class StreamExecutionEnvironment(ConfiguredProgram):
     periodic checkpoints, restarts in place, and a start from where they stopped.
 
     Args:
-        spark: The session; None uses that of this process, or starts one when it is first needed.
-        folder: Default folder of everything that this program stores.
-        live_root: Folder of Spark's own checkpoint directories, as a path or URL that every executor
-            can reach.
+        spark: None uses the session of this process, or starts one when needed.
+        folder: Default folder of everything stored.
+        live_root: Folder of Spark's checkpoint directories: a path or URL that every executor reaches.
         catalog_url: SQLAlchemy URL of the catalog.
-        storage_path: URL of the folder of snapshots, if neither the checkpoint config nor the backend
-            names one.
+        storage_path: URL of snapshots, unless the checkpoint config or backend names one.
 
     Raises:
         OptionError: A path or URL cannot be used.
@@ -111,7 +109,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
 
     @property
     def spark(self) -> SparkSession:
-        """The session to define queries on. The first access starts Spark if this process has no session."""
+        """The session to define queries on. The first access may start Spark."""
         if self._spark is None:
             settings = {allowed.SHUFFLE_PARTITIONS: str(self._local_parallelism)} | self._config.kryo.spark_settings()
             if self._backend is not None:
@@ -120,7 +118,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         return self._spark
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option of the execution with its value and its effect on Spark."""
+        """Return each execution option and its effect on Spark."""
         return self.get_config().describe()
 
     def get_config(self) -> ExecutionConfig:
@@ -144,7 +142,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         return int(self._spark.conf.get(allowed.SHUFFLE_PARTITIONS) or self._local_parallelism)
 
     def set_default_local_parallelism(self, parallelism: int) -> None:
-        """Set how many threads run tasks if this environment starts Spark on this machine; default: its cores."""
+        """Set how many threads run tasks if this starts Spark on this machine; default: its cores."""
         allowed.LOCAL_PARALLELISM.checked(parallelism)
         if self._spark is not None:
             raise OptionError(
@@ -155,14 +153,13 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         self._local_parallelism = parallelism
 
     def get_default_local_parallelism(self) -> int:
-        """Return how many threads run tasks if this environment starts Spark on this machine."""
+        """Return how many threads run tasks if this starts Spark on this machine."""
         return self._local_parallelism
 
     def assign_timestamps_and_watermarks(self, frame: DataFrame, column: str, delay: str = "0 seconds") -> DataFrame:
         """Give a stream its time column, according to the time characteristic.
 
-        For event time, `column` has a row's time; otherwise it is created, or replaced. In processing time no
-        rows are late.
+        For event time, `column` has a row's time; otherwise it is created or replaced.
         """
         return with_time(frame, self._config.time_characteristic, column, delay)
 
@@ -171,12 +168,12 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         self.register_type_with_kryo_serializer(type_class_name, serializer_class_name)
 
     def register_type_with_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
-        """Register a type with Spark's Kryo serializer, and what provides its serializer, before Spark starts.
+        """Register a type and what provides its Kryo serializer, before Spark starts.
 
         Args:
             type_class_name: Full name of the Java class.
-            serializer_class_name: Full name of a class that implements
-                `org.apache.spark.serializer.KryoRegistrator`, Spark's only way to register serializers.
+            serializer_class_name: Full name of an `org.apache.spark.serializer.KryoRegistrator`, Spark's only way to
+                register serializers.
         """
         self._set_kryo(self._config.kryo.with_registrator(type_class_name, serializer_class_name))
 
@@ -188,9 +185,9 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         """Add a query to the program: the counterpart of a sink in Flink.
 
         Args:
-            name: Stream id in catalog and storage. While you keep it, the query continues where it stopped.
-            writer: The result of `DataFrame.writeStream`, not started. A trigger that it already has is
-                kept; a query name or checkpoint location is replaced.
+            name: Stream id. While you keep it, the query continues where it stopped.
+            writer: `DataFrame.writeStream`, not started. Its trigger is kept; query name and checkpoint location are
+                replaced.
         """
         checked_stream_id(name)
         if name in self._writers:
@@ -218,7 +215,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         """Run the writers until all of them have ended; each continues from where it stopped before.
 
         Args:
-            job_name: Name of the program, shown in Spark and in the log.
+            job_name: Shown in Spark and in the log.
 
         Raises:
             OptionError: There is no writer, or options contradict each other.
@@ -241,7 +238,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
     def client(self, *, origin: str | None = None) -> Client:
         """Return a client for the queries of this program, while it runs or afterwards; close it when you are done.
 
-        `origin` is who operates, as the catalog shows it; default: this program.
+        `origin`: who operates; default: this program.
         """
         catalog = self._deployment.open_catalog()
         queries = StreamsOfProgram(catalog, lambda name: self._stream(catalog, name, DEFAULT_JOB_NAME))

@@ -1,4 +1,4 @@
-"""The configuration of a program: its execution options as a frozen value, and PyFlink's setters and getters."""
+"""A program's execution options as a frozen value, and PyFlink's setters and getters."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ _CLASS_NAME = re.compile(r"[A-Za-z_]\w*([.$][A-Za-z_]\w*)*")
 class KryoRegistrations:
     """Classes to register with Spark's Kryo serializer when the application starts, by full name.
 
-    Spark does not pair types with serializers: where Flink takes a serializer, name a class that implements
-    `org.apache.spark.serializer.KryoRegistrator`.
+    Where Flink takes a serializer, name an `org.apache.spark.serializer.KryoRegistrator`.
     """
 
     types: tuple[str, ...] = ()
@@ -62,7 +61,7 @@ class KryoRegistrations:
         return replace(both, registrators=tuple(dict.fromkeys([*self.registrators, name])))
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the Spark settings that register these classes; empty if there are none."""
+        """Return the Spark settings that register these classes."""
         if not self.types:
             return {}
         settings = {SERIALIZER: KRYO_SERIALIZER, KRYO_TYPES: ",".join(self.types)}
@@ -107,13 +106,12 @@ WHOLE_STAGE = "spark.sql.codegen.wholeStage"
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """Execution options of the queries of one environment, with Flink's defaults and ranges.
+    """Execution options of one environment, with Flink's defaults and ranges.
 
     Attributes:
         parallelism: Number of tasks that read and shuffle; -1 uses the session's.
         max_parallelism: Number of state partitions; -1 uses the parallelism.
-        buffer_timeout_ms: Trigger interval of writers that set no trigger; 0 and -1 start the next
-            batch at once.
+        buffer_timeout_ms: Trigger interval of writers without one; 0 and -1 start the next batch at once.
         operator_chaining: Whether operators are compiled into one function per stage.
         time_characteristic: Which time `assign_timestamps_and_watermarks` uses.
         changelog_state_backend: Whether RocksDB uploads changelogs; None lets the state backend decide.
@@ -129,7 +127,6 @@ class ExecutionConfig:
     kryo: KryoRegistrations = field(default_factory=KryoRegistrations)
 
     def __post_init__(self) -> None:
-        """Validate each value separately."""
         if self.parallelism != PARALLELISM_DEFAULT:
             PARALLELISM.checked(self.parallelism)
         if self.max_parallelism != PARALLELISM_DEFAULT:
@@ -150,11 +147,11 @@ class ExecutionConfig:
 
     @property
     def trigger_interval_ms(self) -> int:
-        """Trigger interval of writers that set no trigger; 0 starts the next batch at once."""
+        """Trigger interval of writers without one; 0 starts the next batch at once."""
         return max(0, self.buffer_timeout_ms)
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the Spark session settings for these options, without those that the session decides."""
+        """Return Spark settings, without those that the session decides."""
         settings = {}
         if self.parallelism > self.max_parallelism != PARALLELISM_DEFAULT:
             raise OptionError(
@@ -173,7 +170,7 @@ class ExecutionConfig:
         return settings
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option with its value and its effect on Spark."""
+        """Return each option and its effect on Spark."""
         mapped = Effect.MAPPED
         return [
             OptionDescription("parallelism", self.parallelism, mapped, self._of_parallelism()),
@@ -230,7 +227,7 @@ _TIMES = {
 
 
 class ConfiguredProgram:
-    """The settings of one program. Every setter validates its value; an invalid value changes nothing."""
+    """The settings of one program. An invalid value changes nothing."""
 
     def __init__(self) -> None:
         self._config = ExecutionConfig()
@@ -245,8 +242,8 @@ class ConfiguredProgram:
     def set_max_parallelism(self, max_parallelism: int, *, allow_state_rewrite: bool = False) -> Self:
         """Set the number of state partitions, 1 to 32768, which Spark fixes at the first batch.
 
-        With `allow_state_rewrite`, `execute` rewrites state of another number before the query starts (Spark
-        4.2 or later); otherwise it refuses to start.
+        With `allow_state_rewrite`, `execute` rewrites state of another number (Spark 4.2 or later); otherwise it
+        refuses to start.
         """
         number = MAX_PARALLELISM.checked(max_parallelism)
         may_rewrite = STATE_REWRITE.checked(allow_state_rewrite)
@@ -255,14 +252,13 @@ class ConfiguredProgram:
         return self
 
     def get_max_parallelism(self) -> int:
-        """Return the number of state partitions; -1 if it was not set: then it equals the parallelism."""
+        """Return the number of state partitions; -1: it equals the parallelism."""
         return self._config.max_parallelism
 
     def set_buffer_timeout(self, timeout_millis: int | timedelta) -> Self:
         """Set the trigger interval of writers without their own trigger, in ms; 0 and -1: as fast as batches allow.
 
-        Real-time mode is chosen on the writer, `trigger(realTime=...)`: only some sources, sinks and
-        operators support it.
+        Real-time mode is chosen on the writer, `trigger(realTime=...)`.
         """
         self._config = replace(self._config, buffer_timeout_ms=BUFFER_TIMEOUT.checked(timeout_millis))
         return self
@@ -315,7 +311,7 @@ class ConfiguredProgram:
         return self._checkpoint_config.get_checkpointing_mode()
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether unaligned checkpoints are turned on. They have no effect under AT_LEAST_ONCE."""
+        """Return whether unaligned checkpoints are on. Without effect under AT_LEAST_ONCE."""
         return self._checkpoint_config.is_unaligned_checkpoints_enabled()
 
     def is_force_unaligned_checkpoints(self) -> bool:
@@ -325,8 +321,8 @@ class ConfiguredProgram:
     def set_state_backend(self, state_backend: StateBackend, *, allow_state_rewrite: bool = False) -> Self:
         """Set how queries keep their state. The backend's settings apply while queries are started.
 
-        With `allow_state_rewrite`, `execute` converts state of another backend before the query starts (Spark
-        4.2 or later); otherwise it refuses to start.
+        With `allow_state_rewrite`, `execute` converts state of another backend (Spark 4.2 or later); otherwise it
+        refuses to start.
         """
         may_rewrite = STATE_REWRITE.checked(allow_state_rewrite)
         if not isinstance(state_backend, StateBackend):

@@ -49,7 +49,7 @@ class RegisteredWriter:
 
 
 def start_registered(stream: StreamHandle, registered: RegisteredWriter, config: ExecutionConfig) -> StartQuery:
-    """Return what starts a writer's query; the session must have the config's settings while it does."""
+    """Return what starts a writer's query, under the config's settings."""
 
     def start(live: LiveDirectory) -> SupervisedQuery:
         warn_of_partitions(stream.stream_id, live, config)
@@ -62,7 +62,7 @@ def start_registered(stream: StreamHandle, registered: RegisteredWriter, config:
 
 
 def warn_of_partitions(stream_id: str, live: LiveDirectory, config: ExecutionConfig) -> None:
-    """Warn if a parallelism without a max parallelism differs from the partitions of the state, which stay."""
+    """Warn if a parallelism without a max parallelism differs from the state's partitions."""
     pinned = pinned_partitions(live)
     is_fixed = config.max_parallelism != PARALLELISM_DEFAULT
     if pinned is not None and not is_fixed and config.parallelism not in (PARALLELISM_DEFAULT, pinned):
@@ -74,9 +74,8 @@ class StreamToRun:
     """One stream of a program.
 
     Attributes:
-        start_request_id: The catalog request that this start answers, if any.
-        has_supervisor: Whether a supervisor restarts it after an interrupt, in which case its execution
-            is left to that supervisor.
+        start_request_id: The catalog request that this start answers.
+        has_supervisor: A supervisor restarts it after an interrupt, and settles its execution.
     """
 
     stream: StreamHandle
@@ -90,7 +89,7 @@ class StreamToRun:
 
 @dataclass(frozen=True)
 class StreamExecution:
-    """How one stream of a program ended; `savepoint` is the location of the one that it was stopped with."""
+    """How one stream ended; `savepoint` is the location of a stop's savepoint."""
 
     stream_id: str
     execution_id: str
@@ -100,7 +99,7 @@ class StreamExecution:
 
 @dataclass(frozen=True)
 class JobExecutionResult:
-    """The result of `execute`, named after PyFlink's class; streams are in the order of their writers."""
+    """The result of `execute`; streams are in the order of their writers."""
 
     run_id: str
     job_name: str
@@ -108,7 +107,7 @@ class JobExecutionResult:
     streams: tuple[StreamExecution, ...]
 
     def get_job_id(self) -> str:
-        """Return the id of this run: as in Flink, every execution of a program has a new one."""
+        """Return the id of this run: as in Flink, each has a new one."""
         return self.run_id
 
     def get_net_runtime(self) -> int:
@@ -126,9 +125,8 @@ def run_program(
 ) -> JobExecutionResult:
     """Run streams until all of them have ended.
 
-    Each stream has a thread, so that an interrupt of the main thread never lands inside a call into
-    the JVM. A signal stops every stream and keeps its state; the next run continues from there. If
-    one stream fails, the others are stopped in the same way, and its error is raised.
+    Each stream has a thread, so that an interrupt never lands inside a call into the JVM. A signal stops every stream
+    and keeps its state. If one stream fails, the others are stopped too, and its error is raised.
     """
     began_ms = monotonic_ms()
     run_id = run_id or uuid.uuid4().hex
@@ -145,8 +143,7 @@ def run_program(
             application=application_of(spark),
             is_launched=to_run.has_supervisor,
             interrupted=stop.is_set,
-            # An external stop, e.g. machine shutdown: a supervisor restarts it, or the next start of the program
-            # continues. Everything is kept.
+            # An external stop, e.g. machine shutdown: the next start continues.
             interrupted_as=partial(_interrupted_as, to_run.has_supervisor),
         )
         for to_run in streams
@@ -208,7 +205,7 @@ def _raise_first(ended: Sequence[Future[StreamExecution]]) -> None:
 def _stopped_by(signals: Sequence[signal.Signals], stop: threading.Event) -> Iterator[threading.Event]:
     """Let signals set `stop`. For SIGINT this replaces Spark's own handler, which would fail the running batch.
 
-    Yields an event that is set if a signal came. Outside the main thread no signals are handled.
+    The yielded event is set if a signal came. Outside the main thread no signals are handled.
     """
     interrupted = threading.Event()
 

@@ -1,8 +1,8 @@
 """Every non-public name of Dagster that this project uses, covered by one test.
 
-Interrupts: Dagster raises `DagsterExecutionInterruptedError` in the main thread. If that happens
-inside a py4j call, the reply stays on the socket, and the next call hangs or reads the wrong
-answer. A streaming step therefore captures interrupts and polls a flag between short waits.
+Interrupts: Dagster raises `DagsterExecutionInterruptedError` in the main thread. Inside a py4j call, the reply stays
+on the socket, and the next call hangs or reads the wrong answer. A streaming step therefore captures interrupts and
+polls a flag between short waits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LatestEvaluation:
 
 
 def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None:
-    """The asset graph of a run's code location; None for a job outside one, as in a notebook."""
+    """The asset graph of a run; None for a job outside a code location, as in a notebook."""
     try:
         return context.repository_def.asset_graph
     except CheckError:
@@ -59,12 +59,12 @@ def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None
 def latest_check_evaluations(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, LatestEvaluation]:
-    """The newest evaluation of each check, in one query. Dagster's public method takes one check at a time."""
+    """Read all checks in one query: Dagster's public method takes one at a time."""
     if not keys:
         return {}
     found = {}
     for key, record in instance.event_log_storage.get_latest_asset_check_execution_by_key(keys).items():
-        # Despite its type, a planned evaluation for a check that a run has yet to evaluate.
+        # Despite its type: planned, for a check that a run has yet to evaluate.
         evaluation: object = record.evaluation
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             found[key] = LatestEvaluation(record.create_timestamp, evaluation.metadata)
@@ -74,13 +74,13 @@ def latest_check_evaluations(
 def changed_fields(
     definition: dg.ResourceDefinition, given: Mapping[str, object], kinds: tuple[type, ...]
 ) -> list[str]:
-    """The fields to which a run's config gives another value than the code location, for resources of some classes."""
+    """Fields of resources of these kinds to which a run's config gives another value than the code location."""
     kind = getattr(definition, "configurable_resource_cls", None)
     if not isinstance(kind, type) or not issubclass(kind, kinds):
         return []
     field = definition.config_field
     if field is None or not field.default_provided:
-        # The code location leaves it to each run (`configure_at_launch`).
+        # Left to each run by `configure_at_launch`.
         return []
     config = given.get("config")
     if not isinstance(config, Mapping):

@@ -16,13 +16,13 @@ from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.values.durations import wall_clock_ms
 
 VERDICT_KEY = "dagster_ckpt/verdict"
-# The one check on each further asset of a stream; it summarizes the checks on the first asset.
+# The one check on each further asset of a stream.
 OF_FURTHER_ASSETS = "stream_health"
-# Most of a tick is spent reading the checks' state from Dagster: a millisecond per stream.
+# Reading the checks' state from Dagster takes a millisecond per stream.
 STREAMS_PER_TICK = 25
 DAY_S = 24 * 3600
 
-# Adds facts from outside the catalog, such as the earliest offsets of a stream's topics.
+# Facts from outside the catalog, such as the earliest offsets of topics.
 FactsBesides = Callable[[StreamingAsset, HealthFacts], HealthFacts]
 
 _DESCRIPTIONS = {
@@ -47,13 +47,11 @@ def build_health_checks(
 ) -> list[dg.AssetChecksDefinition]:
     """Define the health checks of streams, to run from the page. `build_health_sensor` evaluates them continuously.
 
-    A stream has one query and one history of checkpoints, so its checks are on its first asset.
-    Each further asset has one check, `stream_health`, with the worst result of them.
+    The checks are on a stream's first asset. Each further asset has one, `stream_health`, with the worst result.
 
     Args:
-        streams: The streams.
         settings: Thresholds, for all of them or by stream id.
-        checks: Leave out those that cannot be evaluated, such as the lag of a source that reports none.
+        checks: Leave out those that cannot be evaluated.
         facts_besides: Adds facts to those from the catalog.
     """
     return [_checks_of(stream, _settings_of(stream, settings), checks, facts_besides) for stream in streams]
@@ -72,17 +70,14 @@ def build_health_sensor(
 ) -> dg.SensorDefinition:
     """Define a sensor that evaluates the health checks of streams and reports results when they change.
 
-    It reads only the catalog, 25 streams per tick: with 1,000 streams, each is checked every 200 seconds.
+    It reads only the catalog, 25 streams per tick: each of 1,000 streams every 200 seconds.
 
     Args:
-        streams: The streams.
-        settings: Thresholds, for all of them or by stream id.
+        settings: As in `build_health_checks`.
         checks: As in `build_health_checks`.
         facts_besides: As in `build_health_checks`; it must be fast.
-        repeat_after_seconds: After this time an unchanged result is reported again.
-        name: Name of the sensor; default: `checkpoint_health_sensor`, as the streams' translator names it.
-        minimum_interval_seconds: Minimum time between two evaluations.
-        default_status: Whether the sensor is on by default.
+        repeat_after_seconds: Then an unchanged result is reported again.
+        name: Default: `checkpoint_health_sensor`, as the translator names it.
     """
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
@@ -118,7 +113,7 @@ def build_health_sensor(
             or known[each.asset_check_key].at_s + repeat_after_seconds <= wall_clock_ms() / 1000
         ]
         after = begin + len(evaluated)
-        # Dagster keeps every evaluation of a sensor, but only the last one of a run.
+        # Dagster keeps every evaluation by a sensor.
         return dg.SensorResult(
             asset_events=news,
             cursor=json.dumps(after if after < len(ordered) else 0),
@@ -200,7 +195,7 @@ def _evaluation(
         asset_key=key,
         check_name=name,
         passed=verdict is Verdict.PASS,
-        # An unknown state does not pass: it warns and says what to do.
+        # An unknown state warns.
         severity=dg.AssetCheckSeverity.ERROR if verdict is Verdict.ERROR else dg.AssetCheckSeverity.WARN,
         description=message,
         metadata={
@@ -218,5 +213,5 @@ def _cursor(text: str | None) -> int:
     try:
         return int(json.loads(text)) if text else 0
     except (TypeError, ValueError):
-        # A user may edit the cursor. Starting over is always correct.
+        # A user may edit the cursor: start over.
         return 0

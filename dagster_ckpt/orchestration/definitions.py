@@ -38,23 +38,21 @@ def stream_definitions(
 ) -> dg.Definitions:
     """Assets, jobs, sensors and schedules for streaming assets, to merge into a code location.
 
-    The code location must provide the resources `pyspark`, `checkpoint_storage`, `state_backend`
-    and `checkpoint_catalog`, or those that the streams' translator names instead. A code location
-    may merge several calls, whose streams then need translators with different prefixes.
+    The code location must provide the resources `pyspark`, `checkpoint_storage`, `state_backend` and
+    `checkpoint_catalog`, or those that the streams' translator names instead. Several calls in one code location need
+    translators with different prefixes.
 
     Args:
-        streams: The streams, created by `streaming_asset`, `streaming_multi_asset` or
-            `declare_stream`.
+        streams: From `streaming_asset`, `streaming_multi_asset` or `declare_stream`.
         downstream: A job to start after new checkpoints.
         downstream_interval_seconds: Minimum time between two starts of it.
-        report_interval_seconds: One periodic checkpoint is reported to Dagster per interval; 0 reports
-            each. The catalog has all of them.
+        report_interval_seconds: One periodic checkpoint is reported to Dagster per interval; 0: each.
         savepoint_schedules: By stream id: a cron expression, or `PeriodicSavepoints` with history and
             blackouts.
         health: Thresholds of the health checks, for all streams or by stream id.
-        health_checks: The health checks to define.
-        checkpoint_page: Address of the checkpoint page that `dagster-ckpt ui` serves, such as
-            `http://localhost:3080`: each asset and each of its reports link to it.
+        health_checks: Those to define.
+        checkpoint_page: Address of `dagster-ckpt ui`, such as `http://localhost:3080`, for links from assets and
+            reports.
 
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))

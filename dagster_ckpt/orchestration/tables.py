@@ -9,9 +9,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, a
     """A Markdown table, or "none" without rows.
 
     Args:
-        header: Headings of the columns.
-        rows: Cells.
-        at_most: Maximum number of rows; the number of omitted rows is shown below the table.
+        at_most: Maximum number of rows; the number of others is shown below.
     """
     every = list(rows)
     shown = every if at_most is None else every[:at_most]
@@ -23,10 +21,10 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, a
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | None]]) -> dg.TableMetadataValue:
-    """A table on a page of Dagster, which can be sorted.
+    """A sortable table on a page of Dagster.
 
     Args:
-        columns: Types of the columns, by name.
+        columns: Types, by name.
         rows: Cells by column; a cell must not be empty there, so None and "" are shown as a dash.
     """
     records = [

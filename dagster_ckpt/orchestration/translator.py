@@ -13,7 +13,7 @@ SPARK = "pyspark"
 CHECKPOINT_STORAGE = "checkpoint_storage"
 STATE_BACKEND = "state_backend"
 CHECKPOINT_CATALOG = "checkpoint_catalog"
-# What operator jobs need; a run of a stream needs Spark as well.
+# Of operator jobs; a run of a stream needs Spark as well.
 OPERATOR_RESOURCES = frozenset({CHECKPOINT_STORAGE, STATE_BACKEND, CHECKPOINT_CATALOG})
 RESOURCES = OPERATOR_RESOURCES | {SPARK}
 
@@ -22,13 +22,11 @@ RESOURCES = OPERATOR_RESOURCES | {SPARK}
 class StreamTranslator:
     """Chooses asset specs, names of jobs, sensors and schedules, and resource keys.
 
-    With several `stream_definitions` in one code location, for example one per catalog, each needs
-    its own names. Pass a translator to the decorator of each stream; everything else is named by the
-    translator of its streams. For names that no prefix yields, override methods in a subclass.
+    Each of several `stream_definitions` in one code location needs its own names. Pass a translator to the decorator
+    of each stream; it names everything else too. For names that no prefix yields, override methods in a subclass.
 
     Attributes:
-        name_prefix: Comes before the names of jobs, ops, sensors and schedules, with an underscore. None:
-            no prefix.
+        name_prefix: Before the names of jobs, ops, sensors and schedules, with an underscore.
         resource_keys: The keys of the resources `pyspark`, `checkpoint_storage`, `state_backend` and
             `checkpoint_catalog`, where they differ from these names.
 
@@ -58,31 +56,30 @@ class StreamTranslator:
             )
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """The spec of an asset that a stream writes, from the one given to the decorator.
+        """The spec of an asset, from the one given to the decorator.
 
-        The stream id of a single asset is its key joined by dots, unless `stream_id` is given: a
-        changed key is then another stream.
+        Without a `stream_id`, a changed key is another stream.
         """
         return spec
 
     def get_start_job_name(self, name: str) -> str:
-        """Name of the job that starts a stream, given the name of its only asset without key prefix, or of its op."""
+        """Name of a start job, given that of the only asset without key prefix, or of the op."""
         return self.get_job_name(f"{name}_stream")
 
     def get_job_name(self, name: str) -> str:
-        """Name of a job, given its name without a translator, such as `cancel_stream_job`."""
+        """Name of a job, given the one without a translator, such as `cancel_stream_job`."""
         return self._prefixed(name)
 
     def get_op_name(self, name: str) -> str:
-        """Name of an op, given its name without a translator; Dagster wants one for each op of a code location."""
+        """Name of an op, unique in a code location; see `get_job_name`."""
         return self._prefixed(name)
 
     def get_sensor_name(self, name: str) -> str:
-        """Name of a sensor, given its name without a translator, such as `checkpoint_supervisor_sensor`."""
+        """Name of a sensor; see `get_job_name`."""
         return self._prefixed(name)
 
     def get_schedule_name(self, name: str) -> str:
-        """Name of a schedule, given its name without a translator, such as `checkpoint_housekeeping_schedule`."""
+        """Name of a schedule; see `get_job_name`."""
         return self._prefixed(name)
 
     def get_resource_key(self, resource: str) -> str:

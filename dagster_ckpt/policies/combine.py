@@ -13,7 +13,7 @@ Policy = TypeVar("Policy")
 
 
 class Combinable(Generic[Policy]):
-    """Adds `|` and `&` to the policies of one kind; the other side may be a policy of your own."""
+    """Adds `|` and `&`; the other side may be a policy of your own."""
 
     any_of: ClassVar[Callable[..., object]]
     all_of: ClassVar[Callable[..., object]]
@@ -33,7 +33,7 @@ class Combinable(Generic[Policy]):
 
 @dataclass(frozen=True, init=False, repr=False)
 class Combination(Combinable[Policy]):
-    """Several policies that answer as one; a value, like its members."""
+    """Several policies that answer as one."""
 
     sign: ClassVar[str]
     checked: ClassVar[Callable[[object], object]]

@@ -1,7 +1,6 @@
-"""The guard around policies, which may be a user's code: what applies if one raises or answers nonsense.
+"""What applies if a policy, which may be a user's code, raises or answers nonsense.
 
-Retention: nothing is deleted, and what a recovery needs stays in any case. Trigger: a checkpoint per minute.
-Restart: Flink's default strategy.
+Retention: nothing is deleted. Trigger: a checkpoint per minute. Restart: Flink's default strategy.
 """
 
 from __future__ import annotations
@@ -31,11 +30,10 @@ class KeptBecause(Enum):
     """Why a snapshot stays.
 
     Attributes:
-        POLICY: The policy keeps it.
         NEWEST: A recovery may need it: the newest snapshot, or the newest checkpoint.
-        PROVEN: It is the newest one whose state was loaded with success.
-        IN_USE: Something refers to it, and the caller says so.
-        POLICY_FAILED: The policy raised or gave no usable answer, so everything stays.
+        PROVEN: The newest one whose state was loaded.
+        IN_USE: Something refers to it, says the caller.
+        POLICY_FAILED: The policy gave no usable answer.
     """
 
     POLICY = "POLICY"
@@ -47,7 +45,7 @@ class KeptBecause(Enum):
 
 @dataclass(frozen=True)
 class RetentionDecision:
-    """What a policy and its guard decided.
+    """Decision of a policy and its guard.
 
     Attributes:
         kept: The reason for each snapshot that stays, by id.
@@ -61,10 +59,10 @@ class RetentionDecision:
 
 
 def needed_for_recovery(snapshots: Sequence[RetainedSnapshot]) -> dict[str, KeptBecause]:
-    """The snapshots, given oldest first, that no policy may drop: the newest one, and the newest checkpoint.
+    """What no policy may drop, of snapshots oldest first: the newest one and the newest checkpoint.
 
-    A user may delete a savepoint at any time, and later incremental checkpoints may refer to the bytes of the newest
-    checkpoint. As in Flink, a stream that has stopped with a savepoint needs no checkpoint.
+    A user may delete a savepoint, and later incremental checkpoints may refer to the newest checkpoint. As in Flink, a
+    stream that stopped with a savepoint needs none.
     """
     if not snapshots:
         return {}
@@ -76,7 +74,7 @@ def needed_for_recovery(snapshots: Sequence[RetainedSnapshot]) -> dict[str, Kept
 
 
 def needed_of_history(savepoints: Sequence[RetainedSnapshot], held: Collection[str]) -> dict[str, KeptBecause]:
-    """The savepoints of a schedule, given oldest first, that no history may drop: held ones, and the newest."""
+    """What no history may drop, of savepoints oldest first: held ones, and the newest."""
     newest = {snapshot.snapshot_id: KeptBecause.NEWEST for snapshot in savepoints[-1:]}
     return newest | dict.fromkeys(held, KeptBecause.IN_USE)
 
@@ -88,10 +86,9 @@ def decide_retention(
     *,
     needed: Mapping[str, KeptBecause],
 ) -> RetentionDecision:
-    """Ask a policy which snapshots, given oldest first, stay; the `needed` ones stay regardless of its answer.
+    """Ask a policy which snapshots, oldest first, stay; `needed` ones stay regardless.
 
-    A policy that raises, or answers with anything but some of the given snapshots, drops nothing.
-    The problem is logged, and the next pass asks again.
+    A policy that raises, or answers with other snapshots, drops nothing; this is logged.
 
     Example:
         >>> from dagster_ckpt.policies.retention import Latest
@@ -101,7 +98,7 @@ def decide_retention(
         ['chk-1', 'chk-2']
     """
     try:
-        # One more than there are: an answer that never ends is refused as well.
+        # An answer that never ends is refused as well.
         answers = list(islice(policy.keep(tuple(snapshots), context), len(snapshots) + 1))
         answer = frozenset(answers)
         unknown = answer - frozenset(snapshots)
@@ -121,10 +118,9 @@ def decide_retention(
 def snapshot_to_recover_from(
     snapshots: Sequence[RetainedSnapshot], *, prefer_checkpoint: bool
 ) -> RetainedSnapshot | None:
-    """Return the snapshot, of those given oldest first, that a recovery uses, or None if there is none.
+    """Return the snapshot, of those given oldest first, that a recovery uses.
 
-    It is the newest one. With `prefer_checkpoint` it is the newest checkpoint even if a savepoint is newer: the stream
-    then reprocesses everything since, and the caller reports how far it goes back.
+    The newest one; with `prefer_checkpoint` the newest checkpoint, even if a savepoint is newer.
     """
     if not snapshots:
         return None
@@ -149,7 +145,7 @@ class GuardedTrigger:
         self._logged: str | None = None
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """The policy's answer, or that of the fallback."""
+        """Ask the policy, or the fallback."""
         try:
             answer: object = self._policy.due_at_ms(progress)
             problem = f"it returned {answer!r}, which is neither a time in ms nor None"
@@ -166,7 +162,7 @@ class GuardedTrigger:
         return FALLBACK_TRIGGER.due_at_ms(progress)
 
 
-# Flink's default: restarts without limit and with growing delays.
+# Flink's default: no limit, growing delays.
 FALLBACK_RESTART = ExponentialDelayRestartStrategyConfiguration()
 
 
@@ -175,8 +171,8 @@ def decide_restart(
 ) -> RestartAt | NoRestart:
     """Ask a policy whether and when a failed query starts again.
 
-    A policy that raises, or gives no decision, is replaced by `FALLBACK_RESTART` for this failure. `now_ms`
-    is the catalog's clock; `random` is the source of jitter, seeded with the execution's id.
+    `FALLBACK_RESTART` decides for a policy that raises or gives no decision. `now_ms`: the catalog's clock; `random`:
+    seeded with the execution's id.
     """
     try:
         answer: object = policy.decide(failures, now_ms, random)

@@ -1,9 +1,8 @@
 """Restart: whether and when a failed query starts again.
 
-A policy is a pure function of the failures. Flink's strategies are policies, with the defaults and limits of Flink 1.20
-(https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/task_failure_recovery/); a policy of your
-own is used in the same places. The same policy decides on a restart within a run and on one in a new run, from one
-durable history.
+A policy is a pure function of the failures. Flink's strategies have the defaults and limits of Flink 1.20
+(https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/task_failure_recovery/). One policy decides
+on restarts within a run and in a new run, from one durable history.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from dagster_ckpt.values.validation import (
 
 @dataclass(frozen=True)
 class FailureHistory:
-    """The failures of a stream since a user last started it, including the one to decide on; at least one.
+    """Failures since a user last started the stream; at least one.
 
     Attributes:
-        failed_at_ms: When each failure happened, in ms since the epoch; sorted.
-        healthy_since_ms: When the execution that failed last became healthy. None: since its planned start.
+        failed_at_ms: Since the epoch; sorted.
+        healthy_since_ms: When the last execution became healthy. None: at its planned start.
     """
 
     failed_at_ms: tuple[int, ...]
     healthy_since_ms: int | None = None
 
     def __post_init__(self) -> None:
-        """Sort the failures, which machines with different clocks may have recorded."""
+        """Sort: machines with different clocks may have recorded the failures."""
         if not self.failed_at_ms:
             raise OptionError(
                 "failed_at_ms is empty, but must hold one failure or more: a restart strategy decides only after a "
@@ -59,17 +58,17 @@ class FailureHistory:
 
     @property
     def last_ms(self) -> int:
-        """Time of the last failure."""
+        """Time of the last one."""
         return self.failed_at_ms[-1]
 
     def restart_after(self, delay_ms: int, now_ms: int, reason: str) -> RestartAt:
-        """Return a restart this long after the last failure, or now if that time has passed."""
+        """Return a restart this long after the last failure, or now."""
         return RestartAt(max(now_ms, self.last_ms + delay_ms), reason)
 
 
 @dataclass(frozen=True)
 class RestartAt:
-    """Decision to restart the stream at a time, in ms since the epoch and never in the past; `reason` is for people."""
+    """Restart at a time since the epoch, never in the past."""
 
     at_ms: int
     reason: str
@@ -77,14 +76,14 @@ class RestartAt:
 
 @dataclass(frozen=True)
 class NoRestart:
-    """Decision not to restart: the stream stays failed until a user starts it; `reason` is for people."""
+    """The stream stays failed until a user starts it."""
 
     reason: str
 
 
 @runtime_checkable
 class RestartPolicy(Protocol):
-    """Decides what to do after a failure. Any object with this method is a policy.
+    """Decides after a failure. Any object with this method is a policy.
 
     Example:
         >>> class ThreeTimes:
@@ -99,14 +98,14 @@ class RestartPolicy(Protocol):
         """Decide what to do after the last failure.
 
         Args:
-            failures: The failures since a user last started the stream.
-            now_ms: The time by the catalog's clock, which also dated the failures.
-            random: Source of jitter, seeded with the execution's id: each evaluation of one failure decides the same.
+            failures: Since a user last started the stream.
+            now_ms: By the catalog's clock, as the failures.
+            random: Seeded with the execution's id: each evaluation decides the same.
         """
 
 
 def restart_description(policy: object) -> str:
-    """Describe a policy to a person: in Flink's words if it is one of Flink's, otherwise by its name."""
+    """Describe it in Flink's words if it is one of Flink's, else by its name."""
     describe = getattr(policy, "described", None) or getattr(policy, "get_description", None)
     return str(describe()) if callable(describe) else policy_name(policy)
 
@@ -122,7 +121,7 @@ def checked_restart(option: str, policy: object) -> RestartPolicy:
 
 
 class _Rule(Combinable[RestartPolicy]):
-    """A restart policy of this package."""
+    """A policy of this package."""
 
 
 class AnyOf(Combination[RestartPolicy], _Rule):
@@ -161,26 +160,26 @@ _Rule.any_of, _Rule.all_of = AnyOf, AllOf
 
 
 class RestartStrategyConfiguration(ABC):
-    """What a stream does after a failure."""
+    """Flink's base class of strategies."""
 
     @abstractmethod
     def get_description(self) -> str:
         """Return a description of the strategy in Flink's words."""
 
     def described(self) -> str:
-        """Return the same with durations as a person reads them."""
+        """Describe it with readable durations."""
         return self.get_description()
 
 
 class DecidingRestartStrategy(_Rule, RestartStrategyConfiguration):
-    """A strategy that can decide: every one except the fallback."""
+    """Every strategy except the fallback."""
 
     @abstractmethod
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """Decide what to do after the last failure, see `RestartPolicy`."""
+        """Decide as a `RestartPolicy`."""
 
     def validate(self) -> None:
-        """Validate the values that PyFlink accepts on construction but rejects when the stream starts."""
+        """Validate what PyFlink rejects only when the stream starts."""
 
 
 ATTEMPTS = WholeNumber("restart_attempts", minimum=0)
@@ -191,14 +190,14 @@ FAILURE_INTERVAL = Milliseconds("failure_interval", minimum=1, maximum=TIMEDELTA
 
 
 class _DelayedRestart(DecidingRestartStrategy):
-    """A strategy with durations, which Flink and people write differently."""
+    """A strategy with durations."""
 
     def get_description(self) -> str:
         """Return Flink's sentence."""
         return self._described(iso_duration, "f")
 
     def described(self) -> str:
-        """Return the same with durations as a person reads them."""
+        """Describe it with readable durations."""
         return self._described(rounded_duration, "g")
 
     @abstractmethod
@@ -223,7 +222,7 @@ class NoRestartStrategyConfiguration(DecidingRestartStrategy):
 class FixedDelayRestartStrategyConfiguration(_DelayedRestart):
     """A limited number of restarts, each after the same delay.
 
-    A negative value is refused by `validate`, as PyFlink refuses it when the stream starts.
+    `validate` refuses negative values, as PyFlink at the start.
 
     Args:
         restart_attempts: Number of restarts; one more failure ends the stream.
@@ -270,11 +269,11 @@ class FixedDelayRestartStrategyConfiguration(_DelayedRestart):
 class FailureRateRestartStrategyConfiguration(_DelayedRestart):
     """Restarts until the failure rate exceeds a limit.
 
-    A value out of range is refused by `validate`, as PyFlink refuses it when the stream starts.
+    `validate` refuses values out of range, as PyFlink at the start.
 
     Args:
-        max_failure_rate: Maximum number of failures per interval; one more ends the stream.
-        failure_interval: Length of the interval that ends with the last failure, ms or timedelta.
+        max_failure_rate: Failures per interval; one more ends the stream.
+        failure_interval: Interval before the last failure, ms or timedelta.
         delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
     """
 
@@ -318,7 +317,7 @@ class FailureRateRestartStrategyConfiguration(_DelayedRestart):
         DELAY_INTERVAL.checked(self.delay_ms)
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """Restart unless the interval before the last failure contains too many failures.
+        """Restart unless the interval contains too many failures.
 
         As in Flink, a failure exactly one interval ago still counts.
         """
@@ -342,7 +341,7 @@ class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
 
 
 def _as_pyflink(allowed: WholeNumber, value: object) -> int:
-    """Accept a value below the range: PyFlink creates such an object and rejects it when the stream starts."""
+    """PyFlink creates an object with too low a value and rejects it at the start."""
     number = allowed.typed(value)
     return number if -allowed.maximum <= number < allowed.minimum else allowed.checked(number)
 
@@ -355,7 +354,7 @@ _ATTEMPTS_BEFORE_RESET = WholeNumber("attempts_before_reset_backoff", minimum=1)
 
 @dataclass(frozen=True)
 class ExponentialDelayRestartStrategyConfiguration(_DelayedRestart):
-    """Restarts with exponential back-off, which is reset after the stream has been healthy for long enough.
+    """Restarts with exponential back-off, reset once the stream is healthy for long enough.
 
     Flink's default while checkpointing is on (since 1.19, FLIP-364).
 
@@ -363,10 +362,8 @@ class ExponentialDelayRestartStrategyConfiguration(_DelayedRestart):
         max_backoff_ms: Longest delay, jitter included.
         backoff_multiplier: Growth from one delay to the next, above 1.
         reset_backoff_threshold_ms: Healthy time after which delays and attempts are reset.
-        jitter_factor: Largest random part of a delay, 0 to 1, so that many streams do not restart
-            at once.
-        attempts_before_reset_backoff: Number of restarts without such a healthy time; one more
-            failure ends the stream.
+        jitter_factor: Largest random part of a delay, 0 to 1.
+        attempts_before_reset_backoff: Restarts without such a time; one more failure ends the stream.
     """
 
     initial_backoff_ms: int = 1_000
@@ -377,11 +374,10 @@ class ExponentialDelayRestartStrategyConfiguration(_DelayedRestart):
     attempts_before_reset_backoff: int = INT_MAX
 
     def __post_init__(self) -> None:
-        """Validate the values."""
         self.validate()
 
     def validate(self) -> None:
-        """Validate the values, with the limits of Flink's `ExponentialDelayRestartBackoffTimeStrategy`."""
+        """Validate with the limits of Flink's `ExponentialDelayRestartBackoffTimeStrategy`."""
         INITIAL_BACKOFF.checked(self.initial_backoff_ms)
         MAX_BACKOFF.checked(self.max_backoff_ms)
         RESET_THRESHOLD.checked(self.reset_backoff_threshold_ms)
@@ -450,7 +446,7 @@ class ExponentialDelayRestartStrategyConfiguration(_DelayedRestart):
         return attempt
 
     def _grown(self, attempt: int) -> int:
-        """Return the n-th delay before the maximum and the jitter, rounded down as in Flink."""
+        """The n-th delay before maximum and jitter, rounded down as in Flink."""
         try:
             return int(self.initial_backoff_ms * self.backoff_multiplier ** (attempt - 1))
         except OverflowError:
@@ -531,8 +527,7 @@ def effective_restart_strategy(
 ) -> RestartPolicy:
     """Return the effective strategy: the stream's, else the deployment's, else Flink's default.
 
-    None or a fallback passes on. The default is exponential delay with periodic checkpoints, and no restart
-    without them, because there may be nothing to restart from.
+    The default is exponential delay with periodic checkpoints, and no restart without them.
     """
     for option, strategy in (("restart_strategy", configured), ("deployment restart_strategy", deployment)):
         if strategy is None or isinstance(strategy, FallbackRestartStrategyConfiguration):

@@ -1,7 +1,6 @@
 """Retention: which snapshots a stream keeps while it runs, at its end, and in the history of a schedule.
 
-A policy is a pure function over records, and answers with the snapshots to keep. `guard.py`
-asks it, and keeps what a recovery needs regardless of the answer.
+A policy is a pure function that answers with the records to keep. `guard.py` also keeps what a recovery needs.
 """
 
 from __future__ import annotations
@@ -38,16 +37,15 @@ class RetainedKind(Enum):
 
 @dataclass(frozen=True)
 class RetainedSnapshot:
-    """What a retention policy knows of one completed snapshot.
+    """A completed snapshot, for policies.
 
     Attributes:
-        taken_at_ms: When it was completed, by the catalog's clock, in ms since the epoch.
-        number: Its number in the stream, the n of `chk-<n>`.
-        batch_id: The batch that it was taken at; None if unknown.
+        taken_at_ms: When it was completed, by the catalog's clock, since the epoch.
+        number: The n of `chk-<n>`.
+        batch_id: None if unknown.
         full_bytes: Bytes that a restore reads.
         new_bytes: Bytes that it shares with no older snapshot.
-        is_verified: Whether its last verification found no problem; False if it was never verified.
-        label: Name that a user gave it, or None.
+        is_verified: Its last verification found no problem.
     """
 
     snapshot_id: str
@@ -66,7 +64,7 @@ class RetentionContext:
     """What a policy may need besides the snapshots.
 
     Attributes:
-        now_ms: The time by the catalog's clock, which also dated the snapshots.
+        now_ms: By the catalog's clock, as the snapshots.
         ended_as: How the stream ended; None while it runs.
     """
 
@@ -90,8 +88,7 @@ class RetentionPolicy(Protocol):
         """Return the snapshots to keep.
 
         Args:
-            snapshots: The snapshots that the policy decides about, oldest first: by number, never by a clock.
-            context: The time, and how the stream ended.
+            snapshots: Oldest first: by number, never by a clock.
         """
 
 
@@ -107,7 +104,7 @@ def checked_retention(policy: object) -> RetentionPolicy:
 
 
 class _Rule(Combinable[RetentionPolicy]):
-    """A retention policy of this package."""
+    """A policy of this package."""
 
 
 COUNT = WholeNumber("count", minimum=1)
@@ -251,8 +248,8 @@ _Rule.any_of, _Rule.all_of = AnyOf, AllOf
 class SavepointHistory(_Rule):
     """How many savepoints of one schedule are kept, and for how long: `Latest(max_count) & YoungerThan(max_age)`.
 
-    The names and the count are those of the Flink operator (`kubernetes.operator.savepoint.history.max.count`, `.age`).
-    Its default age of one day is not used: a daily schedule would keep a single savepoint. None means no limit.
+    Named as in the Flink operator (`kubernetes.operator.savepoint.history.max.count`, `.age`), without its default age
+    of one day: a daily schedule would keep one savepoint. None means no limit.
 
     Example:
         >>> SavepointHistory(max_count=24, max_age_ms=7 * 86_400_000)

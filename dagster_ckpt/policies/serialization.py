@@ -1,8 +1,7 @@
 """Policies as data: in YAML, on the launchpad, and in the run config of a schedule.
 
-A policy is written as a mapping with one entry, its name and its arguments:
-`{"any_of": [{"latest": 3}, {"newest_per": {"period": "day", "count": 7}}]}`. A policy of your own is
-written with its import path: `{"own": "company.policies:NewestVerified"}`.
+A policy is a mapping of its name to its arguments: `{"any_of": [{"latest": 3}, {"newest_per": {"period": "day",
+"count": 7}}]}`. One of your own has an import path: `{"own": "company.policies:NewestVerified"}`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class _Vocabulary(Generic[Policy]):
-    """The names of one kind of policy: rules, and combinators that take a list of policies."""
+    """Names of rules, and of combinators that take a list of policies."""
 
     option: str
     rules: Mapping[str, Callable[..., Policy]]
@@ -107,7 +106,7 @@ def read_retention(written: object) -> RetentionPolicy:
 
 
 def write_retention(policy: RetentionPolicy) -> Written:
-    """Describe a retention policy as data, from which `read_retention` creates it again.
+    """Describe a retention policy for `read_retention`.
 
     Example:
         >>> write_retention(retention.Latest(3))
@@ -127,7 +126,7 @@ def read_trigger(written: object) -> TriggerPolicy:
 
 
 def own_policy(option: str, written: object) -> object:
-    """Import an object of a user by its path, or a mapping of `path` and `arguments`; a class is created."""
+    """Import by path, or a mapping of `path` and `arguments`; classes are instantiated."""
     path, arguments = written, None
     if isinstance(written, Mapping):
         path, arguments = written.get("path"), written.get("arguments")

@@ -1,7 +1,7 @@
 """Triggers: when the next periodic checkpoint is due, and windows in which nothing is taken.
 
-A policy is a pure function of the stream's progress: it answers with the time at which a checkpoint is due, or None
-while that is not known. `|` takes the earliest answer of several, `&` the latest.
+A policy is a pure function from a stream's progress to the time at which a checkpoint is due, or None. `|` takes the
+earliest answer of several, `&` the latest.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TriggerProgress:
-    """What a trigger policy knows of the running query. Times are in ms of a monotonic clock.
+    """Progress of the running query. Times are of a monotonic clock.
 
     Attributes:
-        wall_ms: The current moment in ms since the epoch.
-        share: A number from 0 up to 1, drawn when the query started, so that streams that start
-            together do not all take checkpoints at the same time.
+        wall_ms: Now, since the epoch.
+        share: Random number from 0 up to 1, so that streams that start together take checkpoints at different times.
         last_due_ms: When the last periodic checkpoint was due; None before the first one.
-        last_triggered_ms: When it was triggered; None before the first one.
-        last_completed_ms: When a snapshot was last completed; None if none was.
-        batches: Batches committed since the last periodic checkpoint was triggered, or since the start.
+        last_triggered_ms: When it was triggered.
+        last_completed_ms: When a snapshot was last completed.
+        batches: Committed since the last periodic trigger, or the start.
         rows: Input rows of these batches.
     """
 
@@ -61,7 +60,7 @@ class TriggerPolicy(Protocol):
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
         """Return when a checkpoint is due, on the clock of `progress.now_ms`; now or earlier if it is due.
 
-        None if only further progress can tell; the policy is asked again after each.
+        None: ask again after further progress.
         """
 
 
@@ -77,7 +76,7 @@ def checked_trigger(policy: object) -> TriggerPolicy:
 
 
 class _Rule(Combinable[TriggerPolicy]):
-    """A trigger policy of this package."""
+    """A policy of this package."""
 
 
 INTERVAL = Milliseconds("checkpoint interval", minimum=10)
@@ -120,7 +119,7 @@ class Interval(_Rule):
 
 @dataclass(frozen=True)
 class MinPause(_Rule):
-    """Not before a pause after the last completed snapshot is over, ms or a timedelta. Combine it with `&`."""
+    """Not before a pause after the last completed snapshot, ms or a timedelta. Combine with `&`."""
 
     pause_ms: int | timedelta
 
@@ -172,8 +171,8 @@ class Blackout:
 
     Attributes:
         begin: Local start time, such as "22:00", inclusive.
-        end: Local end time, exclusive. A time at or before `begin` is on the next day.
-        timezone: Time zone of both; the window follows its daylight saving time.
+        end: Exclusive; at or before `begin`, on the next day.
+        timezone: Of both, with daylight saving time.
         days: Days on which the window begins, "mon" to "sun"; empty means every day.
 
     Example:
@@ -197,7 +196,7 @@ class Blackout:
         checked_timezone("timezone of a blackout", self.timezone)
 
     def ends_at_ms(self, at_ms: int) -> int | None:
-        """End of the window that contains a moment, or None if none does; ms since the epoch."""
+        """End of the window that contains a moment, since the epoch."""
         moment = local_time(at_ms, self.timezone)
         today = moment.start_of("day")
         # A window that began yesterday may extend into today.
@@ -213,7 +212,7 @@ class Blackout:
 
 
 def blackout_ends_at_ms(blackouts: Iterable[Blackout], at_ms: int) -> int | None:
-    """Latest end of the windows that contain a moment, or None if none does."""
+    """Latest end of windows that contain a moment."""
     return max((end for blackout in blackouts if (end := blackout.ends_at_ms(at_ms)) is not None), default=None)
 
 
@@ -226,8 +225,7 @@ def _at(day: pendulum.DateTime, time: str) -> pendulum.DateTime:
 class OutsideBlackouts(_Rule):
     """Not during a blackout. Combine it with `&`.
 
-    The wall clock decides: a checkpoint that falls into a window is taken at its end. Savepoints and checkpoints that a
-    user requests are taken at any time.
+    A checkpoint that falls into a window is taken at its end, requested ones at any time.
     """
 
     blackouts: tuple[Blackout, ...]
@@ -275,9 +273,9 @@ _Rule.any_of, _Rule.all_of = AnyOf, AllOf
 
 
 def known_interval_ms(policy: TriggerPolicy) -> int | None:
-    """The longest time between two checkpoints of a query that makes progress, or None if a policy sets no limit.
+    """The longest time between checkpoints while a query makes progress; None: no limit.
 
-    Health and freshness derive their limits from it. A user's policy, rows, batches and blackouts set none.
+    Health and freshness use it. Own policies, rows, batches and blackouts set no limit.
 
     Example:
         >>> known_interval_ms(Interval(60_000) | EveryBatches(100)), known_interval_ms(EveryBatches(100))

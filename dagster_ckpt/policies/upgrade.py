@@ -63,7 +63,6 @@ class UpgradePolicy:
     ] = 30 * 60_000
 
     def __post_init__(self) -> None:
-        """Validate the durations."""
         for name in ("max_checkpoint_age_ms", "rollback_after_ms", "stop_timeout_ms"):
             value = getattr(self, name)
             if value is not None and value <= 0:

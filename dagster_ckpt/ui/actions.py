@@ -13,10 +13,10 @@ from enum import StrEnum
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.values.redaction import without_secrets
 
-# What the page shows of past actions. The catalog has the complete record.
+# Past actions on the page; the catalog has all.
 _REMEMBERED = 50
 _AT_ONCE = 4
-# How long the server waits for its actions when it ends. A crash at any step is harmless.
+# How long the server waits for actions when it ends.
 _CLOSING_S = 5.0
 Report = Callable[[str], None]
 
@@ -31,7 +31,7 @@ class ActionStatus(StrEnum):
 
 @dataclass
 class Action:
-    """One action that a person started on the page; its messages are its steps and result, or why it failed."""
+    """An action started on the page; its messages are steps, and result or failure."""
 
     number: int
     stream_id: str
@@ -42,7 +42,7 @@ class Action:
 
 
 class ActionLog:
-    """Runs actions in threads, because a savepoint takes longer than a browser waits, and remembers the last ones."""
+    """Runs actions in threads: a savepoint takes longer than a browser waits."""
 
     def __init__(self) -> None:
         self._slots = threading.Semaphore(_AT_ONCE)
@@ -52,11 +52,10 @@ class ActionLog:
         self._actions: deque[Action] = deque(maxlen=_REMEMBERED)
 
     def start(self, stream_id: str, title: str, now_ms: int, work: Callable[[Report], list[str]]) -> Action:
-        """Start an action. `work` receives a function that reports steps, and returns the result as messages."""
+        """Start an action. `work` receives a reporter of steps, and returns its result as messages."""
         action = Action(next(self._numbers), stream_id, title, now_ms)
         with self._lock:
             self._actions.appendleft(action)
-        # A daemon: the end of the process does not wait for it.
         threading.Thread(target=self._run, args=(action, work), name="checkpoint-page", daemon=True).start()
         return action
 
@@ -68,8 +67,7 @@ class ActionLog:
     def close(self, withdraw: Callable[[], None]) -> None:
         """End what is running, and return within seconds; nothing new is started.
 
-        `withdraw` withdraws the requests that the actions wait for. An action may make another one after that, so it is
-        called until all have ended.
+        `withdraw` withdraws the actions' requests. It is called until all have ended: an action may make another.
         """
         self._is_closing = True
         until = time.monotonic() + _CLOSING_S

@@ -47,7 +47,7 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    # With no-referrer, browsers would hide the origin of our own forms too.
+    # no-referrer would hide the origin of our own forms.
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
@@ -58,7 +58,7 @@ class CheckpointPage:
     """The pages over one client; see `checkpoint_page`."""
 
     def __init__(self, client: Client, *, token: str | None, allowed_hosts: list[str]) -> None:
-        # An origin of its own, so that the page withdraws only its own requests when it ends.
+        # So that the page withdraws only its own requests.
         self._client = client.operating_as(f"{client.origin}, checkpoint page {secrets.token_hex(4)}")
         self._token = token
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
@@ -301,8 +301,8 @@ def checkpoint_page(client: Client, *, token: str | None = None, allowed_hosts: 
     Args:
         client: The caller closes it.
         token: Secret that allows actions; None: the page is read-only.
-        allowed_hosts: Host names under which browsers may reach the page, so that no web site can reach a local page
-            through a host name of its own; default: this machine only.
+        allowed_hosts: Host names of the page, so that no web site reaches it through one of its own; default: this
+            machine.
     """
     hosts = allowed_hosts if allowed_hosts is not None else ["localhost", "127.0.0.1", "[::1]"]
     return CheckpointPage(client, token=token, allowed_hosts=hosts).app
@@ -311,8 +311,8 @@ def checkpoint_page(client: Client, *, token: str | None = None, allowed_hosts: 
 def refuse_location(client: Client, stream_id: str, start: StartFrom, *, may_act: bool) -> None:
     """Refuse a location, unless the browser is signed in and it is in the storage of the stream. Opens nothing.
 
-    A preview opens its location: without this, anybody who reaches the page, or a web site that a
-    browser on this machine visits, could make the server fetch addresses of its network, or read local files.
+    A preview opens its location: anybody who reaches the page could make the server fetch addresses of its network, or
+    read local files.
     """
     reference = start.reference or ""
     if not is_location(reference):
@@ -347,7 +347,7 @@ def is_inside(location: str, folders: Iterable[str]) -> bool:
         place = StoragePath.parse("location", location_url("location", location))
     except OptionError:
         return False
-    # Compare the spelling first, so that no other place is touched and no network disk mounted.
+    # Spelling first, so that no network disk is mounted.
     below = [folder for folder in folders if place.url.startswith(f"{folder.rstrip('/')}/")]
     return not place.user_info and any(lies_in(place.url, folder) for folder in below)
 
@@ -371,7 +371,7 @@ def _taken(snapshot: Any) -> str:
 
 def _is_same_origin(request: Request) -> bool:
     origin = request.headers.get("origin")
-    # Browsers send it with every form; a program without it that has the cookie is allowed.
+    # Browsers always send it; a program with the cookie need not.
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")
 
 

@@ -34,7 +34,7 @@ def points(figures: Sequence[SnapshotFigures], name: str) -> list[Point]:
 
 
 def thinned(values: Sequence[Point]) -> list[Point]:
-    """At most as many points as a chart can show: of each part of the time, the largest value."""
+    """The largest value of each part of the time."""
     if len(values) <= _MOST_POINTS:
         return list(values)
     size = len(values) / _MOST_POINTS
@@ -58,7 +58,7 @@ def line_chart(title: str, values: Sequence[Point], text: Callable[[int], str]) 
         return Markup(
             '<figure class="chart"><figcaption>{}</figcaption><p class="muted">No data yet.</p></figure>'
         ).format(title)
-    # Draw the largest value of each part of the time, and always the newest.
+    # Always with the newest.
     shown = [*thinned(values[:-1]), values[-1]]
     first, last = values[0].at_ms, values[-1].at_ms
     top = max(point.value for point in shown) or 1.0
@@ -70,7 +70,7 @@ def line_chart(title: str, values: Sequence[Point], text: Callable[[int], str]) 
 
     newest, highest = text(round(shown[-1].value)), text(round(top))
     path = " ".join(f"{x},{y}" for x, y in map(place, shown))
-    # A dot for each point of each chart: `Markup.format` would take half the time of the page.
+    # `Markup.format` would take half the page's time.
     dots = Markup("".join(map(_dot, shown, map(place, shown), repeat(text))))
     summary = f"{title}: newest {newest}, highest {highest}, {len(values)} snapshots"
     return Markup(
@@ -103,7 +103,7 @@ def line_chart(title: str, values: Sequence[Point], text: Callable[[int], str]) 
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """An execution on the time line, and the snapshot that it started from, if any."""
+    """An execution on the time line, and its starting snapshot."""
 
     execution: ExecutionRecord
     restored: SnapshotRecord | None
@@ -133,7 +133,7 @@ def timeline_chart(bars: Sequence[TimelineBar], taken: Sequence[SnapshotFigures]
         for row, bar in enumerate(bars)
     ]
     for each in thinned(
-        # Where several snapshots fall together, show the savepoint.
+        # Savepoints cover checkpoints.
         [
             Point(one.completed_at_ms, _SAVEPOINT if one.kind is SnapshotKind.SAVEPOINT else 1.0, one)
             for one in taken
@@ -200,7 +200,7 @@ def _bar(bar: TimelineBar, y: float, begin: float, end: float) -> Markup:
 
 
 def _bar_class(status: ExecutionStatus) -> str:
-    if status in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING):
+    if not status.is_over:
         return "good"
     return "bad" if status in (ExecutionStatus.FAILED, ExecutionStatus.BROKEN) else "ended"
 

@@ -33,7 +33,7 @@ from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.validation import OptionDescription
 
-# Snapshots that charts and percentiles cover, rows of a table, and executions on the time line.
+# Snapshots in charts, rows of a table, executions on the time line.
 CHARTED, ROWS, EXECUTIONS = 1_000, 50, 40
 _PERCENTILES = (50, 90, 95, 99)
 _EVENTS = 500
@@ -70,7 +70,7 @@ _OPTIONAL = ("records_behind", "watermark_delay_ms")
 
 @dataclass(frozen=True)
 class Overview:
-    """The first page of a stream: its health, or why the checks cannot be evaluated, and its snapshots by status."""
+    """A stream's health, or why it cannot be evaluated, and its snapshots by status."""
 
     stream: StreamDescription
     health: StreamHealth | None
@@ -118,7 +118,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Configuration:
-    """The settings of a stream as of its last start; no options if none were recorded."""
+    """Settings as of the last start; no options if none were recorded."""
 
     stream: StreamDescription
     options: tuple[Option, ...]
@@ -127,7 +127,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SnapshotPage:
-    """One snapshot: its row in the catalog and, unless it was deleted or cannot be read, what its header says."""
+    """A snapshot's row and, unless deleted or unreadable, its header."""
 
     stream: str
     record: SnapshotRecord
@@ -139,7 +139,7 @@ class SnapshotPage:
 
 
 def names(snapshots: Sequence[SnapshotRecord]) -> list[tuple[str, SnapshotRecord]]:
-    """The snapshots, each with the name to start from it: its label if no other one has it, otherwise its id."""
+    """Each snapshot with the name to start from it: a unique label, otherwise its id."""
     labels = Counter(each.label for each in snapshots)
     return [(each.label if each.label and labels[each.label] == 1 else each.snapshot_id, each) for each in snapshots]
 
@@ -283,7 +283,7 @@ def _percentiles(title: str, values: Sequence[int | None], text: Callable[[int],
     known = sorted(value for value in values if value is not None)
     if not known:
         return None
-    # The nearest rank, as Flink's summary statistics report a value that occurred.
+    # The nearest rank, as in Flink's statistics.
     ranks = [known[max(0, -(-percent * len(known) // 100) - 1)] for percent in _PERCENTILES]
     mean = round(sum(known) / len(known))
     return Percentiles(title, tuple(text(value) for value in (known[0], mean, known[-1], *ranks)))

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 _MS_PER_SECOND = 1_000
 _MS_PER_MINUTE = 60 * _MS_PER_SECOND
-# From here on, hours alone are hard to grasp.
 _DAYS_FROM = 2
 _MS_PER_HOUR = 60 * _MS_PER_MINUTE
 
@@ -87,7 +86,7 @@ def iso_duration(duration_ms: int) -> str:
 
 
 def utc_time(at_ms: int) -> str:
-    """A moment as text that stays true: a message may be read long after it was written.
+    """A moment as text, for messages that may be read much later.
 
     Example:
         >>> utc_time(1_357_095_845_000)

@@ -14,10 +14,9 @@ class CheckpointingMode(Enum):
     """The guarantee of a restored query, as in Flink's `CheckpointingMode`.
 
     Attributes:
-        EXACTLY_ONCE: A snapshot is taken at a committed micro-batch: the next batch has the same offsets
-            and state as in an uninterrupted run.
-        AT_LEAST_ONCE: A snapshot does not wait for a batch boundary. After a restore Spark may plan the running batch
-            with other offsets: its rows may be processed twice but are never lost.
+        EXACTLY_ONCE: Snapshots are taken at committed micro-batches: the next batch is as in an uninterrupted run.
+        AT_LEAST_ONCE: Snapshots do not wait for a batch boundary: rows of the
+            running batch may be processed twice, but are never lost.
     """
 
     EXACTLY_ONCE = 0
@@ -26,8 +25,6 @@ class CheckpointingMode(Enum):
 
 class ExternalizedCheckpointCleanup(Enum):
     """Which checkpoints outlive the stream that took them; savepoints always do.
-
-    `dagster_ckpt.policies.retention` has the full table by terminal state.
 
     Attributes:
         DELETE_ON_CANCELLATION: Kept only if the stream failed.
@@ -55,11 +52,11 @@ class ExternalizedCheckpointRetention(Enum):
 
 
 class TimeCharacteristic(Enum):
-    """Which clock time-dependent operations use, as in Flink's `TimeCharacteristic`.
+    """The clock of time-dependent operations, as in Flink.
 
     Attributes:
-        ProcessingTime: The clock of the machine that runs the operation.
-        IngestionTime: The time a row entered the query, stamped at the source.
+        ProcessingTime: The machine's clock.
+        IngestionTime: When a row entered the query.
         EventTime: A column of the row, with a watermark.
     """
 
@@ -72,9 +69,9 @@ class TerminalState(StrEnum):
     """How one execution of a stream ended.
 
     Attributes:
-        FINISHED: The stream completed; there is nothing to resume.
+        FINISHED: There is nothing to resume.
         CANCELED: A user stopped it.
-        FAILED: It failed, and the restart strategy allows no further restart.
+        FAILED: No further restart is allowed.
         SUSPENDED: The next execution resumes from here, as after a bounded `availableNow` run.
     """
 
@@ -92,7 +89,7 @@ class SnapshotKind(StrEnum):
 
 
 class RecoveryClaimMode(StrEnum):
-    """Who owns the snapshot that a start names, as in Flink's `RecoveryClaimMode` (before 1.20 `RestoreMode`).
+    """Who owns a start's snapshot, as in Flink (before 1.20 `RestoreMode`).
 
     Attributes:
         NO_CLAIM: The stream never deletes the savepoint. You may delete it after the stream's next checkpoint.
@@ -133,15 +130,13 @@ class DesiredState(StrEnum):
 
 
 class Semantic(Enum):
-    """Guarantees of a Kafka producer, as in PyFlink's `pyflink.datastream.connectors.kafka.Semantic`.
+    """Guarantees of a Kafka producer, as in `pyflink.datastream.connectors.kafka`.
 
-    Two of the values are tuples, as in PyFlink, where each line except the last ends with a comma.
+    Two values are tuples, as in PyFlink.
 
     Attributes:
-        EXACTLY_ONCE: Rows of one batch become visible exactly once, even after failures and
-            replays.
-        AT_LEAST_ONCE: All rows are acknowledged before the batch commits; a replayed batch is
-            written again.
+        EXACTLY_ONCE: Rows become visible exactly once.
+        AT_LEAST_ONCE: Rows are acknowledged before the batch commits; a replayed batch is written again.
         NONE: No guarantee; rows may be lost or written twice.
     """
 
@@ -150,7 +145,7 @@ class Semantic(Enum):
     NONE = 2
 
 
-# The option that makes `dagster_ckpt` write in transactions, and the number of transactions of a batch.
+# Write in transactions, and how many per batch.
 TRANSACTIONAL_ID = "kafka.transactional.id"
 KAFKA_WRITERS = "kafka.transaction.writers"
 MOST_KAFKA_WRITERS = 1000
@@ -162,7 +157,7 @@ _NO_TRANSACTIONS = "Spark's Kafka sink writes without transactions, so a batch t
 
 @dataclass(frozen=True)
 class KafkaDelivery:
-    """How a semantic is implemented for a query that writes to Kafka, with the actual guarantee as text."""
+    """How a semantic is implemented, with the actual guarantee as text."""
 
     semantic: Semantic
     effect: Effect
@@ -175,20 +170,15 @@ def kafka_delivery(
 ) -> KafkaDelivery:
     """Return the writer options for a semantic, and the guarantee they provide.
 
-    Spark's own sink (`KafkaStreamingWrite`) makes each task send its rows and flush; the batch commits after the
-    tasks. With `acks=all` this is at-least-once. `enable.idempotence` removes only the duplicates of the
-    producer's own retries within one task, not those of a batch that runs again.
+    Spark's own sink (`KafkaStreamingWrite`) flushes each task's rows before the batch commits: at-least-once with
+    `acks=all`. `enable.idempotence` removes only duplicates of retries within a task.
 
-    For exactly-once, `dagster_ckpt` replaces Spark's sink when it starts the query, and writes in
-    Kafka transactions. A query with these options that is started without it fails.
+    For exactly-once, `dagster_ckpt` replaces Spark's sink when it starts the query; without it, the query fails.
 
     Args:
-        semantic: The semantic or its name.
-        transactional_id: EXACTLY_ONCE: beginning of the ids of transactions and consumer groups; the
-            stream's id and the writer's number follow. Deployments that share a Kafka cluster need
-            different ones.
-        writers: EXACTLY_ONCE: number of transactions of a batch, written in parallel. One makes a
-            batch visible as a whole.
+        transactional_id: EXACTLY_ONCE: prefix of transaction and consumer group ids. Deployments that share a Kafka
+            cluster need different ones.
+        writers: EXACTLY_ONCE: parallel transactions of a batch. One makes a batch visible as a whole.
 
     Example:
         >>> kafka_delivery("AT_LEAST_ONCE").writer_options

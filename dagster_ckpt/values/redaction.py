@@ -1,6 +1,6 @@
 """Redact secrets from text, URLs, settings and command lines before they are stored, logged or shown.
 
-It errs on the side of hiding too much: never use it on a value that is used again, such as a URL or a command.
+It may hide too much: never use it on a value that is used again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = (
 _NAMED = rf"[\w.\-]*{_NAME}[\w.\-]*"
 _SECRET_NAME = re.compile(rf"(?:{_NAMED}|key|pass|sig|sas|auth)", re.IGNORECASE)
 _URL = re.compile(r"(?P<scheme>(?:[A-Za-z][A-Za-z0-9+.\-]*:)?//)(?P<rest>[^\s'\"<>`]+)")
-# In URLs with these schemes, the part before the `@` is a container, not a user.
+# Here the part before the `@` is a container.
 _CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")
 _QUOTED = r"\\?'[^']*'|\\?\"[^\"]*\""
 _BARE = r"[^\s&;,'\")\]}\\]+"
@@ -33,10 +33,10 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIV
 
 
 def without_secrets(text: str, known: Iterable[str | None] = ()) -> str:
-    """Redact every secret in a text that can be recognized by its position or form.
+    """Redact every secret that position or form reveals.
 
-    These are user names and passwords in URLs (even if an `@` in the password is not escaped), values with
-    secret-sounding names, and keys of a well-known form. `known` secrets are redacted wherever they occur.
+    That is user info in URLs (even with an unescaped `@`), values with secret-sounding names, and keys of a well-known
+    form. `known` secrets are redacted anywhere.
 
     Example:
         >>> without_secrets("cannot reach postgresql://me:a@b@host/db?sslpassword=x, with password=y")
@@ -87,12 +87,12 @@ def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def names_a_secret(name: str) -> bool:
-    """Whether a setting of this name holds a secret, judging by the name."""
+    """Whether a setting holds a secret, judging by its name."""
     return _SECRET_NAME.fullmatch(name) is not None
 
 
 def user_info(url: str) -> tuple[str, str]:
-    """Split a URL into the URL without user info, and the user info (empty if it has none).
+    """Split a URL into one without user info, and the user info.
 
     Example:
         >>> user_info("sftp://me:secret@host/snapshots")
@@ -106,7 +106,7 @@ def user_info(url: str) -> tuple[str, str]:
 
 
 def refuse_user_info(option: str, url: str | None) -> None:
-    """Refuse a location that contains user info, because locations are stored in the catalog and shown."""
+    """Refuse user info: locations are stored and shown."""
     if url is not None and user_info(url)[1]:
         raise OptionError(
             f"{option} is {without_secrets(url)!r}, which contains a user name. Remove it: locations are stored and "
@@ -116,7 +116,7 @@ def refuse_user_info(option: str, url: str | None) -> None:
 
 
 def cause_to_show(error: BaseException) -> BaseException | None:
-    """The error as a cause to chain, or None if it or one of its causes contains a secret."""
+    """The error as a cause to chain; None if it or one of its causes contains a secret."""
     current: BaseException | None = error
     seen: set[int] = set()
     while current is not None and id(current) not in seen:
@@ -137,7 +137,7 @@ def _hide_user(found: re.Match[str]) -> str:
 
 
 def _end_of_user(rest: str) -> int:
-    """Index of the `@` that ends the user info in what follows `://`, or -1.
+    """Index of the `@` that ends the user info after `://`, or -1.
 
     An unescaped password may contain `@`, `/`, `?` and `#`: then the last `@` counts.
     """

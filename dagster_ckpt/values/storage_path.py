@@ -12,13 +12,12 @@ from typing import Any
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.values.redaction import user_info, without_secrets
 
-# On these file systems a put is not atomic but a rename is, and folders must be created. All others
-# are treated as object stores.
+# Here renames are atomic, puts are not, and folders must be created. All others count as object stores.
 _WITH_FOLDERS = frozenset({"arrow_hdfs", "ftp", "hdfs", "local", "sftp", "smb", "ssh", "webhdfs"})
 
 
 _LOCAL_SCHEMES = ("file://", "file:", "local://")
-# How Hadoop writes a URL without an authority: `hdfs:/a`, `dbfs:/a`. One letter is a Windows drive.
+# Hadoop's URLs without an authority: `hdfs:/a`. One letter is a Windows drive.
 _ONE_SLASH = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
 
 
@@ -31,7 +30,7 @@ def local_path(url: str) -> Path | None:
 
 
 def with_authority(url: str) -> str:
-    """A URL with `//`, also if Hadoop has left it out because there is no authority.
+    """Add the `//` that Hadoop leaves out if there is no authority.
 
     Example:
         >>> with_authority("hdfs:/data/orders")
@@ -41,14 +40,13 @@ def with_authority(url: str) -> str:
 
 
 def has_folders(url: str) -> bool:
-    """Whether a URL is on a file system with real folders, as opposed to an object store."""
+    """Whether it is on a file system with real folders, not an object store."""
     return url.partition("://")[0] in _WITH_FOLDERS
 
 
 def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for an fsspec file system: the user's, plus defaults that this package needs."""
-    # fsspec shares one cached listing among all threads that use a bucket, and a listing that began
-    # before a write may be cached after it: the object just written would look deleted.
+    """The user's arguments, plus defaults that this package needs."""
+    # fsspec shares cached listings among threads: one that began before a write may hide the written object.
     arguments = {**storage_options, "use_listings_cache": False}
     if not url.startswith(("s3://", "s3a://")):
         return arguments
@@ -58,10 +56,9 @@ def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, 
 
 
 def location_url(option: str, value: str) -> str:
-    """The URL of a directory that a user of this package's own API names: an absolute path means `file://`.
+    """The URL of a directory; an absolute path means `file://`, a relative one is refused.
 
-    A URL is returned unchanged; a relative path is refused. The classes with PyFlink's names take URLs only,
-    as Flink does.
+    Classes with PyFlink's names take URLs only, as Flink does.
 
     Example:
         >>> location_url("storage", "/data/checkpoints")
@@ -94,9 +91,9 @@ class StoragePath:
 
     Attributes:
         scheme: The file system, such as "file" or "s3".
-        authority: Host, bucket or container; empty if there is none.
+        authority: Host, bucket or container.
         path: Absolute path in it, without a trailing slash; empty for the root of an authority.
-        user_info: User name and password in front of the host, used only to open the directory.
+        user_info: Used only to open the directory.
     """
 
     scheme: str
@@ -108,8 +105,7 @@ class StoragePath:
     def parse(cls, option: str, value: object) -> StoragePath:
         """Parse a URL: repeated and trailing slashes are dropped, "." and ".." resolved.
 
-        The scheme is required: the meaning of a bare path would depend on the machine that reads it, so Flink refuses
-        it too. The root of a file system is refused.
+        Refused: a bare path, which depends on the machine, as in Flink; the root of a file system.
         """
         if not isinstance(value, str):
             raise OptionTypeError(f"{option} is {value!r} ({type(value).__name__}), but must be {_ALLOWED}.")
@@ -125,24 +121,23 @@ class StoragePath:
         if rest and not rest.startswith("/"):
             raise OptionError(f"{option} is {value!r}, a relative path; it must be {_ALLOWED}.")
         path = posixpath.normpath("/" + rest.lstrip("/")).rstrip("/")
-        # The root of a bucket or name node is valid (PyFlink's example: "hdfs://checkpoints"), that of this
-        # machine not.
+        # The root of a bucket or name node is valid ("hdfs://checkpoints" in PyFlink).
         if not path and (not authority or scheme == "file"):
             raise OptionError(f"{option} is {value!r}, the root directory; it must be {_ALLOWED}.")
         return cls(scheme, authority, path, credentials)
 
     @property
     def url(self) -> str:
-        """The form that fsspec reads, always with "//". A local path has no host: Flink ignores it too."""
+        """The URL for fsspec, always with "//". A local path has no host, as in Flink."""
         authority = "" if self.scheme == "file" else self.authority
         return f"{self.scheme}://{authority}{self.path}"
 
     @property
     def url_to_open(self) -> str:
-        """The same with the given user name and password; never shown, never stored."""
+        """The URL with user name and password; never shown or stored."""
         scheme, separator, rest = self.url.partition("://")
         return f"{scheme}{separator}{self.user_info}@{rest}" if self.user_info else self.url
 
     def __str__(self) -> str:
-        """The form that PyFlink's getters return: "file:/data" for file:///data."""
+        """As PyFlink's getters return it: "file:/data" for file:///data."""
         return f"{self.scheme}:{'//' + self.authority if self.authority else ''}{self.path}"

@@ -1,7 +1,7 @@
 """Parse untrusted bytes: data that may be damaged, malicious, or written by another program.
 
-Parsers report bad input with many exception types: an encrypted zip is a `RuntimeError`, deeply nested JSON a
-`RecursionError`. Every reader of untrusted bytes therefore runs inside `reading`, and decompresses with `inflated`.
+Parsers raise many exception types, such as `RecursionError` for nested JSON. Readers therefore run inside `reading`
+and decompress with `inflated`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from dagster_ckpt.errors import CkptError
 
-# What parsers raise on unexpected input. Not OSError: a storage that does not respond says nothing about the bytes.
+# What parsers raise. Not OSError: a storage that does not respond says nothing about the bytes.
 _UNREADABLE = (
     ValueError,
     LookupError,
@@ -34,8 +34,7 @@ _UNREADABLE = (
 _SHOWN_CHARACTERS = 300
 # Names in the batch logs are a Java `long`, as are lengths and places in files.
 LARGEST_LONG = 2**63 - 1
-# Text that this package compresses never shrinks to less than 1/16 of its length, because its
-# digests and names do not repeat. The limit leaves a factor of four.
+# Our text never shrinks below 1/16: digests and names do not repeat. This leaves a factor of four.
 _INFLATION = 64
 _ALWAYS_INFLATED_BYTES = 16 * 1024 * 1024
 _SURROGATE = "\\ud"
@@ -43,7 +42,7 @@ _SURROGATE = "\\ud"
 
 @contextmanager
 def reading(refuse: Callable[[str], CkptError]) -> Iterator[None]:
-    """Convert whatever a parser raises on unreadable bytes into `refuse(message)`; errors of this package pass."""
+    """Convert what a parser raises into `refuse(message)`; errors of this package pass."""
     try:
         yield
     except CkptError:
@@ -54,7 +53,7 @@ def reading(refuse: Callable[[str], CkptError]) -> Iterator[None]:
 
 def parser_message(error: Exception) -> str:
     """The message of a parser's exception, shortened and printable: it may quote the unreadable bytes."""
-    # Slow to import: a command that lists streams has nothing to parse that fails.
+    # Slow to import.
     from pydantic_core import ValidationError  # noqa: PLC0415
 
     text = str(error) or type(error).__name__
@@ -69,10 +68,9 @@ def from_json(text: str | bytes | bytearray) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: It is not JSON, is nested too deeply, or contains an unpaired surrogate, which no file name, log or
-            database accepts.
+        ValueError: It is not JSON, is nested too deeply, or contains an unpaired surrogate.
     """
-    # `json` itself accepts unpaired surrogates when it decodes bytes.
+    # `json` accepts unpaired surrogates in bytes.
     text = text if isinstance(text, str) else text.decode()
     try:
         value = json.loads(text)
@@ -84,7 +82,7 @@ def from_json(text: str | bytes | bytearray) -> Any:
 
 
 def number_in(name: str) -> int | None:
-    """Parse a file name that consists of a number, as Java's `toLong` does; None for any other name."""
+    """Parse a number as Java's `toLong`; None for any other name."""
     if not (name.isascii() and name.isdecimal()) or len(name) > 19:
         return None
     number = int(name)
@@ -92,7 +90,7 @@ def number_in(name: str) -> int | None:
 
 
 def inflation_limit(packed: int) -> int:
-    """Maximum length of the plain text for this many compressed bytes."""
+    """Maximum plain length of compressed bytes."""
     return _ALWAYS_INFLATED_BYTES + _INFLATION * packed
 
 

@@ -1,4 +1,4 @@
-"""Validators of values, and options: declared once, checked and described by the same declaration."""
+"""Validators of values, and options that one declaration checks and describes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
-# Flink keeps counts in a Java `int` and durations in a Java `long`: the same limits keep programs portable.
+# Flink's limits: counts are a Java `int`, durations a `long`.
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
-# The longest duration that a getter can return as a timedelta.
+# The longest timedelta.
 TIMEDELTA_MAX_MS = timedelta.max // timedelta(milliseconds=1)
 
 Member = TypeVar("Member", bound=Enum)
@@ -34,8 +34,7 @@ class WholeNumber:
     """An integer with an inclusive range.
 
     Attributes:
-        option: Its name in messages.
-        unit: What is counted, with a leading "of", or empty.
+        unit: With a leading "of", or empty.
     """
 
     option: str
@@ -51,7 +50,7 @@ class WholeNumber:
         return f"{what} from {self.minimum} to {self.maximum}"
 
     def typed(self, value: object) -> int:
-        """Return an integer, even if it is out of range; `True` and `False` are not integers here."""
+        """Return an integer, also out of range, but no bool."""
         if isinstance(value, bool) or not isinstance(value, int):
             raise type_error(self.option, value, self.allowed)
         return value
@@ -66,7 +65,7 @@ class WholeNumber:
 
 @dataclass(frozen=True)
 class Milliseconds(WholeNumber):
-    """A duration: an integer of milliseconds, or a timedelta, whose fractions of a millisecond are dropped."""
+    """Milliseconds, or a timedelta without fractions of a millisecond."""
 
     maximum: int = LONG_MAX
     unit: str = "of milliseconds or a timedelta,"
@@ -113,7 +112,7 @@ class Choice(Generic[Member]):
         return value
 
     def checked(self, value: object) -> Member:
-        """Return the member, given the member or its name: YAML and the Dagster launchpad have only names."""
+        """Return a member, given it or its name, as in YAML."""
         if not isinstance(value, str) or isinstance(value, self.enum):
             return self.member(value)
         if value not in self.enum.__members__:
@@ -135,10 +134,10 @@ class Converted(Generic[Value_co]):
 
 
 class Effect(Enum):
-    """Kind of effect that an option has on Spark.
+    """An option's effect on Spark.
 
     Attributes:
-        REAL: The engine or the coordinator implements exactly this.
+        REAL: Exactly this is implemented.
         MAPPED: A Spark mechanism with the same purpose implements it.
         NONE: Not applicable, for the reason given.
     """
@@ -149,11 +148,11 @@ class Effect(Enum):
 
 
 class OptionDescription(NamedTuple):
-    """One entry in the result of `describe`.
+    """One entry of `describe`.
 
     Attributes:
         option: Its keyword, as in `CheckpointConfig(interval=…)`.
-        value: The value as set; durations in ms.
+        value: As set; durations in ms.
         effect: How it takes effect.
         explanation: What that means for this value.
     """
@@ -177,19 +176,16 @@ Described = tuple[Effect, str]
 
 
 class Option(Generic[Given_contra, Value_co]):
-    """A field of a frozen dataclass of options: the one declaration that keywords, config, YAML and pages follow.
+    """A field of a frozen dataclass, which keywords, config, YAML and pages follow.
 
-    As a descriptor it accepts what a user gives, validates it, and returns the value: a timedelta becomes
-    milliseconds, a name a member.
+    A descriptor: it validates and converts what a user gives.
 
     Args:
-        rule: Validates and converts.
-        default: Its default; an option whose default is None accepts None.
-        description: What it does, as a sentence for a person who configures it.
-        effect: What happens under Spark: one sentence; two, for a value that is set and for None, 0 and False; or a
-            function of all options.
+        default: With None, the option accepts None.
+        description: A sentence for users.
+        effect: Under Spark: one sentence; two, for a value and for None, 0 and False; or a function of all options.
         unset: What holds instead while it is None.
-        replaces: The option that this one is given instead of.
+        replaces: The option that it replaces.
     """
 
     def __init__(
@@ -244,7 +240,7 @@ def imported(option: str, path: object, allowed: str = "an import path such as '
     """Import the object at "package.module:Name" or "package.module.Name".
 
     Raises:
-        OptionError: It is no such path, or the module cannot be imported or has no such name.
+        OptionError: Nothing can be imported there.
     """
     parts = _IMPORT_PATH.fullmatch(path) if isinstance(path, str) else None
     if parts is None:
@@ -272,7 +268,7 @@ def checked_stream_id(stream_id: object) -> str:
 
 
 def policy_name(policy: object) -> str:
-    """Return a policy as text: its `repr` if its class defines one, otherwise the name of its class.
+    """Its `repr` if its class defines one, else the name of its class.
 
     Example:
         >>> class Own:
@@ -284,5 +280,5 @@ def policy_name(policy: object) -> str:
         return f"{type(policy).__name__}()"
     try:
         return repr(policy)
-    except Exception:  # noqa: BLE001 - a user's `__repr__` must not hide what the policy decided
+    except Exception:  # noqa: BLE001 - a user's `__repr__`
         return f"{type(policy).__name__}()"

@@ -22,7 +22,7 @@ READ_TIMELINE_KEY = "dagster_ckpt/read_timeline"
 READ_EXACTLY_KEY = "dagster_ckpt/read_exactly"
 # Dagster records with each materialization the data version of every upstream asset at the start of the step.
 _INPUT_DATA_VERSION = "dagster/input_data_version/"
-# Maximum number of materializations examined per asset, newest first.
+# Materializations examined per asset, newest first.
 _MAX_EVENTS = 1000
 _PAGE = 100
 _NO_BATCH = -1
@@ -30,9 +30,9 @@ _NO_BATCH = -1
 
 @dataclass(frozen=True)
 class ReadCheckpoint:
-    """The newest reported checkpoint of a stream at the time an asset began to read its output.
+    """The newest reported checkpoint of a stream when an asset began to read its output.
 
-    `exactly` is whether the asset reads no later batch.
+    `exactly`: the asset reads no later batch.
     """
 
     stream_id: str
@@ -61,13 +61,13 @@ def reading_checkpoint(
     """Record with this materialization which checkpoint of a stream it reads. Call it before you read.
 
     Args:
-        context: The context of the asset that reads.
+        context: Of the asset that reads.
         upstream: The stream, or its asset key.
-        exactly: The asset reads nothing after the checkpoint's batch, for example a Delta table as of
-            that version. Otherwise it may read slightly more than is recorded.
+        exactly: The asset reads nothing after the checkpoint's batch, such as a Delta table as of that version.
+            Otherwise it may read slightly more.
 
     Returns:
-        The checkpoint, or None if none has been reported yet.
+        None if no checkpoint has been reported yet.
 
     Example:
         >>> @dg.asset(deps=[orders.asset], automation_condition=dg.AutomationCondition.eager())
@@ -102,9 +102,9 @@ class Basis(Enum):
 
 @dataclass(frozen=True)
 class Dependent:
-    """A downstream materialization that contains, or may contain, data that a rewind undoes.
+    """A downstream materialization that may contain data that a rewind undoes.
 
-    `at_ms` is when it was stored, in ms since the epoch; `read_batch` the last batch that it read, if known.
+    `at_ms`: when it was stored, since the epoch; `read_batch`: the last batch that it read, if known.
     """
 
     asset_key: dg.AssetKey
@@ -123,12 +123,12 @@ def built_on_undone_data(
     to_batch: int | None,
     undone_since_ms: int | None,
 ) -> list[Dependent]:
-    """Every downstream materialization that read, or may have read, what a rewind undoes; newest first.
+    """Materializations that may have read what a rewind undoes; newest first.
 
     Args:
         to_batch: The last batch that stays; None if none does.
-        undone_since_ms: The earliest time at which the first undone batch may have been written. None
-            if unknown: every materialization without a recorded batch is then listed.
+        undone_since_ms: When the first undone batch may have been written. None: every materialization without a
+            recorded batch is listed.
     """
     kept = _NO_BATCH if to_batch is None else to_batch
     found = [
@@ -140,7 +140,7 @@ def built_on_undone_data(
 
 
 def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPreview) -> list[Dependent] | None:
-    """The downstream materializations that a previewed start invalidates; None outside a code location."""
+    """What a previewed start invalidates downstream; None outside a code location."""
     graph = asset_graph_of(context)
     if graph is None:
         return None
@@ -179,7 +179,7 @@ def _of_asset(
         if read is not None and read > kept:
             yield Dependent(key, materialization.partition, record.run_id, at_ms, read, basis)
         elif is_later and not exactly:
-            # It recorded the newest report at its beginning and may have read slightly more.
+            # It may have read slightly more than the newest report.
             yield Dependent(key, materialization.partition, record.run_id, at_ms, read, Basis.TIME)
 
 
@@ -198,7 +198,7 @@ def _read(materialization: dg.AssetMaterialization, stream: Stream) -> tuple[int
     batch_id = recorded.get(READ_BATCH_KEY)
     if isinstance(batch_id, int) and recorded.get(READ_STREAM_KEY) == stream.stream_id:
         return batch_id, Basis.RECORDED, recorded.get(READ_EXACTLY_KEY) is True
-    # The catalog sensor sets the batch as the data version of a stream's materializations.
+    # The catalog sensor sets it.
     tags = materialization.tags or {}
     noted = [tags.get(f"{_INPUT_DATA_VERSION}{key.to_user_string()}", "") for key in stream.keys]
     batches = [int(batch_id) for batch_id in noted if batch_id.isdecimal()]

@@ -1,4 +1,4 @@
-"""The definition of a stream: `StreamSpec` for its run, `Stream` for sensors and operators as well."""
+"""`StreamSpec`, a stream for its run, and `Stream`, also for sensors and operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dagster_ckpt.values.modes import DesiredState
 from dagster_ckpt.values.validation import checked_stream_id, policy_name
 
 STREAM_TAGS = {
-    # A stream has no natural end: no limit on its run time, and no retries except by the restart strategy.
+    # No limit on the run time of a stream, and no retries except by the restart strategy.
     "dagster/max_runtime": "0",
     "dagster/max_retries": "0",
 }
@@ -35,7 +35,7 @@ SHORTEST_STALL_MS = 30_000
 
 
 def refuse_unknown(function: str, given: Mapping[str, object], *known: type) -> None:
-    """Refuse keywords that no dictionary type names, with a TypeError as Python does for a signature."""
+    """Raise a TypeError for keywords that no dictionary type names."""
     names = [name for kind in known for name in kind.__annotations__]
     for name in given:
         if name not in names:
@@ -72,7 +72,7 @@ class StreamOptions(TypedDict, total=False):
 
 
 def description_of(option: str) -> str:
-    """The description of one of `StreamOptions`."""
+    """Description of one of `StreamOptions`."""
     described: str = get_type_hints(StreamOptions, include_extras=True)[option].__metadata__[0]
     return described
 
@@ -94,7 +94,7 @@ class StreamSpec:
 
     @staticmethod
     def of(stream_id: str, **options: Unpack[StreamOptions]) -> StreamSpec:
-        """Create a stream from options as a user writes them: objects, or settings read from YAML."""
+        """Create a stream from options as objects, or as settings read from YAML."""
         refuse_unknown("StreamSpec.of", options, StreamOptions)
         checked_stream_id(stream_id)
         stall_timeout_ms = options.get("stall_timeout_ms")
@@ -142,14 +142,14 @@ def asset_names(keys: Sequence[dg.AssetKey]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """A stream of a code location, with everything that sensors and operator jobs need.
+    """A stream of a code location, with what sensors and operator jobs need.
 
     Attributes:
         name: Name of the op that runs it, and of the query in Spark.
-        untranslated_name: The same without a translator.
-        keys: The assets it writes, on all of which snapshots are reported; empty for an op outside assets.
-        start_job: The Dagster job that runs it; None if something outside Dagster starts it.
-        runs_externally: Whether its query runs in a process that outlives the runs of its start job.
+        untranslated_name: That, without a translator.
+        keys: The assets it writes, each with reports of snapshots; empty for an op outside assets.
+        start_job: The Dagster job that runs it; None if something else starts it.
+        runs_externally: Its query outlives the runs of its start job.
     """
 
     spec: StreamSpec
@@ -163,7 +163,7 @@ class Stream:
 
     @property
     def stream_id(self) -> str:
-        """Stable id of the stream in catalog and storage."""
+        """Id in catalog and storage."""
         return self.spec.stream_id
 
     @property
@@ -173,12 +173,12 @@ class Stream:
 
     @property
     def restart(self) -> RestartPolicy:
-        """What happens after a failure."""
+        """The restart strategy."""
         return self.spec.restart
 
     @property
     def desired_state(self) -> DesiredState | None:
-        """Its desired state unless an operator sets another one; None: it is not managed."""
+        """The default desired state; None: it is not managed."""
         return self.spec.desired_state
 
     @property
@@ -188,11 +188,11 @@ class Stream:
 
     @property
     def writes(self) -> str:
-        """The assets it writes, as the catalog names them."""
+        """Its assets, as the catalog names them."""
         return asset_names(self.keys) or self.name
 
     def is_called(self, name: str) -> bool:
-        """Whether a name refers to this stream: its stream id, or the key of one of its assets."""
+        """Whether `name` is its stream id, or the key of one of its assets."""
         return name == self.stream_id or name in {key.to_user_string() for key in self.keys}
 
 
@@ -218,7 +218,7 @@ class StreamingAsset(Stream):
     ) -> StreamingAsset:
         """Create a streaming asset from a definition whose op runs the stream, or that has no op.
 
-        `name` is the name of its op without a translator; default: the op's. The assets must have one code version.
+        `name` of its op without a translator; default: the op's. The assets must have one code version.
         """
         translator = translator or StreamTranslator()
         described = asset.map_asset_specs(lambda each: each.merge_attributes(metadata=spec.metadata()))
@@ -247,7 +247,7 @@ class StreamingAsset(Stream):
 def _start_job(spec: StreamSpec, name: str, keys: tuple[dg.AssetKey, ...]) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
         name,
-        # The sensor evaluates the health checks; here they would run when the stream ends.
+        # The sensor evaluates these; here they would run when the stream ends.
         selection=dg.AssetSelection.assets(*keys).without_checks(),
         description=f"Start the stream {spec.stream_id}, from where it stopped or from start_from.",
         # One process for run and step: a killed run worker leaves no orphaned step.
@@ -257,7 +257,7 @@ def _start_job(spec: StreamSpec, name: str, keys: tuple[dg.AssetKey, ...]) -> Un
 
 
 def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
-    """Find a stream by its stream id or the key of one of its assets."""
+    """Find a stream by its id, or by the key of one of its assets."""
     for stream in streams:
         if stream.is_called(stream_id):
             return stream
@@ -269,7 +269,7 @@ def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
 
 
 def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
-    """The translator of streams that share jobs and sensors."""
+    """The one translator of streams that share jobs and sensors."""
     first = streams[0].translator if streams else StreamTranslator()
     for stream in streams:
         if stream.translator != first:

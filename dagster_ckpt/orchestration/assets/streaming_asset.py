@@ -1,7 +1,6 @@
 """`@streaming_asset` and `@streaming_multi_asset`: turn a function that returns a `DataStreamWriter` into an asset.
 
-The function only defines the query. The framework names it, sets its checkpoint location, and
-starts, supervises, restarts and stops it.
+The function only defines the query, which the framework names, starts, supervises, restarts and stops.
 """
 
 import inspect
@@ -70,13 +69,13 @@ class StreamingAssetOptions(StreamOptions, AssetOptions):
 def parts_of(
     function: str, options: Mapping[str, Any], spec: Mapping[str, Any]
 ) -> tuple[Callable[[str], StreamSpec], Callable[[str], dg.AssetSpec]]:
-    """Makers of the stream and of the asset's spec from a function's keywords; `spec` has more of the latter."""
+    """Makers of the stream and of the asset's spec from keywords; `spec` has more of the latter."""
     refuse_unknown(function, options, StreamingAssetOptions)
     of_stream = {name: value for name, value in options.items() if name in StreamOptions.__annotations__}
     of_asset = {name: value for name, value in options.items() if name not in of_stream}
     prefix = of_asset.pop("key_prefix", None) or []
     path = [prefix] if isinstance(prefix, str) else list(prefix)
-    # Validate what does not depend on the names here, so that the traceback points to the caller.
+    # Validated here, so that the traceback points to the caller.
     StreamSpec.of("anything", **of_stream)
     return partial(StreamSpec.of, **of_stream), lambda name: dg.AssetSpec([*path, name], **{**of_asset, **spec})
 
@@ -93,25 +92,23 @@ def streaming_asset(
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make a streaming asset of a function that returns an unstarted `DataStreamWriter`.
 
-    The function's first parameter is the Dagster context; every other parameter names a resource.
-    `pyspark` holds the session. The framework replaces a `queryName` or `checkpointLocation` set on
-    the writer.
+    The function's first parameter is the Dagster context; the others name resources. `pyspark` holds the session. The
+    framework replaces a `queryName` or `checkpointLocation` set on the writer.
 
-    Four parameters of `dagster.asset` are missing on purpose. `partitions_def` splits work into
-    parts that end, while a stream runs as a whole: define one stream per region or tenant. `ins` loads a value before
-    the function runs, while a query reads its sources itself: use `deps`. `automation_condition` launches runs, while a
-    stream has one run at a time, launched by the supervisor sensor. `retry_policy` would start a second writer.
+    Four parameters of `dagster.asset` are missing on purpose: `partitions_def` (define one stream per region or tenant
+    instead), `ins` (use `deps`; the query reads its sources), `automation_condition` (the supervisor sensor launches
+    the one run) and `retry_policy` (it would start a second writer).
 
     Args:
-        stream_id: Id in catalog and storage; default: the asset key joined by dots. If you keep it when
-            you rename the asset, the asset keeps its state.
+        stream_id: Id in catalog and storage; default: the asset key joined by dots. Keep it when you rename the asset,
+            and the asset keeps its state.
         name: Asset name; default: the function's name.
         kinds: As in `dagster.asset`, three at most; default: spark and streaming.
         freshness_policy: As in `dagster.asset`; default: `default_freshness` of the checkpoint
             interval.
         pool: As in `dagster.asset`.
-        translator: Chooses the asset's spec, the names of jobs, sensors and schedules, and the keys of
-            resources; default: `StreamTranslator()`, the names on these pages.
+        translator: Chooses the asset's spec, the names of jobs, sensors and schedules, and the keys of resources;
+            default: `StreamTranslator()`.
         options: How the stream runs, see `StreamOptions`; and `key_prefix`, `deps`, `group_name`, `description`
             (default: the function's docstring), `metadata`, `tags`, `code_version` (each snapshot records it) and
             `owners` as in `dagster.asset`.
@@ -134,7 +131,7 @@ def streaming_asset(
             **arguments_of(translated),
             freshness_policy=translated.freshness_policy or default_freshness(spec.options),
             pool=pool,
-            # The catalog sensor reports each checkpoint; the end of a run is no materialization.
+            # The end of a run is no materialization.
             output_required=False,
             **_of_the_op(function, names),
         )(_op_function(function, spec, names))
@@ -156,13 +153,11 @@ def streaming_multi_asset(
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make several assets of one query, for example one whose `foreachBatch` writes several tables.
 
-    They share one stream id, one start job and one history of checkpoints: each checkpoint is
-    reported on every asset. The function is the same as for `streaming_asset`. The assets cannot be
-    materialized individually.
+    They share one stream id, start job and history: each checkpoint is reported on every asset. The function is as for
+    `streaming_asset`. Assets cannot be materialized individually.
 
     Args:
-        specs: The assets. The first one names the stream on the page. The default kinds are spark and
-            streaming.
+        specs: The first asset names the stream on the page. Default kinds: spark and streaming.
         stream_id: Id in catalog and storage; default: the name.
         name: Name of the op and of the query; default: the function's name.
         description: Description of the op; default: the function's docstring.
@@ -212,13 +207,13 @@ def external_streaming_asset(
 
     Args:
         name: Asset name.
-        launch: How a run of its start job launches the driver. None: something outside Dagster starts
-            it, such as a service manager or Kubernetes; the asset then has no start job.
+        launch: How a run of its start job launches the driver. None: a service manager or Kubernetes starts it; the
+            asset has no start job.
         stream_id: Id in catalog and storage, as used by the program; default: the asset key joined by
             dots.
         translator: As in `streaming_asset`.
-        options: As in `streaming_asset`. `checkpointing` is that of the program, whose storage locates the
-            snapshots; `restart_strategy` decides how the supervisor sensor relaunches a driver that died.
+        options: As in `streaming_asset`. `checkpointing` must be that of the program; `restart_strategy` decides how
+            the supervisor sensor relaunches a dead driver.
 
     Example:
         >>> orders = external_streaming_asset(
@@ -241,7 +236,7 @@ def external_streaming_asset(
         required_resource_keys=names.keys_of(OPERATOR_RESOURCES),
         config_schema=DriverRunConfig.to_config_schema().as_field(),
         op_tags=STREAM_TAGS,
-        # The catalog sensor reports each checkpoint; the end of a run is no materialization.
+        # The end of a run is no materialization.
         output_required=False,
     )
 
@@ -306,7 +301,7 @@ def _op_function(
     keys = {each: translator.get_resource_key(each) for each in _resources(function)}
 
     def streaming(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        # Imported here: only a run needs Spark, not the definition of an asset.
+        # Only a run needs Spark.
         from dagster_ckpt.orchestration.runs.stream_run import run_stream  # noqa: PLC0415
 
         yield from run_stream(
@@ -327,10 +322,10 @@ _INTERVALS_TO_FAIL = 6
 
 
 def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
-    """Freshness by checkpoints: warn after three intervals without one, fail after six.
+    """A policy that warns after three intervals without a checkpoint and fails after six.
 
-    An interval counts as at least a minute, because the catalog sensor reports at most one checkpoint a minute. Without
-    periodic checkpoints there is no policy.
+    An interval counts as at least a minute, as the catalog sensor reports at most one a minute. None without periodic
+    checkpoints.
 
     Example:
         >>> default_freshness(CheckpointConfig(interval=600_000).options).fail_window

@@ -49,7 +49,7 @@ class StreamResources(dg.Resolvable, dg.Model):
     ] = None
 
     def given(self) -> Mapping[str, Any]:
-        """The resources that are given here, by what they are."""
+        """The given resources, by their names without a translator."""
         found = {
             "pyspark": SparkSessionResource(spark_config=as_text(self.spark_config))
             if self.spark_config is not None
@@ -62,7 +62,7 @@ class StreamResources(dg.Resolvable, dg.Model):
 
 
 class ScaffoldParams(BaseModel):
-    """The parameters of the scaffold command."""
+    """Parameters of the scaffold command."""
 
     stream: str = Field(default="counted_rates", description="Name of the stream.")
     data_directory: str = Field(default="/tmp/streams", description="Folder of state, checkpoints, catalog and output.")
@@ -106,8 +106,8 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
 class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
     """Streams with Flink-grade checkpoints: assets, start jobs, operator jobs, sensors and schedules.
 
-    Its sensors supervise the streams that it declares, and no others. With several in one project,
-    give each a `name_prefix`. List streams that you define in Python in `declared_in_python`.
+    Its sensors supervise only the streams that it declares. Give each of several components a `name_prefix`. List
+    streams that you define in Python in `declared_in_python`.
 
     Example:
         type: dagster_ckpt.StreamsComponent
@@ -175,11 +175,11 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
 
     @classmethod
     def get_additional_scope(cls) -> Mapping[str, Any]:
-        """Adds `{{ env_var('NAME') }}` to the template scope; only runs see its value."""
+        """Adds `{{ env_var('NAME') }}`, whose value only runs see."""
         return {"env_var": dg.EnvVar}
 
     def translator(self) -> StreamTranslator:
-        """The names of everything that the component defines."""
+        """Names everything that the component defines."""
         given = self.resources.given() if self.resources is not None and self.name_prefix is not None else {}
         prefixed = {name: f"{self.name_prefix}_{name}" for name in given}
         return StreamTranslator(self.name_prefix, {**prefixed, **self.resource_keys})

@@ -155,9 +155,9 @@ class Trigger(dg.Model):
 def described(
     job: str, sources: list[Source], transform: Transform | None, sink: Sink, trigger: Trigger | None
 ) -> Describe:
-    """Create a function that defines the query on a session without starting it.
+    """Create a function that defines the query on a session.
 
-    Import paths are resolved now, so that a wrong one is reported when the definitions are loaded.
+    Import paths are resolved now, to report wrong ones when definitions are loaded.
     """
     function = None
     if transform is not None and transform.function is not None:

@@ -5,15 +5,20 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 import dagster as dg
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
-from dagster_ckpt.client.health_facts import DAY_MS, HOUR_MS, HealthSettings
+from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamOptions, description_of
 from dagster_ckpt.orchestration.assets.streaming_asset import SHORTEST_MS, streaming_multi_asset
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
 from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, templated
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
-from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.orchestration.resources.settings import (
+    CheckpointSettings,
+    RestartSettings,
+    UpgradeSettings,
+    described_fields,
+)
 from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.retention import SavepointHistory
 from dagster_ckpt.policies.serialization import read_retention
@@ -36,7 +41,7 @@ class Freshness(dg.Model):
         return self
 
     def policy(self) -> dg.FreshnessPolicy:
-        """The freshness policy of the assets."""
+        """The policy of the assets."""
         return dg.FreshnessPolicy.time_window(
             fail_window=timedelta(milliseconds=self.fail_after_ms),
             warn_window=timedelta(milliseconds=self.warn_after_ms) if self.warn_after_ms is not None else None,
@@ -86,70 +91,11 @@ class EveryMinute(CheckpointSettings):
     )
 
 
-class Health(dg.Model):
-    """The thresholds of `HealthSettings`, under the same names."""
+_Thresholds: Any = create_model("Thresholds", __base__=dg.Model, **described_fields(HealthSettings))
 
-    max_checkpoint_age_ms: int | None = Field(
-        default=None,
-        description="Recovery point objective: maximum age of the newest snapshot; half of it warns. Default: "
-        "max(interval, timeout) x (tolerable failures + 2), and it warns after (tolerable failures + 2) "
-        "intervals plus the slowest of the last checkpoints.",
-    )
-    failures_to_warn: int = Field(
-        default=1, description="Number of consecutive failed checkpoints that cause a warning."
-    )
-    failures_to_fail: int = Field(
-        default=3, description="Number of consecutive failed checkpoints that cause an error."
-    )
-    max_verification_age_ms: int = Field(
-        default=2 * DAY_MS, description="Maximum age of the last verification of a snapshot. Default: two days."
-    )
-    size_growth_factor: float = Field(
-        default=2.0, description="Warn if a snapshot has grown by this factor since the start of the window."
-    )
-    size_window_ms: int = Field(
-        default=DAY_MS, description="Length of the window for size_growth_factor. Default: a day."
-    )
-    size_floor_bytes: int = Field(
-        default=64 * 1024 * 1024, description="Snapshots smaller than this are not checked for growth. Default: 64 MiB."
-    )
-    max_snapshot_bytes: int | None = Field(
-        default=None, description="Maximum size of a snapshot; a larger one is an error. Default: no limit."
-    )
-    max_stall_ms: int = Field(
-        default=10 * 60_000,
-        description="Time without progress after which a query that is not idle is an error, or a warning while "
-        "tasks of its batch are running. Default: ten minutes.",
-    )
-    loop_failures: int = Field(
-        default=3,
-        description="Number of failed runs, within loop_window_ms and since the newest snapshot, that count as a "
-        "restart loop: an error.",
-    )
-    loop_window_ms: int = Field(
-        default=HOUR_MS, description="Length of the window for loop_failures. Default: an hour."
-    )
-    max_catch_up_ms: int = Field(
-        default=10 * 60_000,
-        description="Source lag: warn if processing the backlog at the speed of the last batch takes longer than "
-        "this. Default: ten minutes.",
-    )
-    source_retention_ms: int | None = Field(
-        default=None,
-        description="Retention of sources that do not report it (Kafka's retention.ms).",
-    )
-    file_max_age_ms: int = Field(
-        default=7 * DAY_MS,
-        description="maxFileAge of file sources: older files are not read again. Default: seven days.",
-    )
-    retention_margin_ms: int = Field(
-        default=6 * HOUR_MS,
-        description="Warn if records that a recovery would re-read leave the sources' retention within this time. "
-        "Default: six hours.",
-    )
-    max_watermark_ahead_ms: int = Field(
-        default=DAY_MS, description="Warn if the watermark is further ahead of the clock. Default: one day."
-    )
+
+class Health(_Thresholds):
+    """The thresholds of `HealthSettings`, under the same names."""
 
     @model_validator(mode="after")
     def _can_be(self) -> Self:

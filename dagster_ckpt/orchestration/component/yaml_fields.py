@@ -1,4 +1,4 @@
-"""Fields of a component in YAML: settings and resources under their own names, and errors that name a wrong field.
+"""Settings and resources as fields in YAML, and errors that name a wrong field.
 
 Dagster allows a template in every part, so pydantic also tries each part as text, and JSON schema tools try
 alternatives. Without `with_field_errors`, both would report the parts around a misspelled field instead.
@@ -24,10 +24,9 @@ Scalar = bool | int | float | str
 
 
 def in_yaml(value: type[Value], check: Callable[[Value], object], description: str = "") -> dg.Resolver:
-    """The YAML form of a settings or resource class, which refuses unknown fields, unlike Dagster's own config.
+    """The YAML form of a settings or resource class, which refuses unknown fields.
 
-    `check` validates a value as it will be used, so that its errors are reported with their YAML line. The description
-    defaults to the first line of the class's docstring.
+    `check` validates a value as it will be used. The description defaults to the docstring's first line.
     """
 
     def tried(model: BaseModel) -> BaseModel:
@@ -59,7 +58,7 @@ def in_yaml(value: type[Value], check: Callable[[Value], object], description: s
 
 
 def templated(value: type[Value]) -> dg.Resolver:
-    """The YAML form of a part that is the same in YAML and in Python; templates work anywhere in it."""
+    """Resolve a part that is the same in YAML and in Python; templates work anywhere in it."""
 
     def resolve(context: dg.ResolutionContext, given: Value) -> Value:
         resolved = _resolved(context, given.model_dump(by_alias=True, exclude_unset=True))
@@ -75,23 +74,23 @@ def templated(value: type[Value]) -> dg.Resolver:
 
 
 def settings_in_yaml(description: str) -> dg.Resolver:
-    """The YAML form of a resource's free-form settings; `{{ env_var('NAME') }}` is left to the resource."""
+    """Resolve a resource's free-form settings, but not their `{{ env_var('NAME') }}`."""
     return dg.Resolver(_resolved, model_field_type=dict[str, Scalar] | None, description=description)
 
 
 def describe(description: str) -> dg.Resolver:
-    """A field description, for a field with a default."""
+    """Describe a field with a default."""
     resolver: dg.Resolver = dg.Resolver.default(description=description)
     return resolver
 
 
 def as_text(options: Mapping[str, Scalar]) -> dict[str, str]:
-    """Convert options to Spark's text form (`true`, not `True`); environment variables are not resolved."""
+    """Options in Spark's text form (`true`, not `True`); environment variables are not resolved."""
     return {name: _text(value) for name, value in options.items()}
 
 
 def with_values(options: Mapping[str, Scalar]) -> dict[str, str]:
-    """Convert options to Spark's text form, with environment variables resolved."""
+    """Options in Spark's text form; environment variables are resolved."""
     return {
         name: _value_of(name, value) if isinstance(value, dg.EnvVar) else _text(value)
         for name, value in options.items()
@@ -115,7 +114,7 @@ def _value_of(option: str, variable: dg.EnvVar) -> str:
 
 
 def with_env_vars(given: Any, checked: dict[str, Scalar]) -> dict[str, Scalar]:
-    """Restore environment variables that pydantic's validation of options turned into plain text."""
+    """Restore environment variables that pydantic turned into plain text."""
     return checked | {name: value for name, value in given.items() if isinstance(value, dg.EnvVar)}
 
 
@@ -130,7 +129,7 @@ def _has_env_var(value: Any) -> bool:
 def _checked(value: type[Value], check: Callable[[Value], object], given: Mapping[str, Any]) -> Value:
     made = value(**given)
     if _has_env_var(given):
-        # The value is known only in a run, which validates it.
+        # A run knows and validates the value.
         return made
     try:
         check(made)
@@ -148,7 +147,7 @@ def _named(annotation: Any) -> Any:
 
 
 def _resolved(context: dg.ResolutionContext, value: Any) -> Any:
-    """Resolve the templates in a value. Text without a template stays text, even if it looks like a number."""
+    """Resolve templates; text without one stays text, even if it looks like a number."""
     if isinstance(value, dict):
         return {name: _resolved(context.at_path(name), each) for name, each in value.items()}
     if isinstance(value, list):
@@ -165,7 +164,7 @@ def _has_template(value: Any) -> bool:
 
 
 _Place = tuple[str | int, ...]
-# Errors of the alternatives "text" (for a template) and "nothing" for a part that is neither.
+# From the alternatives "text" (for a template) and "nothing".
 _OF_ALTERNATIVES = ("string_type", "none_required")
 
 
@@ -204,7 +203,7 @@ def _with_field_names(error: ValidationError, model: type[BaseModel], given: Any
             detail["ctx"] = each["ctx"]
         if each["type"] == "extra_forbidden":
             why = _unknown(str(place[-1]), _names_at(model, place[:-1]))
-            # Do not show the value: it may be a secret in the wrong place.
+            # The value may be a secret in the wrong place.
             detail = InitErrorDetails(type="value_error", loc=place, input=place[-1], ctx={"error": why})
         details.append(detail)
     return ValidationError.from_exception_data(error.title, details)
@@ -217,7 +216,7 @@ def _unknown(name: str, known: Sequence[str]) -> ValueError:
 
 
 def _place(loc: Sequence[str | int], given: Any, is_missing: bool) -> _Place:
-    """The location in the YAML: pydantic's location also contains the types it tried."""
+    """The location in the YAML: pydantic's also contains the types it tried."""
     place: list[str | int] = []
     for index, step in enumerate(loc):
         is_item = isinstance(given, list | tuple) and isinstance(step, int) and step < len(given)
@@ -253,7 +252,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _with_names(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Validate names separately from alternatives, so that a wrong name is reported at its own line."""
+    """Validate names apart from alternatives, to report a wrong name at its own line."""
     for each in [schema, *schema.get("$defs", {}).values()]:
         if each.get("additionalProperties") is False:
             del each["additionalProperties"]
@@ -261,7 +260,7 @@ def _with_names(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any
 
 
 def _names(model: type[BaseModel]) -> dict[str, Any]:
-    """A schema of the names that an object may have, recursively; it accepts anything that is not an object."""
+    """A schema of an object's names, recursively; it accepts anything else."""
     parts = {}
     for name, annotation in _fields(model).items():
         below = [_names(inner) for inner in _models(annotation)]

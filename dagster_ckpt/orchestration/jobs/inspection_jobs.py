@@ -9,7 +9,8 @@ from pydantic import Field
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
 from dagster_ckpt.client import Client
-from dagster_ckpt.client.examination import ALL, LATEST, SnapshotVerification, StreamExamination
+from dagster_ckpt.client.description import LATEST
+from dagster_ckpt.client.examination import ALL, SnapshotVerification, StreamExamination
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import StreamConfig, StreamOps, errors_as_failure, with_parameters_of
 from dagster_ckpt.orchestration.tables import markdown_table, table
@@ -93,7 +94,7 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
 
 def doctor_metadata(examination: StreamExamination) -> dict[str, Any]:
-    """An examination as Dagster metadata."""
+    """Metadata of an examination."""
     diagnosis = examination.diagnosis
     rows = [
         [item.severity.value, item.code.value, item.path, item.explanation, item.advice] for item in diagnosis.findings
@@ -114,7 +115,7 @@ def doctor_metadata(examination: StreamExamination) -> dict[str, Any]:
 
 
 def verification_metadata(verified: Sequence[SnapshotVerification]) -> dict[str, Any]:
-    """Verifications as Dagster metadata."""
+    """Metadata of verifications."""
     rows = [
         [
             "good" if item.passed else "BROKEN",
@@ -192,7 +193,7 @@ def build_overview_job(streams: Sequence[Stream]) -> dg.JobDefinition:
 
 
 def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[str, Any]:
-    """A stream as Dagster metadata."""
+    """Metadata of a stream."""
     handle = catalog.streams.get(stream_id)
     snapshots = catalog.snapshots.completed(stream_id)
     executions = catalog.executions.of_stream(stream_id, limit=limit)
@@ -216,7 +217,7 @@ def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[s
 
 
 def started_from(execution: ExecutionRecord) -> str:
-    """The starting point of an execution, and what had to be processed again, in one sentence."""
+    """The starting point, and what was processed again, in one sentence."""
     recovery = execution.recovery or {}
     reason = str(recovery.get("reason") or "its query was not started")
     batches, span_ms = recovery.get("rewound_batches"), recovery.get("rewound_ms")

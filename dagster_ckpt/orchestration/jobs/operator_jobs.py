@@ -43,7 +43,7 @@ class HistoryConfigSchema(dg.Config):
     )
 
     def policy(self) -> RetentionPolicy:
-        """The policy that decides which savepoints of the schedule are kept."""
+        """Decides which savepoints of the schedule are kept."""
         if self.keep is None:
             return SavepointHistory(self.max_count, self.max_age_ms)
         if self.max_count is not None or self.max_age_ms is not None:
@@ -85,7 +85,7 @@ def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 deleted = ops.client(context, config.stream_id).apply_savepoint_history(
                     config.stream_id, schedule=history.schedule, history=history.policy()
                 )
-                # Housekeeping retries failed deletions: the savepoint itself succeeded.
+                # Housekeeping retries failed deletions.
                 for message in deleted.messages(unlogged=True):
                     context.log.info(message)
         return report_snapshot(context, snapshot)
@@ -182,7 +182,7 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
 
 
 def desired_state_metadata(row: DesiredRecord) -> dict[str, dg.MetadataValue]:
-    """A stream's desired state and the progress towards it, as metadata of a run."""
+    """Metadata of a desired state and the progress towards it."""
     upgrade = row.upgrade
     facts: list[tuple[str, object]] = [
         ("desired state", row.desired.value if row.desired is not None else "as defined"),

@@ -25,7 +25,7 @@ from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 
 STREAM_ID = "Stream id (or asset key) of the streaming asset, such as departure_delays."
-# Parameters of the client that have another name in a launchpad.
+# Other names of parameters in a launchpad.
 _FIELDS = {"stream": "stream_id", "into": "into_stream_id", "timeout_s": "timeout_seconds"}
 _PARAMETERS = {field: name for name, field in _FIELDS.items()}
 _Config = TypeVar("_Config", bound=dg.Config)
@@ -41,7 +41,7 @@ class StreamConfig(dg.Config):
 def with_parameters_of(
     method: Callable[..., Any], *, without: Iterable[str] = ()
 ) -> Callable[[type[_Config]], type[_Config]]:
-    """Add the parameters of a method of the client to a config, except those that it declares itself."""
+    """Add a method's parameters to a config, except those that it declares itself."""
 
     def added(config: type[_Config]) -> type[_Config]:
         left_out = {*without, *vars(config).get("__annotations__", {})}
@@ -72,7 +72,7 @@ def _field(parameter: Parameter) -> tuple[Any, Any]:
 
 @contextmanager
 def errors_as_failure() -> Iterator[None]:
-    """Turn our errors into step failures without retries, and show transitions of streams in the log of the run."""
+    """Turn our errors into step failures without retries, and log transitions of streams."""
     try:
         with transitions_in_run_log(dg.OpExecutionContext.get()):
             yield
@@ -83,7 +83,7 @@ def errors_as_failure() -> Iterator[None]:
 
 
 class StreamOps:
-    """Makes the ops and jobs of some streams, which share a translator, and finds the stream that a run operates."""
+    """Makes the ops and jobs of streams with one translator."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
@@ -91,7 +91,7 @@ class StreamOps:
         self._names: dict[str, str] = {}
 
     def op(self, function: Callable[..., Any]) -> dg.OpDefinition:
-        """Make an op of a function that takes a context and a config."""
+        """Make an op of `function(context, config)`."""
         return self._op(function, OPERATOR_RESOURCES)
 
     def op_with_spark(self, function: Callable[..., Any]) -> dg.OpDefinition:
@@ -107,9 +107,9 @@ class StreamOps:
         without: Iterable[str] = (),
         description: str | None = None,
     ) -> dg.JobDefinition:
-        """The job of a method of the client: its config is the method's parameters, its description its summary.
+        """The job of a client's method, with its parameters as config and its summary as description.
 
-        `report` shows the result on the run's page; what it returns is the output of the op.
+        `report` shows the result on the run's page and returns the op's output.
         """
         empty: type[dg.Config] = type(f"{name}_config", (dg.Config,), {})
         config_type = with_parameters_of(method, without=without)(empty)
@@ -126,14 +126,14 @@ class StreamOps:
     def call(
         self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config, **more: Any
     ) -> _Result:
-        """Call a method of the client with the fields of a config, in the name of the run."""
+        """Call a client's method with the fields of a config, in the name of the run."""
         values = {_PARAMETERS.get(name, name): value for name, value in config}
         client = self.client(context, values.get("into") or values["stream"])
         own = {"report": context.log.info, "run_id": context.run_id}
         return method(client, **arguments(method, {**own, **values, **more}))
 
     def job(self, op: dg.OpDefinition) -> dg.JobDefinition:
-        """The job of an op, which runs in the run's own process and has the op's description."""
+        """Make a job that runs in the run's own process, with the op's description."""
         name = self._names[op.name]
 
         @dg.job(
@@ -142,19 +142,19 @@ class StreamOps:
             executor_def=dg.in_process_executor,
         )
         def operator_job() -> None:
-            # A run config names the op like the function, even if a translator renames it.
+            # Run configs keep this name, even if a translator renames the op.
             (op if op.name == name else op.alias(name))()
 
         return operator_job
 
     def stream(self, stream_id: str) -> Stream:
-        """The stream with an id, or with the key of one of its assets."""
+        """Find a stream by its id, or by the key of one of its assets."""
         return find_stream(self._streams, stream_id)
 
     def client(self, context: dg.OpExecutionContext, stream_id: str) -> Client:
-        """The client through which an op operates these streams, in the name of its run.
+        """A client in the name of the run.
 
-        The run is tagged with the stream that it operates, so that the runs of a stream can be listed.
+        Tags the run with the stream.
         """
         stream = self.stream(stream_id)
         refuse_overridden_resources(context)
@@ -171,14 +171,14 @@ class StreamOps:
         return DeploymentResources.of(context.resources, self._translator)
 
     def _op(self, function: Callable[..., Any], resources: Iterable[str]) -> dg.OpDefinition:
-        # The ops of a code location have different names in Dagster, as its jobs have.
+        # Op names are unique in a code location.
         name = self._translator.get_op_name(function.__name__)
         self._names[name] = function.__name__
         return dg.op(name=name, required_resource_keys=self._translator.keys_of(resources))(function)
 
 
 def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) -> str:
-    """Show a snapshot in the log and on the page, and return its location."""
+    """Show a snapshot on the run's page and in its log; returns the location."""
     location = snapshot.location or ""
     context.log.info(f"{snapshot.kind.lower()} at batch {snapshot.batch_id}: {location}")
     context.add_output_metadata(snapshot_metadata(snapshot))

@@ -78,23 +78,23 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 def rewind_metadata(
     context: dg.OpExecutionContext, stream: Stream, preview: RewindPreview
 ) -> dict[str, dg.MetadataValue]:
-    """The effects of a rewind on the stream and on what is downstream, as metadata of a run."""
+    """Metadata of a rewind and its effects downstream."""
     return {**preview_metadata(preview), **downstream_metadata(dependents_of(context, stream, preview))}
 
 
 def report(context: dg.OpExecutionContext, key: str, messages: Sequence[str]) -> None:
-    """Report the result of an operation in the log and as metadata of the run."""
+    """Report a result in the run's log and on its page."""
     for message in messages:
         context.log.info(message)
     context.add_output_metadata({key: dg.MetadataValue.md("\n".join(f"- {message}" for message in messages))})
 
 
-# The page of a run should not show more.
+# Enough for a page.
 ROWS_SHOWN = 200
 
 
 def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
-    """The effects of a rewind, as metadata of a run."""
+    """Metadata of a rewind."""
     plan = preview.plan
     facts = [
         ("plan", plan.reason),
@@ -120,7 +120,7 @@ def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
 
 
 def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.MetadataValue]:
-    """Downstream materializations that a rewind invalidates, as metadata of a run; None: unknown."""
+    """Metadata of what a rewind invalidates downstream; None: unknown."""
     if dependents is None:
         return {"dagster_ckpt/downstream": dg.MetadataValue.md("unknown: this run belongs to no code location")}
     rows = [
@@ -142,7 +142,7 @@ def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.
 
 
 def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
-    """The result of a fork or import, as metadata of a run."""
+    """Metadata of a fork or import."""
     is_import = made.of_deployment is not None
     facts = [
         ("stream", made.stream_id),
@@ -161,7 +161,7 @@ def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
 
 
 def cleaning_metadata(cleaning: SinkCleaning) -> dict[str, dg.MetadataValue]:
-    """Orphaned part files, as metadata of a run."""
+    """Metadata of orphaned part files."""
     done = "deleted" if cleaning.deleted else "would be deleted"
     orphans = [_orphan(orphan, done) for orphan in cleaning.orphans]
     table = markdown_table(("file", "bytes", "age", "undone by", "what is done"), orphans, at_most=ROWS_SHOWN)

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 import pendulum
 
-from dagster_ckpt.client.examination import LATEST
+from dagster_ckpt.client.description import LATEST
 from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
 from dagster_ckpt.orchestration.resources.resources import catalog_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
@@ -23,12 +23,10 @@ class PeriodicSavepoints:
     """Scheduled savepoints of one stream.
 
     Attributes:
-        cron_schedule: The cron expression.
         execution_timezone: Time zone of the cron expression and of the labels.
-        history: Which of them are kept: limits, or any retention policy. None keeps all.
-        blackouts: Windows in which no savepoint is taken; it is skipped, not postponed.
+        history: Any retention policy; None keeps all.
+        blackouts: Savepoints in these windows are skipped, not postponed.
         name: Name of the schedule, which owns the history; default: `<asset>_savepoint_schedule`.
-        default_status: Whether the schedule is on by default.
 
     Example:
         >>> PeriodicSavepoints("0 3 * * *", execution_timezone="Europe/Berlin", history=Latest(14))
@@ -52,13 +50,10 @@ def build_savepoint_schedule(
     It never deletes savepoints that a user or another schedule took.
 
     Args:
-        stream: The stream.
         savepoint_job: `trigger_savepoint_job` of `build_operator_jobs`.
-        periodic: When, and which are kept.
 
     Raises:
-        OptionError: The history is a policy of your own that cannot be written in a run's config:
-            its class has no import path, or arguments that are no plain values.
+        OptionError: The class of your own history policy has no import path, or arguments that are no plain values.
     """
     schedule_name = periodic.name or stream.translator.get_schedule_name(
         f"{stream.untranslated_name}_savepoint_schedule"
@@ -109,10 +104,8 @@ def build_housekeeping_schedule(
     """Finish interrupted deletions and remove orphaned bytes, for every stream.
 
     Args:
-        streams: The streams.
         retention_job: `apply_retention_job` of `build_retention_jobs`.
-        cron_schedule: Cron expression, UTC.
-        default_status: Whether the schedule is on by default.
+        cron_schedule: In UTC.
     """
 
     @dg.schedule(
@@ -139,11 +132,9 @@ def build_verification_schedule(
     """Prove that the newest snapshot of every stream can be restored; the health sensor reports the result.
 
     Args:
-        streams: The streams.
         verification_job: `verify_snapshots_job` of `build_inspection_jobs`.
-        cron_schedule: Cron expression, UTC.
+        cron_schedule: In UTC.
         deep: Read every byte; otherwise check only lengths and completeness.
-        default_status: Whether the schedule is on by default.
     """
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
@@ -170,7 +161,7 @@ def build_verification_schedule(
 
 
 def _run_for(stream: Stream, context: dg.ScheduleEvaluationContext, op: str, **config: Any) -> dg.RunRequest:
-    """One run per stream and tick, even if the tick is evaluated again."""
+    """Request one run per stream and tick, even if the tick is evaluated again."""
     return dg.RunRequest(
         run_key=f"{stream.stream_id}-{context.scheduled_execution_time.isoformat()}",
         run_config={"ops": {op: {"config": {"stream_id": stream.stream_id, **config}}}},

@@ -118,7 +118,7 @@ def build_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
 
 def state_metadata(shown: Sequence[ShownState]) -> dict[str, Any]:
-    """State as Dagster metadata."""
+    """Metadata of state."""
     states: list[_Row] = [{**_name(each), "rows": each.rows} for each in shown]
     largest: list[_Row] = [{**_name(each), **vars(key)} for each in shown for key in each.largest]
     metadata: dict[str, Any] = {"dagster_ckpt/states": table({**_NAME, "rows": "int"}, states)}
@@ -129,7 +129,7 @@ def state_metadata(shown: Sequence[ShownState]) -> dict[str, Any]:
 
 
 def difference_metadata(shown: Sequence[ShownDifference]) -> dict[str, Any]:
-    """Differences of state as Dagster metadata."""
+    """Metadata of differences of state."""
     changes = {"added": "ADDED", "removed": "REMOVED", "changed": "CHANGED"}
     states: list[_Row] = [
         {**_name(each), **{name: each.counts[change] for name, change in changes.items()}, "note": each.note}

@@ -12,7 +12,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 
 
 def stream_handle(stream: Stream, resources: DeploymentResources) -> StreamHandle:
-    """Create the handle of a stream, for operators."""
+    """The handle of a stream, for operators."""
     return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
 
 
@@ -24,10 +24,9 @@ def open_stream(
     writes: str,
     code_version: str | None,
 ) -> StreamHandle:
-    """Create the handle of a stream; `name` is that of its query in Spark, `writes` the assets that it writes.
+    """The handle of a stream; `name` is that of its query in Spark.
 
-    A storage set in the stream's `CheckpointConfig` overrides the deployment's resource, as in Flink, and inherits its
-    unset options from it.
+    A storage in the stream's `CheckpointConfig` overrides the resource, as in Flink, and inherits its other options.
     """
     deployment = resources.checkpoint_storage
     configured = spec.options.storage
@@ -52,7 +51,7 @@ def open_stream(
 
 
 class DefinedStreams:
-    """The streams of a code location as a client opens them: with the settings of their definitions."""
+    """A client's streams, with the settings of their definitions."""
 
     def __init__(self, streams: Sequence[Stream], resources: DeploymentResources) -> None:
         self._streams = streams
@@ -60,14 +59,14 @@ class DefinedStreams:
         self.catalog: Catalog = resources.checkpoint_catalog.catalog()
 
     def id_of(self, stream: str) -> str:
-        """The id of a stream."""
+        """The id of a stream, from its id or an asset key."""
         return find_stream(self._streams, stream).stream_id
 
     def on_storage(self) -> list[str]:
-        """Ids of all streams of the code location."""
+        """All streams of the code location."""
         return [stream.stream_id for stream in self._streams]
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream, whether or not it was ever started."""
+        """Open a stream, even one that was never started."""
         del new_like  # its own definition has every setting
         return stream_handle(find_stream(self._streams, stream), self._resources)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class HasResources(Protocol):
-    """The context of an op, sensor, schedule or check."""
+    """Context of an op, sensor, schedule or check."""
 
     @property
     def resources(self) -> Any:
@@ -53,9 +53,8 @@ class HasSparkSession(Protocol):
 class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
     """The `pyspark` resource: its settings may come from environment variables (`EnvVar`), its session on first use.
 
-    A run that is refused, for example because the stream is running already, starts no Spark. Any
-    other resource with a `spark_session`, such as `PySparkResource` of `dagster-pyspark`, can take its
-    place.
+    A refused run starts no Spark. Any resource with a `spark_session`, such as `PySparkResource` of `dagster-pyspark`,
+    can take its place.
 
     Example:
         >>> SparkSessionResource(spark_config={"spark.driver.memory": "4g"})
@@ -164,7 +163,7 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def deployment(self) -> DeploymentStorage:
-        """Defaults for options that a storage configured in code leaves unset."""
+        """Defaults for a storage configured in code."""
         return DeploymentStorage(
             checkpoint_path=self._checkpoint_path(),
             savepoint_path=self._savepoint_path(),
@@ -284,7 +283,7 @@ def _refuse_fields_of_others(
         value = getattr(resource, name)
         if value == type(resource).model_fields[name].get_default(call_default_factory=True):
             continue
-        # The names of a factory's settings may be shown, but their values may be secrets.
+        # Values of a factory's settings may be secrets.
         shown = sorted(value) if isinstance(value, dict) else repr(value)
         kinds = " or ".join(str(other.value) for other, names in fields.items() if name in names)
         raise OptionError(
@@ -307,19 +306,19 @@ class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def catalog(self) -> Catalog:
-        """Open the catalog, creating or migrating its tables first."""
+        """Create or migrate the tables and open it."""
         return Catalog(self.url)
 
 
 def catalog_of(context: HasResources, key: str) -> Catalog:
-    """Open the catalog of a sensor, schedule or check, by the key of its resource."""
+    """Open the catalog by the key of its resource."""
     resource: CheckpointCatalogResource = getattr(context.resources, key)
     return resource.catalog()
 
 
 @dataclass(frozen=True)
 class DeploymentResources:
-    """The resources of a step or sensor, by what they are and not by their keys; some need no Spark session."""
+    """Resources by what they are and not by their keys; some users need no Spark session."""
 
     checkpoint_storage: CheckpointStorageResource
     state_backend: StateBackendResource
@@ -328,13 +327,13 @@ class DeploymentResources:
 
     @property
     def spark_session(self) -> SparkSession:
-        """The Spark session; with `SparkSessionResource` this starts Spark."""
+        """The session; with `SparkSessionResource` this starts Spark."""
         assert self.pyspark is not None, "the step requires no Spark session"
         return self.pyspark.spark_session
 
     @staticmethod
     def of(given: object, translator: StreamTranslator) -> DeploymentResources:
-        """Find them among the resources of a context, whose keys a translator may have chosen."""
+        """Find them in a context, whose keys a translator may have chosen."""
         return DeploymentResources(
             getattr(given, translator.get_resource_key(CHECKPOINT_STORAGE)),
             getattr(given, translator.get_resource_key(STATE_BACKEND)),

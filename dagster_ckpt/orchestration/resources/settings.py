@@ -26,7 +26,7 @@ from dagster_ckpt.values.validation import Choice, Option, WholeNumber, options_
 
 
 def described_fields(kind: type) -> dict[str, Any]:
-    """The fields of a dataclass as fields of a pydantic model; each type is annotated with its description."""
+    """Fields of a pydantic model, from a dataclass whose types are annotated with descriptions."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         each.name: (
@@ -49,7 +49,7 @@ class UpgradeSettings(_UpgradeFields):
     """
 
     def upgrade_policy(self) -> UpgradePolicy:
-        """The policy."""
+        """The settings as a policy."""
         return UpgradePolicy(**dict(self))
 
 
@@ -66,7 +66,7 @@ def _description(option: Option[Any, Any]) -> str:
 
 
 def fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
-    """Each declared option as a field of Dagster's config: enums by name, durations in milliseconds."""
+    """Options as fields of Dagster's config: enums by name, durations in milliseconds."""
     found: dict[str, Any] = {}
     for name, option in options_of(options).items():
         default = option.default.name if isinstance(option.default, Enum) else option.default
@@ -88,7 +88,7 @@ class CheckpointSettings(_Fields):
     """
 
     def checkpoint_config(self) -> CheckpointConfig:
-        """The options as a `CheckpointConfig`."""
+        """The settings as a `CheckpointConfig`."""
         options: dict[str, Any] = dict(self)
         if options["trigger"] is not None and "interval" not in self.model_fields_set:
             # A subclass may have an interval by default.
@@ -97,7 +97,7 @@ class CheckpointSettings(_Fields):
 
 
 def unset_fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
-    """The same fields, each of them unset: what one run is given in place of its asset's."""
+    """The same fields, all unset: what one run is given in place of its asset's."""
     set_here = fields_of(options).items()
     return {name: (plain | None, Field(default=None, description=each.description)) for name, (plain, each) in set_here}
 
@@ -157,7 +157,7 @@ class RestartSettings(dg.Config):
     )
 
     def restart_strategy(self) -> RestartStrategyConfiguration | RestartPolicy:
-        """The strategy."""
+        """The settings as a strategy."""
         if (self.kind is RestartStrategyKind.OWN) is not (self.own is not None):
             raise OptionError(
                 f"kind is {self.kind.name} and own is {self.own!r}, but own must be the import path of a policy with "
@@ -211,7 +211,7 @@ class StartConfig(dg.Config):
         super().__init__(**options)
 
     def parsed(self) -> StartFrom:
-        """The start."""
+        """The options as a `StartFrom`."""
         return StartFrom.from_record(dict(self))
 
 
@@ -238,5 +238,5 @@ class StreamRunConfig(StartConfig):
 
     @classmethod
     def from_op_config(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:
-        """Parse an op's config; the op may have further fields, or no config at all."""
+        """Parse an op's config, which may have further fields, or none at all."""
         return cls(**{name: value for name, value in (op_config or {}).items() if name in cls.model_fields})

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Runs streams inside your own assets and ops.
 
-    Its four parts are the resources that every code location with streams has.
-
     Example:
         >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
         >>> @dg.asset(output_required=False)
@@ -41,7 +39,7 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         >>> defs = stream_definitions(declare_stream(ORDERS, orders))
     """
 
-    # A `SparkSessionResource`, or any other with a `spark_session`.
+    # Or any other resource with a `spark_session`.
     pyspark: dg.ResourceDependency[Any]
     checkpoint_storage: dg.ResourceDependency[CheckpointStorageResource]
     state_backend: dg.ResourceDependency[StateBackendResource]
@@ -50,26 +48,23 @@ class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def run(
         self, context: StepContext, spec: StreamSpec, *, describe: Callable[["SparkSession"], "DataStreamWriter"]
     ) -> "Generator[Any, None, Outcome | None]":
-        """Run a stream until it ends, is stopped, canceled or interrupted, exactly as a `streaming_asset` does.
+        """Run a stream until it ends, exactly as a `streaming_asset` does.
 
-        The op's config decides where to start, if it has the fields of `StreamRunConfig`. Use `yield from`, although
-        there are no events for Dagster today: the catalog sensor reports the checkpoints.
+        The op's config decides where to start, if it has the fields of `StreamRunConfig`. Use `yield from`; the
+        catalog sensor reports the checkpoints.
 
         Args:
-            context: The context of the asset or op.
-            spec: The stream.
             describe: Defines the query without starting it; called again for each restart in place.
 
         Returns:
-            How the stream ended, if it ended well: a bounded input was consumed, or the stream was
-            stopped. `savepoint` is the savepoint that it was stopped with. None after a `preflight`.
+            How it ended well: its input was consumed, or it was stopped, with `savepoint` if any. None after a
+            `preflight`.
 
         Raises:
-            dagster.Failure: The stream was canceled or failed, or this op must not run one because
-                Dagster retries it or its run, or because it has required outputs. Do not catch it:
-                otherwise Dagster would record a success.
+            dagster.Failure: The stream was canceled or failed, or the op has retries or required outputs. Do not catch
+                it: Dagster would record a success.
         """
-        # Imported here: only a run needs Spark, not the definition of an asset.
+        # Only a run needs Spark.
         from dagster_ckpt.orchestration.runs.stream_run import run_stream  # noqa: PLC0415
 
         resources = DeploymentResources(
@@ -107,15 +102,13 @@ def declare_stream(
 ) -> Stream:
     """Register a stream in your own asset or job with `stream_definitions`.
 
-    Its checkpoints are then reported, its failures restarted, and the operator jobs can reach it. Pass the result to
-    `stream_definitions` and do not add the definition to the code location separately.
+    Its checkpoints are then reported, its failures restarted, and operator jobs reach it. Do not add the definition to
+    the code location separately.
 
     Args:
-        spec: The stream.
         runs_in: The asset, multi-asset or job whose op calls `StreamResource.run` with it.
         op: For a job: the name of that op; default: its only one.
-        translator: Names the jobs, sensors and schedules around it, and says which resources these use.
-            Your own definition keeps its names.
+        translator: As in `streaming_asset`; your own definition keeps its names.
 
     Example:
         >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))

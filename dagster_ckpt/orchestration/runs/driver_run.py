@@ -1,7 +1,6 @@
 """The body of a run that launches a stream's driver, or finds it running, and follows it.
 
-The driver belongs to no other process tree: however the run ends, the driver keeps running. Only a
-user who terminates the run on the page cancels the stream, as for a stream inside Dagster.
+However the run ends, the driver keeps running. Only a user who terminates the run on the page cancels the stream.
 """
 
 from __future__ import annotations
@@ -56,12 +55,11 @@ class DriverRunConfig(StartConfig):
 def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch: DriverLaunch) -> Iterator[Any]:
     """Launch the driver of a stream, or find the running one, and follow it.
 
-    Yields nothing: the catalog sensor reports the checkpoints. Raises a `dagster.Failure`, which Dagster never retries,
-    if the driver did not start its query, the stream failed or was canceled, or this run was asked to stop and leaves
-    the driver running.
+    Yields nothing. Raises a `dagster.Failure`, which Dagster never retries, if the driver did not start its query, the
+    stream failed or was canceled, or this run was asked to stop and leaves the driver running.
     """
     with capture_interrupts():
-        # A run launched from the asset's page is not tagged with its stream yet.
+        # Runs launched from the asset's page have no tags yet.
         context.instance.add_run_tags(context.run.run_id, {STREAM_ID_TAG: stream.stream_id})
         plan_outside_runs(context.instance, stream.keys)
         watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
@@ -109,12 +107,12 @@ def _find_or_launch(
 
 
 def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
-    # Once its start request is withdrawn, a driver does not start its query, even if it comes up later.
+    # Then a driver does not start its query, even if it comes up later.
     return f"this run was asked to stop: {watch.reason}" if watch.should_stop() else driver.failure()
 
 
 def _order(context: dg.AssetExecutionContext, handle: StreamHandle) -> RequestRecord:
-    """Submit a request for the start that this run is configured with; the supervisor sensor leaves it to this run."""
+    """Submit the run's start request; the supervisor sensor leaves it to this run."""
     config = context.op_execution_context.op_config
     start_from = StartFrom.from_record(config)
     cause = start_cause(context.run.tags)
@@ -137,21 +135,20 @@ def _report_place(context: dg.AssetExecutionContext, handle: StreamHandle) -> No
 
 
 def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWatch) -> None:
-    """Wait until the driver ends, and end the run accordingly."""
     first = handle.catalog.executions.latest(handle.stream_id)
     while True:
         with suppress(CatalogError):
-            # A temporarily unavailable catalog says nothing about the driver.
+            # This says nothing about the driver.
             execution = handle.catalog.executions.latest(handle.stream_id)
             if execution is not None and first is not None and execution.run_id != first.run_id:
-                # Another run has launched the next driver, which took over from this one, and follows it.
+                # Another run has launched the next driver, and follows it.
                 execution = handle.catalog.executions.of_run(first.run_id)[0]
                 break
             if execution is None or execution.settled:
                 if not requests.is_running(handle):
                     break
             elif execution_liveness(handle.catalog, execution) is not Liveness.ALIVE:
-                # Its last update may be newer than what was read before it ended.
+                # Its last update may be newer.
                 execution = handle.catalog.executions.latest(handle.stream_id)
                 break
         if watch.should_stop():
@@ -169,7 +166,7 @@ def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWa
             "DETACHED",
         )
     operator = f"{context.job_name} run {context.run.run_id}, which was terminated"
-    # The stream may have ended in the meantime.
+    # It may have ended meanwhile.
     with suppress(RequestFailedError):
         Client.of_stream(handle, origin=operator).cancel(handle.stream_id)
     raise _failure("The stream was canceled: its run was terminated.", "CANCELED")

@@ -1,8 +1,7 @@
 """The Dagster run of a stream: its tags and recorded status, when it must stop, and which runs are refused.
 
-Not every termination sends a signal. If a step's run worker was killed, a run was terminated while
-its code server was down, or a run was forcibly marked as ended while its process hung, the process
-gets no signal and would keep writing for weeks. `RunWatch` therefore polls the run.
+A process gets no signal, and would keep writing for weeks, if its run worker was killed, or if its run was terminated
+while the code server was down or forcibly marked as ended. `RunWatch` therefore polls the run.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
-# Id of the deployment, as another one may have a stream of the same id.
+# Another deployment may have a stream of the same id.
 DEPLOYMENT_TAG = "dagster_ckpt/deployment"
 # The op of an operator job that this run executes.
 OPERATION_TAG = "dagster_ckpt/operation"
@@ -42,9 +41,9 @@ RETENTION_OF_TAG = "dagster_ckpt/retention_of"
 START_REQUEST_TAG = "dagster_ckpt/start_request"
 # The step towards a desired state that this run performs.
 STEP_TAG = "dagster_ckpt/step"
-# Set on the last run of a stream that will not be restarted: the reason.
+# Why a stream will not be restarted, on its last run.
 TERMINAL_FAILURE_TAG = "dagster_ckpt/terminal_failure"
-# Dagster's own tags, on retries of failed runs, and on runs that a user re-executed.
+# Dagster's tags on retries and re-executed runs.
 RETRY_NUMBER_TAG = "dagster/retry_number"
 PARENT_RUN_ID_TAG = "dagster/parent_run_id"
 ROOT_RUN_ID_TAG = "dagster/root_run_id"
@@ -64,7 +63,7 @@ def has_time_limit(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> boo
 
 
 def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.DagsterRunStatus | None:
-    """The status of a run that a user terminated; None if no user did, or if a time limit may have."""
+    """The status of a run that a user terminated; None if a time limit may have."""
     run = context.instance.get_run_by_id(context.run.run_id)
     if run is None or has_time_limit(context.instance, context.run.tags):
         return None
@@ -90,7 +89,7 @@ class RunWorker:
 
 
 def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:
-    """The process of a run, which logs "Started process for run (pid: 42)" first; None if none has started."""
+    """The process named in the run's log ("Started process for run (pid: 42)"), if any."""
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
         pid = event.engine_event_data.metadata.get("pid") if event is not None else None
@@ -99,7 +98,7 @@ def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:
     return None
 
 
-# How often each running stream reads its run from Dagster's database (a small query).
+# How often each running stream reads its run.
 LOOK_EVERY_MS = 5_000
 
 
@@ -114,7 +113,7 @@ _END_REASONS = {
 class RunWatch:
     """Determines whether a stream should stop, and why.
 
-    `signalled` says whether a signal asked the process to stop; `clock` is monotonic time in ms.
+    `signalled`: a signal asked the process to stop; `clock`: monotonic, in ms.
     """
 
     def __init__(
@@ -135,11 +134,11 @@ class RunWatch:
 
     @property
     def reason(self) -> str | None:
-        """Why the stream should stop, once `should_stop` has returned True."""
+        """Why to stop, once `should_stop` has returned True."""
         return self._reason
 
     def should_stop(self) -> bool:
-        """Whether the stream should stop; cheap enough to call several times a second."""
+        """Whether to stop; cheap enough to call several times a second."""
         if self._reason is None:
             self._reason = self._look()
         return self._reason is not None
@@ -160,7 +159,7 @@ class RunWatch:
 
 
 def _run_worker_above(worker: RunWorker | None) -> ProcessIdentity | None:
-    """The run's process if it is this process's parent (multiprocess executor), else None."""
+    """The run's process, if it is the parent of this one (multiprocess executor)."""
     if worker is None or worker.pid == os.getpid() or worker.pid != os.getppid():
         return None
     return ProcessIdentity.of(worker.pid)
@@ -206,8 +205,8 @@ def refuse_required_outputs(context: StepContext) -> None:
 def refuse_overridden_resources(context: StepContext) -> None:
     """Refuse a run config that changes the deployment: its catalog, storage or live directories.
 
-    A run with another catalog would start a second writer next to the first, and a run with another storage would
-    delete what the catalog lists elsewhere. Values equal to the deployment's pass: the launchpad can fill them in.
+    Another catalog would allow a second writer, and another storage would lose what the catalog lists. Equal values
+    pass: the launchpad can fill them in.
     """
     step = context.op_execution_context
     overrides = cast("Mapping[str, Mapping[str, object]]", step.run.run_config.get("resources", {}))
@@ -236,9 +235,9 @@ def _run_retries(context: dg.OpExecutionContext) -> int:
 def transitions_in_run_log(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, stream_id: str | None = None
 ) -> Iterator[None]:
-    """Show the transitions of a stream, or of every stream that this process changes, in the log of a run.
+    """Show transitions of a stream, or of every stream that this process changes, in the run's log.
 
-    Does nothing if Dagster captures this package's logger itself (`managed_python_loggers`): no line is shown twice.
+    Does nothing if Dagster captures this package's logger itself (`managed_python_loggers`).
     """
     managed = context.instance.managed_python_loggers
     if any(name == "root" or name.split(".")[0] == PACKAGE_LOGGER for name in managed):

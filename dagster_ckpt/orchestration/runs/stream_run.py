@@ -80,19 +80,17 @@ def run_stream(
 ) -> Generator[Any, None, Outcome | None]:
     """Run a stream until it ends, is stopped, canceled or interrupted; returns how, or None after a preflight.
 
-    Yields nothing: the catalog sensor reports the checkpoints, and the end of a stream is not another
-    materialization. If the stream was canceled or failed, raises a `dagster.Failure` that Dagster never retries,
-    because only the restart strategy restarts streams. `check` validates the op and its run before anything starts.
+    Yields nothing: the end of a stream is no materialization. A canceled or failed stream raises a `dagster.Failure`
+    that Dagster never retries. `check` validates the op and its run before anything starts.
     """
-    # No interrupt may be raised inside the JVM bridge: it would hang the next call.
+    # An interrupt inside the JVM bridge would hang the next call.
     with capture_interrupts(), transitions_in_run_log(context, spec.stream_id):
         try:
             outcome = _run_to_its_end(context, spec, resources, describe, check)
         except dg.Failure as failure:
             run = context.instance.get_run_by_id(context.run.run_id)
             if run is not None and run.is_finished:
-                # Dagster would overwrite the recorded end with this failure: a run that was forced
-                # to CANCELED would become a FAILURE. An interrupted run keeps its status.
+                # A failure would overwrite a forced CANCELED. An interrupted run keeps its status.
                 raise DagsterExecutionInterruptedError(failure.description) from failure
             raise
     yield from ()
@@ -106,7 +104,7 @@ def _run_to_its_end(
     describe: Callable[[], DataStreamWriter],
     check: Callable[[StepContext], None],
 ) -> Outcome | None:
-    # A run launched from the asset's page is not tagged with its stream yet.
+    # Runs launched from the asset's page have no tags yet.
     context.instance.add_run_tags(context.run.run_id, {STREAM_ID_TAG: spec.stream_id})
     plan_outside_runs(context.instance, [each.key for each in _written(context)])
     watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
@@ -134,8 +132,7 @@ def _run_to_its_end(
                 report_terminal_failure(context.instance, handle.catalog, last, str(error))
         raise _failure(str(error), type(error).__name__) from cause_to_show(error)
     except Exception as error:  # noqa: BLE001 - raised again, as the cause of a failure
-        # Leave every failure to the restart strategy: a retry by Dagster would start in this same
-        # process.
+        # A retry by Dagster would start in this same process.
         raise _failure(f"The stream crashed: {_describe_error(error)}", "CRASHED") from cause_to_show(error)
     if config.preflight:
         check_preflight(context, handle, tried)
@@ -196,7 +193,7 @@ def _run(
     spark = resources.spark_session
     apply_state_backend(spark, resources.state_backend.backend())
     with capture_interrupts(), active_in_thread(spark):
-        # The check describes the query for itself: the start describes it again, after the old query has ended.
+        # The start describes the query again, after the old one has ended.
         checked = QueryToStart(describe)
         hand_over(
             handle,
@@ -237,7 +234,7 @@ def _run(
 
 
 def _start_from(context: StepContext, handle: StreamHandle, config: StreamRunConfig) -> StartFrom:
-    """The starting point from the launchpad. A retry of a run that had started continues instead of rewinding again."""
+    """The run's starting point; a retry of a run that had started does not rewind again."""
     tags = context.run.tags
     if RETRY_NUMBER_TAG in tags:
         before = {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
@@ -248,13 +245,13 @@ def _start_from(context: StepContext, handle: StreamHandle, config: StreamRunCon
 
 
 def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
-    """Whether Dagster has recorded the end of the run that holds a lease. Its process may still be alive."""
+    """Whether Dagster has recorded the run's end; its process may still be alive."""
     run = instance.get_run_by_id(lease.run_id)
     return run is None or run.is_finished
 
 
 def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch: RunWatch) -> None:
-    """Apply retention if the end is certain, and end the step accordingly, with a report."""
+    """Apply retention if the end is certain, and end the step accordingly."""
     end = outcome.end
     # Before retention, which deletes what the report lists.
     report = run_report(handle, outcome)
@@ -284,10 +281,9 @@ def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcom
     if canceled is not None:
         if canceled is dg.DagsterRunStatus.CANCELING:
             settle_run(handle, outcome, is_canceled=True)
-        # The supervisor sensor treats a forcibly ended run as over and has its retention applied.
+        # The supervisor sensor applies retention after a forcibly ended run.
         raise _failure("The stream was canceled: its run was terminated.", "CANCELED", report)
-    # A run that exceeds a time limit is CANCELING first and then FAILURE. The supervisor sensor
-    # settles the execution by the final status.
+    # After a time limit a run is CANCELING, then FAILURE: the supervisor sensor settles by the final status.
     raise _failure(
         "The stream's process was asked to stop; the supervisor sensor decides whether it is restarted.",
         "INTERRUPTED",
@@ -309,7 +305,7 @@ def run_preflight(
     state_partitions: int | None = None,
     interrupted: Callable[[], bool],
 ) -> PreflightRecord:
-    """Try the loaded code. The stream, which may be running, is not affected."""
+    """Try the loaded code without affecting the stream, which may be running."""
     spark = resources.spark_session
     apply_state_backend(spark, resources.state_backend.backend())
     # Enter again, because creating a Spark session replaces the SIGINT handler.
@@ -320,7 +316,7 @@ def run_preflight(
 
 
 def check_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
-    """End the step as the preflight ended. A refusal fails the run, so that alerts on failed runs fire."""
+    """End the step. A refusal fails the run, so that alerts on failed runs fire."""
     if not result.passed:
         raise dg.Failure(
             f"Code version {result.code_version} cannot continue from the state of {handle.stream_id}: "
@@ -332,7 +328,7 @@ def check_preflight(context: StepContext, handle: StreamHandle, result: Prefligh
 
 
 def run_report(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:
-    """The end of a run as Dagster metadata; empty if the catalog cannot be read, which must not change the end."""
+    """Metadata of a run; empty if the catalog cannot be read, which must not change the end."""
     try:
         return _report_of(stream, outcome)
     except CkptError as error:

@@ -33,12 +33,11 @@ from dagster_ckpt.values.durations import wall_clock_ms
 
 @dataclass(frozen=True)
 class Reported:
-    """What is known about stored reports.
+    """What is known of stored reports.
 
     Attributes:
-        looked_up_to: No event with a later sequence is on an asset: none was there when the first of
-            these ticks began, and they reported nothing beyond the cursor.
-        latest: Sequence of the newest materialization by the sensor, for each asset examined so far.
+        looked_up_to: No event with a later sequence is on an asset.
+        latest: Sequence of the sensor's newest materialization, for each asset examined so far.
     """
 
     looked_up_to: int
@@ -46,30 +45,30 @@ class Reported:
 
 
 class ReportMemory:
-    """What a process remembers after its last tick."""
+    """What a process remembers of its last tick."""
 
     def __init__(self) -> None:
         self._kept: tuple[str, Reported] | None = None
 
     def after(self, tick: str) -> Reported | None:
-        """What was known after the tick of this id, if that was the last tick of this process."""
-        # Read once: a user may test the sensor on the page while the daemon evaluates it.
+        """What was known after a tick, if it was this process's last."""
+        # Read once: a user may test the sensor meanwhile.
         kept = self._kept
         return kept[1] if kept is not None and kept[0] == tick else None
 
     def keep(self, tick: str, reported: Reported) -> None:
-        """Remember what is known once the reports of a tick are stored."""
+        """Remember what is known once a tick's reports are stored."""
         self._kept = (tick, reported)
 
 
 COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
 # A tick must end well within Dagster's 60 s; the next one continues.
 EVENTS_PER_TICK = 200
-# Reading an asset's reports from Dagster takes half a millisecond, once per process.
+# Reading an asset's reports takes half a millisecond, once per process.
 EVENTS_IN_FIRST_TICK = 50
-# Materializations read at a time when looking for what an interrupted tick stored.
+# Page size when looking for what an interrupted tick stored.
 PAGE = 100
-# Nothing is reported before it happened; the clocks of catalog and Dagster differ by less than this.
+# The clocks of catalog and Dagster differ by less than this.
 CLOCK_SKEW_S = 24 * 3600.0
 REPORT_INTERVAL_S = 60
 
@@ -80,8 +79,7 @@ Report = dg.AssetMaterialization | dg.AssetObservation
 class SensorCursor:
     """The state that the sensor keeps in its cursor.
 
-    `downstream_due` is whether downstream assets must still be started; `tick` the id of the tick that reached the
-    sequence, see `ReportMemory`.
+    `downstream_due`: the downstream job must still be started; `tick`: the one that reached the sequence.
     """
 
     sequence: int = 0
@@ -91,7 +89,7 @@ class SensorCursor:
 
     @staticmethod
     def parse(text: str | None) -> SensorCursor:
-        """Parse a cursor; None or an empty text starts at the beginning of the catalog."""
+        """Parse a cursor; None or "" starts at the beginning."""
         return SensorCursor(**json.loads(text)) if text else SensorCursor()
 
     def __str__(self) -> str:
@@ -111,18 +109,16 @@ def build_catalog_sensor(
 ) -> dg.SensorDefinition:
     """Define a sensor that reports completed checkpoints and savepoints on their streaming assets, each at most once.
 
-    Dagster keeps events forever, so one periodic checkpoint per interval is reported (see `reports`). Dagster stores a
-    tick's events before the cursor: after a death in between, snapshots that are already on the asset are skipped.
+    Dagster stores a tick's events before the cursor: after a death in between, snapshots already on the asset are
+    skipped.
 
     Args:
-        streams: The streams to report on, each on all of its assets.
+        streams: Each is reported on all of its assets.
         downstream: A job to start after new snapshots, one run at a time.
         downstream_interval_seconds: Minimum time between two starts of it.
-        report_interval_seconds: One periodic checkpoint is reported per interval; 0 reports each.
-        checkpoint_page: Address of the checkpoint page, which each report links to.
-        name: Default: `checkpoint_catalog_sensor`, as the streams' translator names it.
-        minimum_interval_seconds: Minimum time between two evaluations.
-        default_status: Whether the sensor is on by default.
+        report_interval_seconds: One periodic checkpoint is reported per interval; 0: each.
+        checkpoint_page: Its address, for links.
+        name: Default: `checkpoint_catalog_sensor`, as the translator names it.
     """
     keys: dict[str, Sequence[dg.AssetKey]] = {stream.stream_id: stream.keys for stream in streams}
     memory = ReportMemory()
@@ -144,7 +140,7 @@ def build_catalog_sensor(
     ) -> dg.SensorResult:
         cursor = SensorCursor.parse(context.cursor)
         catalog = catalog_of(context, catalog_key)
-        # Read before the events: another process may already have reported everything up to here.
+        # Before the events: another process may have reported up to here.
         latest = catalog.events.latest_sequence()
         if latest < cursor.sequence:
             # A re-created catalog counts from one again.
@@ -187,8 +183,6 @@ def build_catalog_sensor(
 
 @dataclass(frozen=True)
 class _TickReport:
-    """The reports of a tick, and what is known once they are stored."""
-
     reports: Sequence[Report]
     reported: Reported
 
@@ -204,12 +198,12 @@ def _tick_report(
     interval_ms: int,
     page: CheckpointPage | None,
 ) -> _TickReport:
-    """The reports of these events on the assets of their streams, without those already there."""
+    """Reports of the events that are not yet on their assets."""
     if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
         return _TickReport((), reported)
     jobs = sorted({event.stream_id for event in events})
     before = catalog.events.last_of(jobs, DECISIVE, up_to=since, each=REMEMBERED)
-    # Where an execution ends, check again whether its last checkpoint was reported.
+    # The end of an execution judges its last checkpoint again.
     ended = {event.stream_id for event in events if event.type is EventType.EXECUTION_ENDED}
     remembered = [event for stream_id in ended for event in before[stream_id]]
     snapshots = catalog.snapshots.by_id([event.snapshot_id for event in (*events, *remembered) if event.snapshot_id])
@@ -247,7 +241,7 @@ def _tick_report(
 
 
 def _latest_of_ours(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> dict[dg.AssetKey, int]:
-    """Sequence of the newest materialization of each asset, if this sensor reported it; one query for all assets."""
+    """Sequence of each asset's newest materialization, if by this sensor; one query."""
     latest: dict[dg.AssetKey, int] = {}
     for record in instance.get_asset_records(list(keys)) if keys else ():
         newest = record.asset_entry.last_materialization
@@ -261,12 +255,12 @@ def _latest_of_ours(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey])
 def _there(
     instance: dg.DagsterInstance, key: dg.AssetKey, to_report: Sequence[ReportedEvent], latest: int, reported: Reported
 ) -> frozenset[str]:
-    """Which of these events are already on an asset."""
+    """The events already on an asset."""
     doubtful = [each for each in to_report if each.event.sequence <= reported.looked_up_to]
     completed = [each.event for each in doubtful if not each.is_failure]
     failed = [each.event for each in doubtful if each.is_failure]
     found: frozenset[str] = frozenset()
-    # Our reports are stored in catalog order: none was stored before one with an older sequence.
+    # Our reports are stored in catalog order.
     if completed and not 0 < latest < completed[0].sequence:
         found |= already_reported(instance.fetch_materializations, key, completed)
     if failed:
@@ -279,8 +273,7 @@ def already_reported(
 ) -> frozenset[str]:
     """Which of these snapshots, in order, are already on their asset after an interrupted tick or a reset cursor.
 
-    Our reports are stored in catalog order; other events may be anywhere between them. `fetch` is the instance's
-    `fetch_materializations` or `fetch_observations`.
+    Other events may be between ours. `fetch` is the instance's `fetch_materializations` or `fetch_observations`.
     """
     candidates = {identity(event) for event in news}
     since = dg.AssetRecordsFilter(key, after_timestamp=min(event.at_ms for event in news) / 1000 - CLOCK_SKEW_S)
@@ -304,7 +297,7 @@ def already_reported(
 def _tallies(
     catalog: Catalog, new: Sequence[tuple[dg.AssetKey, ReportedEvent]], latest: Mapping[dg.AssetKey, int]
 ) -> dict[tuple[dg.AssetKey, int], SnapshotTally]:
-    """The checkpoints since the previous report, by asset and the sequence of the reported event."""
+    """Checkpoints since the previous report, by asset and the sequence of the reported event."""
     before = dict(latest)
     reports, spans = [], []
     for key, each in new:

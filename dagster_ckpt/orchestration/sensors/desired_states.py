@@ -31,10 +31,9 @@ from dagster_ckpt.stream.recorded_settings import RecordedSettings
 def report_terminal_failure(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str
 ) -> str:
-    """Report a permanent failure on the stream's last run, in its tags and in the catalog; returns it as a sentence.
+    """Report a permanent failure on the stream's last run, in its tags and in the catalog; returns the message.
 
-    The tag `dagster_ckpt/terminal_failure` lets a run failure sensor or a filter on the page distinguish the end of a
-    crash loop from a failure that is followed by a restart.
+    The tag `dagster_ckpt/terminal_failure` tells run failure sensors that no restart follows.
     """
     failures = len(catalog.executions.failures_since_manual_start(execution.stream_id))
     message = (
@@ -51,16 +50,16 @@ def report_terminal_failure(
     return message
 
 
-# Number of the next run for a tag value, or None while one is in progress or failed too recently.
+# Number of the next run for a tag value, or None for now.
 NextAttempt = Callable[[str, str], int | None]
 
 
 @dataclass(frozen=True)
 class ReconcileResult:
-    """The result of reconciling all managed streams.
+    """The result for all managed streams.
 
-    `runs` has no starts, which are requested in the catalog; `held` are streams that the restart strategy
-    must not start now; `messages` and `alerts` are for the sensor's log.
+    `runs` has no starts, which are requested in the catalog; `held`: streams that the restart strategy must not start
+    now; `messages` and `alerts`: for the sensor's log.
     """
 
     runs: tuple[dg.RunRequest, ...]
@@ -71,7 +70,7 @@ class ReconcileResult:
 
 @dataclass(frozen=True)
 class StepJobs:
-    """Names of the jobs for steps that a sensor must not perform itself."""
+    """Jobs for steps that take too long for a sensor."""
 
     retention: str
     roll_back: str
@@ -86,13 +85,13 @@ def reconcile_desired_states(
 ) -> ReconcileResult:
     """Take one step with each managed stream that is not in its desired state.
 
-    A stream in its desired state costs one read of its newest execution.
+    One in its desired state costs one read.
     """
     rows = catalog.desired_states.all()
     managed = {
         stream_id
         for stream_id, stream in streams.items()
-        # Streams that something outside Dagster starts must not be started here.
+        # Not streams that something outside Dagster starts.
         if stream.start_job is not None and (stream_id in rows or stream.desired_state is not None)
     }
     if not managed:
@@ -111,7 +110,7 @@ def reconcile_desired_states(
                 continue
             step = reconcile_desired(catalog, row, definition, _orchestrator(instance, catalog.deployment_id))
         except CkptError as error:
-            # One unreadable row must not block the reconciliation of all other streams.
+            # One unreadable row must not block the others.
             alerts.append(f"{stream_id}: no action: {error}")
             continue
         messages.append(f"{stream_id}: {step.decision.reason}")
@@ -180,7 +179,7 @@ def _run(
     tags = {STREAM_ID_TAG: stream.stream_id, DEPLOYMENT_TAG: deployment_id, STEP_TAG: step.step_name}
     config: dict[str, str | bool]
     if step.run is StepRun.PREFLIGHT and stream.start_job is not None:
-        # The stream's own job has the resources and the context that the function needs.
+        # The stream's own job has what the function needs.
         job_name, op = stream.start_job.name, stream.name
         config = {"preflight": True}
     elif step.run is StepRun.ROLL_BACK:

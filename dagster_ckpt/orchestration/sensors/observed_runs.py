@@ -1,4 +1,4 @@
-"""Observers of the supervisor sensor: how a run ended, and which runs are lost. They record, and start nothing."""
+"""Observers of the supervisor sensor: how runs ended, and which are lost. They start nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
+from dagster_ckpt.catalog.records import ExecutionRecord
 from dagster_ckpt.client.reconciliation import RecordedEnd
 from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.runs.run_status import (
@@ -33,7 +33,7 @@ _NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINI
 
 @dataclass(frozen=True)
 class ObservedEnd:
-    """An execution that is not settled although its run is over; a death that nobody recorded is recorded by now."""
+    """An unsettled execution whose run is over; its death is recorded by now."""
 
     stream: Stream
     execution: ExecutionRecord
@@ -43,10 +43,10 @@ class ObservedEnd:
 def undefined_streams(
     instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream], location: str | None
 ) -> list[str]:
-    """Messages about streams that a code location has started, and does not define any more, also as alerts.
+    """Report streams that a code location has started and no longer defines, also as alerts.
 
-    Nothing restarts such a stream, and a definition under another name would start empty beside it.
-    `location` is the name of the code location, None if unknown: streams of others are theirs to supervise.
+    Nothing restarts such a stream, and a definition under another name would start empty beside it. `location` None:
+    unknown.
     """
     runs = {stream_id: run_id for run_id, stream_id in catalog.executions.unsettled_runs().items()}
     rows = catalog.desired_states.all()
@@ -69,7 +69,7 @@ def undefined_streams(
             f"dagster-ckpt cancel {stream_id}"
         )
         messages.append(f"{stream_id}: {message}")
-        # Without a location nobody knows whose stream it is.
+        # Whose stream it is, is unknown.
         if location is not None and origin is not None:
             row = rows.get(stream_id) or catalog.desired_states.ensure(stream_id, origin="the supervisor sensor")
             if row.alert is None:
@@ -90,12 +90,12 @@ def _set_alert(catalog: Catalog, row: DesiredRecord, alert: str | None) -> None:
 def observed_ends(
     instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream]
 ) -> Iterator[ObservedEnd]:
-    """The ends of these streams' executions that have not been handled yet.
+    """Ends of executions that have not been handled yet.
 
     Records the death of a process that could not record it itself.
     """
     unsettled = {run_id for run_id, stream_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
-    # Two queries that read only ids: nearly all runs are still in progress and need nothing.
+    # Two queries that read only ids: nearly all runs are in progress.
     over = unsettled - unfinished_runs(instance, unsettled)
     runs = runs_by_id(instance, over)
     for found in catalog.executions.unsettled(over):
@@ -105,16 +105,15 @@ def observed_ends(
             if stream.runs_externally
             else recorded_end(instance, run)
         )
-        if recorded is RecordedEnd.FAILED and execution.status in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING):
+        if recorded is RecordedEnd.FAILED and not execution.status.is_over:
             execution = record_death(catalog, execution)
         yield ObservedEnd(stream, execution, recorded)
 
 
 def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> RecordedEnd:
-    """The end of a run as recorded by Dagster; a deleted run counts as failed.
+    """The end of a run; a deleted run counts as failed.
 
-    If a run's process was killed while the run was being terminated, Dagster records a FAILURE. A
-    user wanted it to end, so it counts as canceled, unless a time limit terminated it.
+    Dagster records a FAILURE if the process was killed during a user's termination, which counts as canceled here.
     """
     if run is None:
         return RecordedEnd.FAILED
@@ -137,7 +136,7 @@ def unfinished_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> f
 
 
 def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[str, dg.DagsterRun]:
-    """Dagster's records of these runs, in one query."""
+    """Dagster's records of the runs, in one query."""
     if not run_ids:
         return {}
     return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=list(run_ids)))}
@@ -146,10 +145,7 @@ def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[s
 def recorded_external_end(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, run: dg.DagsterRun | None
 ) -> RecordedEnd:
-    """The end of an execution whose process outlives its run.
-
-    The end of that run does not matter unless it was canceled.
-    """
+    """The end of an execution that outlives its run, which matters only if it was canceled."""
     if execution_liveness(catalog, execution) is Liveness.ALIVE:
         return RecordedEnd.STILL_RUNNING
     recorded = recorded_end(instance, run)
@@ -157,14 +153,14 @@ def recorded_external_end(
 
 
 class Silences:
-    """How long runs have shown no sign of life, timed by this process because machines' clocks may differ."""
+    """How long runs have shown no sign of life, by this process's clock: machines' clocks may differ."""
 
     def __init__(self, clock: Clock = monotonic_ms) -> None:
         self._clock = clock
         self._since: dict[str, tuple[int, int]] = {}
 
     def keep(self, run_ids: Collection[str]) -> None:
-        """Forget all other runs: they have shown a sign of life, or have ended."""
+        """Forget all other runs."""
         self._since = {run_id: since for run_id, since in self._since.items() if run_id in run_ids}
 
     def of(self, run_id: str, last_sign: int) -> int:
@@ -179,14 +175,14 @@ class Silences:
 def report_lost_runs(
     instance: dg.DagsterInstance, catalog: Catalog, stream_ids: Collection[str], silences: Silences
 ) -> list[str]:
-    """Record the end of runs of these streams that can no longer record it themselves; a message for each.
+    """Record the end of lost runs; a message for each.
 
     A run is lost if its process does not exist, none of its leases is being renewed, and it is
     either proven to have ended or has shown no sign of life for three minutes. It is recorded as
     CANCELED if it was being terminated, else as FAILURE.
     """
     if instance.run_launcher.supports_check_run_worker_health:
-        # Dagster's own monitoring covers such runs.
+        # Dagster's monitoring covers these.
         return []
     deployment_id = catalog.deployment_id
     lively = catalog.executions.lively_run_ids(catalog.now_ms() - LIVELY_MS)
@@ -195,7 +191,7 @@ def report_lost_runs(
     quiet = [run_id for run_id in instance.get_run_ids(dg.RunsFilter(statuses=under_way)) if run_id not in lively]
     silences.keep(quiet)
     for run in instance.get_runs(dg.RunsFilter(run_ids=quiet)) if quiet else ():
-        # It may have ended in the meantime; its end must not be recorded twice.
+        # Its end must not be recorded twice.
         if not _is_watched(run, stream_ids, deployment_id) or run.status not in under_way:
             continue
         worker = worker_of(instance, run.run_id)
@@ -206,14 +202,13 @@ def report_lost_runs(
 
 
 def _is_watched(run: dg.DagsterRun, stream_ids: Collection[str], deployment_id: str) -> bool:
-    """Whether a run belongs to one of these streams, and shows its life in this catalog or needs a supervisor."""
+    """Whether a run of these streams shows its life in this catalog or needs a supervisor."""
     if run.tags.get(STREAM_ID_TAG) not in stream_ids:
         return False
-    # Another deployment may have a stream of the same id. Its runs show their life in its catalog.
+    # A stream of the same id in another deployment shows its life in another catalog.
     if run.tags.get(DEPLOYMENT_TAG, deployment_id) != deployment_id:
         return False
-    # An operator's run may take hours without showing anything. Only one that the supervisor launched would
-    # block it.
+    # An operator's run may take hours in silence. Only one that the supervisor launched would block it.
     return OPERATION_TAG not in run.tags or RETENTION_OF_TAG in run.tags or STEP_TAG in run.tags
 
 

@@ -1,8 +1,7 @@
 """What the catalog sensor reports on an asset: which events, and each as a materialization or an observation.
 
-Dagster keeps reported events forever, so only the first periodic checkpoint per interval is reported. Intervals
-follow the clock and are not counted from the last report: reading the events again, from any position, gives
-the same answer.
+Dagster keeps reported events forever, so only the first periodic checkpoint per interval is reported. Intervals follow
+the clock, so reading the events again, from any position, gives the same answer.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SEQUENCE_KEY = "dagster_ckpt/sequence"
 SNAPSHOT_ID_KEY = "dagster_ckpt/snapshot_id"
 BATCH_ID_KEY = "dagster_ckpt/batch_id"
 STREAM_ID_KEY = "dagster_ckpt/stream_id"
-# Partitions of Kafka topics whose lag a report plots.
+# Kafka partitions whose lag a report plots.
 PLOTTED_PARTITIONS = 16
 TIMELINE_KEY = "dagster_ckpt/timeline"
 PAGE_KEY = "dagster_ckpt/checkpoint_page"
@@ -30,7 +29,7 @@ PAGE_KEY = "dagster_ckpt/checkpoint_page"
 
 @dataclass(frozen=True)
 class CheckpointPage:
-    """Links into the checkpoint page that `dagster-ckpt ui` serves, by its address as users' browsers reach it."""
+    """Links to the page of `dagster-ckpt ui`, by its address in users' browsers."""
 
     url: str
 
@@ -48,7 +47,7 @@ class CheckpointPage:
 
 
 def identity(event: EventRecord) -> str:
-    """Identifies an event even among those of a re-created catalog, which counts from one again."""
+    """Identify an event, even in a re-created catalog, which counts from one again."""
     return event.snapshot_id or f"event {event.sequence}"
 
 
@@ -61,8 +60,7 @@ def materialization(
 ) -> dg.AssetMaterialization:
     """A snapshot as a materialization of its asset.
 
-    Without a record, whose row cannot be read, the event's payload is used. `tally` counts the checkpoints since the
-    previous report, including this one.
+    `snapshot` None: its row cannot be read. `tally`: the checkpoints since the previous report, including this one.
     """
     metadata = snapshot_metadata(snapshot) if snapshot is not None else dict(event.payload)
     batch_id = metadata.get(BATCH_ID_KEY, "unknown")
@@ -86,7 +84,7 @@ def materialization(
 
 
 def failure_observation(key: dg.AssetKey, event: EventRecord) -> dg.AssetObservation:
-    """A failed attempt as an observation of its asset: nothing was materialized."""
+    """Report a failed attempt: nothing was materialized."""
     kind = "savepoint" if event.type is EventType.SAVEPOINT_FAILED else "checkpoint"
     return dg.AssetObservation(
         key,
@@ -100,7 +98,7 @@ def failure_observation(key: dg.AssetKey, event: EventRecord) -> dg.AssetObserva
 
 
 def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
-    """The figures of a snapshot as Dagster metadata; the asset's page plots numbers."""
+    """The figures of a snapshot; the asset's page plots numbers."""
     figures: dict[str, Any] = {
         BATCH_ID_KEY: snapshot.batch_id,
         STREAM_ID_KEY: snapshot.stream_id,
@@ -119,7 +117,7 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
     }
     if lags := snapshot.lags:
         figures["dagster_ckpt/records_behind"] = sum(lags.values())
-        # A topic may have thousands; those that are furthest behind are plotted.
+        # Those furthest behind, of thousands.
         worst = sorted(lags, key=lambda name: (-lags[name], name))[:PLOTTED_PARTITIONS]
         figures |= {f"dagster_ckpt/records_behind/{name}": lags[name] for name in sorted(worst)}
     watermark_ms = snapshot.watermark_ms
@@ -131,7 +129,7 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
 
 
 _FAILED = (EventType.CHECKPOINT_FAILED, EventType.SAVEPOINT_FAILED)
-# Events that influence whether the next one is reported.
+# Events that decide whether the next one is reported.
 DECISIVE = (
     EventType.CHECKPOINT_COMPLETED,
     EventType.CHECKPOINT_FAILED,
@@ -140,14 +138,14 @@ DECISIVE = (
     EventType.RESTORED,
     EventType.SAVEPOINT_COMPLETED,
 )
-# How many are considered; one more is remembered, because the end of an execution judges its last checkpoint again.
+# One more is remembered: the end of an execution judges its last checkpoint again.
 _CONSIDERED = 3
 REMEMBERED = _CONSIDERED + 1
 
 
 @dataclass(frozen=True)
 class ReportedEvent:
-    """An event that is reported, of a snapshot or of a failed attempt."""
+    """A reported event, of a snapshot or a failed attempt."""
 
     event: EventRecord
     is_failure: bool = False
@@ -162,15 +160,15 @@ def events_to_report(
 ) -> Iterator[ReportedEvent]:
     """The events to report, in order.
 
-    Always: savepoints, user-triggered checkpoints, the first checkpoint after a start or a restore,
-    the last one before an end, and failed savepoints. Otherwise the first checkpoint per interval,
-    and of failed checkpoints the first after a success, then one per interval.
+    Always: savepoints, user-triggered checkpoints, the first checkpoint after a start or restore, the last before an
+    end, and failed savepoints. Else the first checkpoint per interval, and of failed ones the first after a success,
+    then one per interval.
 
     Args:
-        events: New events, in order, of any number of streams.
-        before: For each stream its last `REMEMBERED` decisive events before them, oldest first.
-        snapshots: The snapshots that the events name, by id; the event of a missing one is reported.
-        interval_ms: Length of an interval; 0 reports every event.
+        events: New ones, in order, of any streams.
+        before: For each stream, `REMEMBERED` decisive events, oldest first.
+        snapshots: By id; the event of a missing one is reported.
+        interval_ms: 0 reports every event.
     """
     past = {stream_id: list(known) for stream_id, known in before.items()}
     for event in events:
@@ -199,7 +197,7 @@ def _reported(
 def _last_unreported(
     known: Sequence[EventRecord], snapshots: Mapping[str, SnapshotRecord], interval_ms: int
 ) -> ReportedEvent | None:
-    """The last snapshot of an ending execution, if it is a checkpoint that was not reported."""
+    """The last snapshot of an ending execution, if it is a checkpoint."""
     at = next((at for at in reversed(range(len(known))) if known[at].type not in _FAILED), None)
     if at is None or known[at].type is not EventType.CHECKPOINT_COMPLETED:
         return None
@@ -209,7 +207,7 @@ def _last_unreported(
 
 
 def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int) -> bool:
-    """Whether no event of its kind came before it in its interval and its execution."""
+    """Whether it is the first of its kind in its interval and execution."""
     previous = next((each for each in reversed(known[-_CONSIDERED:]) if _decides(each, event)), None)
     if previous is None or previous.type is not event.type or not interval_ms:
         return True
@@ -217,8 +215,8 @@ def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int
 
 
 def _decides(previous: EventRecord, event: EventRecord) -> bool:
-    # A failure or a savepoint between two checkpoints does not make the second one reportable; a
-    # checkpoint between two failures does.
+    # A checkpoint between two failures makes the second reportable; a failure or savepoint between checkpoints does
+    # not.
     if event.type in _FAILED:
         return True
     return previous.type not in (*_FAILED, EventType.SAVEPOINT_COMPLETED)

@@ -51,19 +51,16 @@ def build_supervisor_sensor(
     """Define a sensor that reconciles streams with their intended state.
 
     - It restarts a failed or killed run from the latest state, according to the restart strategy.
-    - It brings managed streams to their desired state and upgrades them to new code versions.
-    - It launches starts that an operator requested (`restart_stream_job`).
+    - It brings managed streams to their desired state and code version.
+    - It launches requested starts (`restart_stream_job`).
     - It records the end of runs whose process died without recording it.
-    - It reports streams that failed permanently, and streams that the code location no longer defines.
-    - It launches retention for an execution that ended without cleaning up; it deletes nothing itself.
+    - It reports streams that failed permanently or are no longer defined.
+    - It launches retention for an execution that ended without cleaning up.
 
     Args:
-        streams: The streaming assets to supervise.
         retention_job: From `build_retention_jobs`.
         roll_back_job: From `build_desired_state_jobs`.
-        name: Default: `checkpoint_supervisor_sensor`, as the streams' translator names it.
-        minimum_interval_seconds: Minimum time between two evaluations.
-        default_status: Whether the sensor is on by default.
+        name: Default: `checkpoint_supervisor_sensor`, as the translator names it.
     """
     by_stream_id = {stream.stream_id: stream for stream in streams}
     silences = Silences()
@@ -85,7 +82,7 @@ def build_supervisor_sensor(
         catalog = catalog_of(context, catalog_key)
         deployment_id = catalog.deployment_id
         messages = report_lost_runs(context.instance, catalog, by_stream_id, silences)
-        # First, because it requests starts, which are launched below like those of users.
+        # First: it requests starts, which are launched below.
         reconciled = reconcile_desired_states(
             context.instance,
             catalog,
@@ -97,8 +94,7 @@ def build_supervisor_sensor(
         for alert in reconciled.alerts:
             context.log.error(alert)
         starts = list(_starts(context.instance, catalog, by_stream_id, messages))
-        # A start that a user requested replaces the restart of a failed run: both would compete for
-        # the lease.
+        # A requested start replaces the restart of a failed run: both would compete for the lease.
         starting = {request.tags[STREAM_ID_TAG] for request in starts} | reconciled.held
         others = {stream_id: stream for stream_id, stream in by_stream_id.items() if stream_id not in starting}
         requests = [*reconciled.runs, *starts, *_reconciled(context, catalog, others, retention_job.name, messages)]
@@ -126,7 +122,7 @@ def _starts(
 ) -> Iterator[dg.RunRequest]:
     for request in catalog.requests.starts_to_launch():
         stream = streams.get(request.stream_id)
-        # An externally started program picks up the request itself.
+        # An external program picks up the request itself.
         if stream is None or stream.start_job is None or _has_a_launcher(instance, request):
             continue
         ended = _run_that_never_answered(instance, request, catalog.deployment_id)
@@ -141,7 +137,7 @@ def _starts(
 
 
 def _has_a_launcher(instance: dg.DagsterInstance, request: RequestRecord) -> bool:
-    """Whether a run in progress submitted this start request and launches the driver itself."""
+    """Whether a run in progress submitted this request and launches the driver itself."""
     run_id = request.arguments.get("run_id")
     run = instance.get_run_by_id(run_id) if run_id is not None else None
     return run is not None and not run.is_finished
@@ -179,7 +175,7 @@ def _reconciled(
     retention_job: str,
     messages: list[str],
 ) -> Iterator[dg.RunRequest]:
-    """Reconcile the executions that have ended: a restart, retention, or nothing yet."""
+    """Restart an ended execution, apply retention, or wait."""
     for end in observed_ends(context.instance, catalog, streams):
         stream, execution = end.stream, end.execution
         if stream.start_job is None:
@@ -217,7 +213,7 @@ def _next_attempt(instance: dg.DagsterInstance, deployment_id: str, tag: str, va
     if attempts:
         pause_ms = min(FIRST_PAUSE_MS * 2 ** min(len(attempts) - 1, 20), LONGEST_PAUSE_MS)
         last_ms = max(record.update_timestamp.timestamp() for record in attempts) * 1000
-        # A clock far behind the one that dated the run must not delay anything.
+        # A clock that is behind must not delay anything.
         if abs(wall_clock_ms() - last_ms) < pause_ms:
             return None
     return len(attempts)
@@ -226,7 +222,7 @@ def _next_attempt(instance: dg.DagsterInstance, deployment_id: str, tag: str, va
 def _restart(stream: Stream, execution: ExecutionRecord, attempts_before: int, deployment_id: str) -> dg.RunRequest:
     assert stream.start_job is not None
     return dg.RunRequest(
-        # A run that ended before it could begin an execution leaves the failure unhandled.
+        # It ended before it could begin an execution.
         run_key=f"restart-{execution.execution_id}-{attempts_before}",
         job_name=stream.start_job.name,
         tags={

@@ -1,8 +1,8 @@
 """Adopting: a stream continues the query of a checkpoint directory that plain Spark wrote, with its id and sinks.
 
-Adopting only reads, and takes the first snapshot; the query may keep running. The next start takes the directory
-over: the fence of a lost holder makes the query's next write to its offset log fail, whether or not it still runs.
-The batch that it was running may still be written to the sink.
+Adopting only reads, and takes the first snapshot; the query may keep running. The next start takes the directory over:
+the fence of a lost holder makes the query's next write to its offset log fail. The batch that it was running may still
+be written to the sink.
 
 The stream then continues in a clone, or in place. In place, the fence is replaced by the plan of one batch without
 data: at no moment can the other query plan that batch.
@@ -73,7 +73,7 @@ class Adoption:
     snapshot: SnapshotRecord | None
 
     def messages(self) -> list[str]:
-        """The adoption in a few lines."""
+        """The adoption as messages."""
         problems = [f"{each.severity}: {each.explanation}" for each in self.diagnosis.findings]
         sinks = ", ".join(self.sinks) or (
             "none named: the snapshot has no log of a file sink, so going back to it needs a new output folder"
@@ -101,13 +101,13 @@ def adopt(
 ) -> Adoption:
     """Adopt a checkpoint directory of plain Spark; the stream's next start, from `latest`, continues its query.
 
-    The directory is only read. An adoption that is interrupted refuses every start until it is repeated or dropped
+    The directory is only read. An interrupted adoption refuses every start until it is repeated or dropped
     (`undo_adoption`). Until the first start it may be repeated, also with other options.
 
     Args:
-        sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's
-            name; an Iceberg table as `IcebergTable[lake.sales.orders]`. With the log of its file sink, the first
-            snapshot can be restored exactly.
+        sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's name; an
+            Iceberg table as `IcebergTable[lake.sales.orders]`. With the log of its file sink, the first snapshot can be
+            restored exactly.
         in_place: Continue in the directory itself, instead of in a copy.
     """
     live = LiveDirectory(checkpoint_location)
@@ -139,7 +139,6 @@ def adopt(
 
 
 def _how_to_mend(live: LiveDirectory, state: LiveState) -> str:
-    """What is wrong with a directory, and what helps while no snapshot exists."""
     if state.status is LiveStatus.BROKEN and METADATA not in live.folder.list():
         return (
             f"{live.url}/{METADATA} is missing: it has the id of the query, and Spark refuses to start without it. "
@@ -183,7 +182,7 @@ def _register(
 def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
     """Drop an adoption, finished or not, that no start has taken over; may be repeated.
 
-    Its snapshots are deleted; the directory is not touched. Returns what was done, for people.
+    Its snapshots are deleted; the directory is not touched. Returns messages.
     """
     catalog = stream.catalog
     _adopting(catalog.streams.get(stream.stream_id))
@@ -206,7 +205,7 @@ def _begin(stream: StreamHandle, lease: LeaseKeeper, record: StreamRecord, direc
 
 
 def _adopted_by(record: StreamRecord) -> str | None:
-    """The directory of an adoption that no start has taken over, finished or not."""
+    """The directory of an adoption, finished or not, that no start has taken over."""
     pending = record.pending_restore
     return pending.directory if isinstance(pending, Adopting | ToTakeOver) else None
 
@@ -222,7 +221,7 @@ def _adopting(record: StreamRecord) -> str:
 
 
 def _drop_unfinished(stream: StreamHandle, lease: LeaseKeeper) -> None:
-    """Remove the remains of an unfinished adoption; an earlier one stays as it was."""
+    """An earlier, finished adoption stays as it was."""
     catalog = stream.catalog
     pending = catalog.streams.get(stream.stream_id).pending_restore
     if not isinstance(pending, Adopting):
@@ -302,7 +301,6 @@ def _refuse_own_state(stream: StreamHandle, record: StreamRecord, live: LiveDire
 
 
 def _is_of(properties: Mapping[str, object], live: LiveDirectory) -> bool:
-    """Whether a snapshot was taken when this directory was adopted before."""
     directory = properties.get(ADOPTED_FROM)
     return isinstance(directory, str) and same_folder(directory, live.url)
 
@@ -400,7 +398,6 @@ def _refuse_anothers_log(live: LiveDirectory, sink: Sink) -> None:
         )
 
 
-# How long to wait for a batch in flight to be committed.
 WAIT_S = 30.0
 
 
@@ -414,8 +411,8 @@ def take_over(
 ) -> bool:
     """Take over the adopted directory of a stream, if no start has done so yet. May be repeated.
 
-    With `resumes`, a start continues in the directory itself if it was adopted in place. Returns whether the
-    directory may have changed, so that a plan made before has to be made again.
+    `resumes`: a start continues in the directory itself if it was adopted in place. Returns whether the directory may
+    have changed, so that a plan made before has to be made again.
     """
     adopted = adopted_directory(stream.catalog.streams.get(stream.stream_id))
     if adopted is None or not adopted.is_pending:
@@ -454,8 +451,7 @@ def _continue_in_place(stream: StreamHandle, lease: LeaseKeeper, live: LiveDirec
     offset, commit = f"{OFFSETS}/{batch_id}", f"{COMMITS}/{batch_id}"
     committed = parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}")
     entry = plan_without_data(live.folder.read(offset), f"{live.url}/{offset}", committed, now_ms=wall_clock_ms())
-    # First the catalog: a start that dies in between leaves a fenced directory, from which the next one
-    # continues in a clone.
+    # First the catalog: a start that dies in between leaves a fenced directory; the next one continues in a clone.
     stream.catalog.streams.restore_finished(lease.record)
     with lease.step():
         open_fence(live.folder, done.batch_id, entry)

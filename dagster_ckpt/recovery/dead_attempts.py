@@ -1,8 +1,7 @@
 """Attempts whose process died before the catalog recorded how they ended: their rows stay IN_PROGRESS.
 
-The next start, or housekeeping of a stopped stream, settles them: a snapshot that is complete in storage is
-registered, any other attempt has failed. A snapshot that was completed after its attempt had been recorded as
-failed is deleted.
+The next start, or housekeeping of a stopped stream, settles them: a snapshot that is complete in storage is registered,
+any other attempt has failed. A snapshot completed after its attempt was recorded as failed is deleted.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from dagster_ckpt.values.modes import SnapshotKind
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
     """Settle all attempts of earlier executions, and abandoned savepoint attempts. Returns one message per action.
 
-    Call it before the lease holder begins its own attempts. Other processes can no longer record anything without
-    the lease.
+    Call it before the lease holder begins its own attempts.
     """
     done = []
     for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS):
@@ -70,8 +68,7 @@ def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
 def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
     """Whether the process that takes a savepoint without a lease may be alive.
 
-    It holds the attempt soon after it began. One that is alive but could not reach the catalog for longer finds its
-    attempt settled, and reports that.
+    A live one that could not reach the catalog to hold its attempt in time finds the attempt settled, and reports that.
     """
     is_young = stream.catalog.now_ms() - snapshot.created_at_ms <= HOLD_TTL_MS
     return is_young or bool(stream.catalog.holds.on(snapshot.snapshot_id))
@@ -112,7 +109,6 @@ def _delete_failed(stream: StreamHandle, lease: LeaseKeeper) -> list[str]:
 
 
 def _failed_but_whole(stream: StreamHandle) -> list[tuple[str, SnapshotRecord]]:
-    """Checkpoints in storage whose attempt is recorded as failed."""
     failed = {
         snapshot.number: snapshot
         for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.FAILED)

@@ -1,8 +1,7 @@
 """Examines recovery points: whether one is damaged is read there, never inferred from an error's words.
 
-The doctor, previews, preflights and starts examine a live directory here, so that they agree. A failure only makes
-a start look: if its point is intact, the cause is code, source, sink or environment, and no point is skipped for
-it.
+The doctor, previews, preflights and starts all examine a live directory here, so that they agree. After a failure, a
+start examines its point: if it is intact, the cause is code, source, sink or environment, and no point is skipped.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import TAKEN_FROM, describe_snapshot, holding
 
-# Number of findings that a message lists.
 _SHOWN = 3
 
 
@@ -70,8 +68,8 @@ def diagnose_live_directory(
 ) -> Diagnosis:
     """Diagnose a live directory, or a copy, with everything that the catalog knows of its content. Changes nothing.
 
-    Logs and metadata are always read. With `deep`, so is every state file that a resume needs, which costs what
-    loading the state costs.
+    Logs and metadata are always read; with `deep`, also every state file that a resume needs, at the cost of loading
+    it.
     """
     snapshot, query_id = _reference(stream, live)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -165,12 +163,11 @@ def _in_metadata(live: LiveDirectory, parse: Callable[[bytes, str], str | None])
     try:
         return parse(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (FileNotFoundError, LiveDirectoryError):
-        # Reported by the diagnosis.
         return None
 
 
 class Examiner:
-    """Examines the points that one run starts from. The start that follows does not read again what was just read."""
+    """Examines the points that one run starts from. The start that follows does not read them again."""
 
     def __init__(self, stream: StreamHandle) -> None:
         self._stream = stream
@@ -184,7 +181,7 @@ class Examiner:
         return state if damage is None else replace(state, status=LiveStatus.BROKEN, reason=damage.detail)
 
     def damage_of_live(self, live: LiveDirectory, *, deep: bool = True) -> Damage | None:
-        """The damage of a live directory; None if everything that a resume needs is good."""
+        """The damage of a live directory; None if everything that a resume needs is intact."""
         positions = live.positions()
         damage = _damage(diagnose_live_directory(self._stream, live, deep=deep).findings, live)
         self._good = (live.url, positions) if deep and damage is None else None
@@ -245,7 +242,6 @@ def _damage(findings: Sequence[Finding], live: LiveDirectory) -> Damage | None:
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     unknown = next((each for each in errors if each.code is Code.UNKNOWN_VERSION), None)
     if unknown is not None:
-        # Written by another version, and not damaged.
         raise UnknownLayoutError(unknown.explanation)
     if not errors:
         return None
@@ -300,12 +296,12 @@ _OF_SOMETHING_ELSE = (
     *(CutOvertakenError, NothingCommittedError, RecoveryExhaustedError, UnknownLayoutError),
     *(RowsAtRiskError, SinkRollbackError, StateAtRiskError),
 )
-# The process or its JVM was ended: this says nothing of any file.
+# The process or its JVM was ended, which is no sign of damage.
 _ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|SparkContext was shut down)")
 
 
 def is_suspicious(error: Exception) -> bool:
-    """Whether a start may have failed because of its point. Errors of this package say so; others may be anything."""
+    """Whether a start may have failed because of its point. Only errors of this package rule that out."""
     if isinstance(error, CkptError):
         return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
     return is_suspicious_end(str(error))
@@ -326,8 +322,8 @@ _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
     """What is wrong with a snapshot; empty if it can be restored.
 
-    Its data objects exist and are long enough, with `deep` every byte matches its digest, and it has all files that
-    a resume needs, in known formats.
+    Its data objects exist and are long enough (with `deep`, every byte matches its digest), and it has all files that a
+    resume needs, in known formats.
     """
     try:
         return store.verify(location, deep=deep) or layout_problems(store, location)
@@ -354,7 +350,7 @@ def content_problems(stream: StreamHandle, location: str) -> list[str]:
 def layout_problems(store: SnapshotStore, location: str) -> list[str]:
     """What a restore would lack, without restoring any state.
 
-    Diagnoses a hollow copy: logs and metadata are real, all other files have only names and lengths.
+    Diagnoses a copy in which only logs and metadata are real; of all other files it has names and lengths.
     """
     manifest = store.manifest(location)
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:

@@ -48,8 +48,8 @@ def recovery_facts(
 ) -> RecoveryFacts:
     """Gather everything that a recovery plan depends on. Changes nothing.
 
-    A start by a user does not `remember` earlier recovery failures. With the `examiner` of a start, the state that
-    the query will load is read unless all executions in the live directory ended in order.
+    A start by a user does not `remember` earlier recovery failures. With an `examiner`, the state that the query will
+    load is read unless all executions in the live directory ended in order.
     """
     catalog = stream.catalog
     record = catalog.streams.get(stream.stream_id)
@@ -69,7 +69,6 @@ def recovery_facts(
     unregistered = unregistered_snapshot(stream, start_from, listed)
     is_lost = state is None or state.status is not LiveStatus.GOOD
     failures = with_equal_content(stream.store, failures, listed) if failures else []
-    # The state may belong to another catalog.
     is_unheard_of = record.live_generation == 0 and not listed
     return RecoveryFacts(
         stream=record,
@@ -100,7 +99,7 @@ _IN_ORDER = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatu
 
 
 def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> list[PointFailure]:
-    """The recorded damage, without what only Spark has seen under another version of the code."""
+    """Without what only Spark has seen under another version of the code."""
     versions = {each.execution_id: each.code_version for each in executions}
     return [
         failure
@@ -210,8 +209,7 @@ def with_equal_content(
 ) -> list[PointFailure]:
     """The failures, with each failure at a snapshot repeated for every other snapshot of the same batch and state.
 
-    A checkpoint of restored damage makes it available under another id. Manifests are read only if that is
-    possible.
+    A checkpoint of restored damage has that damage under another id. Manifests are read only if that is possible.
     """
     points = {snapshot_point(each.snapshot_id): each for each in snapshots}
     batches = {points[failure.point].batch_id for failure in failures if failure.point in points}

@@ -1,10 +1,10 @@
 """A stream's directories: built for a start, temporary copies of its state, and the deletion of those no start needs.
 
-Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses,
-which a later start deletes.
+Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses; a later
+start deletes them.
 
-Temporary copies are next to the live directories, where every executor can reach them. While one is in use, a
-thread writes the catalog's time into a file next to it, so that copies of killed processes can be told.
+Temporary copies are next to the live directories, where every executor can reach them. While one is in use, a thread
+writes the catalog's time into a file next to it, which distinguishes it from copies of killed processes.
 """
 
 from __future__ import annotations
@@ -48,18 +48,17 @@ from dagster_ckpt.stream.snapshots import describe_snapshot
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Number of the stream's former live directories whose location is checked.
 _MADE = 100
 
 
 def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
     """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
 
-    A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog,
-    whose query is not even fenced. So does a folder that another deployment uses now.
+    A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog, whose
+    query is not fenced. So does a folder that another deployment uses now.
 
-    A previous holder that may be alive is fenced first, and fenced directories stay: without its fence, its query
-    would keep writing, and nothing else can fence a forgotten directory.
+    A previous holder that may be alive is fenced first, and fenced directories stay: without its fence, its query would
+    keep writing, and nothing else can fence a forgotten directory.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     if not acquired.predecessor_ended and not may_be_anothers(stream, record):
@@ -73,8 +72,7 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
     """Delete the live directories that earlier starts left; those with a higher token are a successor's.
 
-    The previous one is kept if it is fenced: without its fence, a query that still runs there would plan further
-    batches.
+    A fenced previous one stays: without its fence, a query that still runs there would plan further batches.
     """
     built = _own_live_directories(stream, stream.catalog.streams.get(stream.stream_id))
     names = {each.live.url.rpartition("/")[2]: each for each in built}
@@ -95,7 +93,6 @@ def delete_forgotten_live_directories(stream: StreamHandle) -> str | None:
     try:
         record = stream.catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:
-        # The housekeeping schedule also covers streams that were never started.
         return None
     if record.live_directory is not None or stream.catalog.leases.current(stream.stream_id) is not None:
         return None
@@ -133,7 +130,7 @@ def _delete_live_directories(
 def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[BuiltDirectory]:
     """The live directories in the stream's folder, if the catalog knows that the stream has run there.
 
-    Otherwise they may be another deployment's, or of before a loss of the catalog, and must not be deleted.
+    Otherwise they may be another deployment's, or older than a loss of the catalog, and must not be deleted.
     """
     known = {record.live_directory} | {
         each.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
@@ -142,7 +139,7 @@ def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[Bu
     made = events.last_of([stream.stream_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MADE)
     known |= {event.payload.get("live_directory") for event in made.get(stream.stream_id, ())}
     is_own = any(isinstance(url, str) and _is_in(stream.live_folder, url) for url in known)
-    # Another deployment may use the folder since this one has deleted its directories there.
+    # Another deployment may use the folder since this one deleted its directories there.
     return stream.live_directories() if is_own and other_owner_of_live_folder(stream) is None else []
 
 
@@ -242,13 +239,13 @@ def restore_into(
 ) -> None:
     """Restore a snapshot to a live directory that does not exist yet, without making it the stream's own.
 
-    Every byte is compared with its digest in the snapshot, wherever it comes from.
+    Every byte is compared with its digest in the snapshot.
 
     Args:
         new_query_id: Lets the query run alongside the original; None keeps the id of the snapshot.
         donor: A good live directory whose files are linked if they match the snapshot.
         is_scratch: The directory need not survive a power loss.
-        progress: Called after each file with the numbers of placed and of all files, from several threads.
+        progress: Called after each file, from several threads, with the numbers of placed and of all files.
     """
     placed = itertools.count(1)
     total = stream.store.manifest(location).file_count if progress is not None else 0
@@ -277,9 +274,8 @@ def snapshot_location(snapshot: SnapshotRecord) -> str:
     return snapshot.location
 
 
-# Stream ids cannot begin with a dot.
 SCRATCH_FOLDER = ".scratch"
-# One whose user has not reported for this long was left by a dead process.
+# A copy without a report for this long was left by a dead process.
 LEFT_AFTER_MS = 6 * 3_600_000
 _REPORT_EVERY_S = 300.0
 _IN_USE = ".in-use"
@@ -296,7 +292,7 @@ def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
 
     def report() -> None:
         while not over.wait(_REPORT_EVERY_S):
-            # Without a report for six hours the directory may be deleted; its user then fails.
+            # After six hours without a report the directory may be deleted; its user then fails.
             with suppress(CkptError):
                 folder.folder.write(f"{name}{_IN_USE}", [str(stream.catalog.now_ms()).encode()])
 

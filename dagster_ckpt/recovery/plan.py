@@ -42,11 +42,7 @@ class PassedPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """What every plan says.
-
-    Attributes:
-        from_batch: The stream's current batch, if known.
-    """
+    """`from_batch` is the stream's current batch, if known."""
 
     kind: ClassVar[RecoveryKind]
     reason: str
@@ -68,7 +64,7 @@ class _Plan:
 
         @property
         def point(self) -> str | None:
-            """Name of the point to continue from, to remember failures of it."""
+            """Name of the point to continue from, under which its failures are remembered."""
 
         @property
         def rewound_ms(self) -> int | None:
@@ -103,8 +99,6 @@ class _Plan:
 
 
 class _OfTheLiveDirectory(_Plan):
-    """Concerns the stream's current live directory."""
-
     snapshot: ClassVar[None] = None
     directory: ClassVar[None] = None
     rewound_ms: ClassVar[None] = None
@@ -153,7 +147,7 @@ class Clone(_Continue):
 
 @dataclass(frozen=True, kw_only=True)
 class _GoBack(_Plan):
-    """Go back to a point, skipping better ones, the best first.
+    """Go back to a point, skipping better ones (`passed`, best first).
 
     Without `source_offsets`, Kafka sources continue where they stopped.
     """
@@ -174,7 +168,7 @@ class _GoBack(_Plan):
 class Restore(_GoBack):
     """Restore a snapshot, which the stream then owns if it `claims` it.
 
-    Files of the `donor`, a live directory, may be linked; without one, everything is read from the snapshot.
+    Files of the `donor`, a live directory, may be linked.
     """
 
     kind = RecoveryKind.RESTORE
@@ -322,7 +316,7 @@ class RecoveryFacts:
 
     @property
     def live_batch(self) -> int | None:
-        """The stream's current batch, as far as known."""
+        """The stream's current batch, if known."""
         if self.live is not None and self.live.batch_id is not None:
             return self.live.batch_id
         return self.last_batch

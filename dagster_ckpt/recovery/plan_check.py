@@ -147,7 +147,6 @@ def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom)
     partitions = _wanted_partitions(stream, start_from, shape)
     provider, version, messages = _wanted_backend(stream, plan, shape)
     if shape is None:
-        # Nothing is stored yet, or the query keeps no state.
         return StateCheck(messages)
     wanted = WantedShape(partitions, provider, version).of(shape)
     if wanted == shape:
@@ -266,7 +265,7 @@ class PlanChange:
 def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
     """Compare the plan of a query to start with that of the state it would continue from.
 
-    None if the state means the same to both, if there is none, or if one of the plans is unknown.
+    None if they agree, if there is no state, or if one of the plans is unknown.
     """
     snapshot = recovery.snapshot if isinstance(recovery, Restore) else None
     came_from = describe_snapshot(snapshot) if snapshot is not None else "its live directory"

@@ -1,8 +1,8 @@
 """Carries out a recovery plan: a live directory is ready for Spark, and the sinks have followed its state.
 
 The order of the steps makes a crash harmless. The new directory is built under a temporary name and renamed; one
-transaction makes it the stream's directory and records that sinks must still be rolled back; then the sinks are
-rolled back, which can be repeated; then that record is cleared. The next start finishes what was interrupted.
+transaction makes it the stream's directory and records that sinks must still be rolled back; then the sinks are rolled
+back, which can be repeated; then that record is cleared.
 
 A start that has lost its lease changes nothing of its successor's: it builds under a name with its own token, the
 catalog refuses its writes, and it changes a sink's log only while the catalog holds its lease.
@@ -87,13 +87,11 @@ def prepare(
 ) -> PreparedStart:
     """Create the live directory that the plan requires, and let the sinks follow.
 
-    An error before the switch to a new directory leaves everything as it was; what is left after it, the next start
-    finishes.
+    An error before the switch to a new directory leaves everything as it was; after it, the next start finishes.
 
     `output` is where the query to start will write, and no other sink is changed; if unknown, the known sinks are
     assumed. A `survey` of the sinks for this plan is used if nothing has happened since. With `rewrite`, the query
-    always continues in a new directory. `watch` is called while files are written and before the switch, and may
-    raise.
+    always continues in a new directory. `watch` is called while files are written and before the switch, and may raise.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)
@@ -112,7 +110,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Preparation:
-    """One preparation; `record` is the stream as it was found."""
+    """`record` is the stream as it was found."""
 
     stream: StreamHandle
     record: StreamRecord
@@ -126,7 +124,6 @@ class _Preparation:
         return live is not None and LiveDirectory(live).fenced_at() is not None
 
     def build(self, plan: RecoveryPlan, building: Building) -> PreparedStart:
-        """Prepare a start in a new live directory."""
         current = self.record.live_directory
         match plan:
             case FinishRestore():
@@ -147,7 +144,6 @@ class _Preparation:
         return PreparedStart(live, _places_of(self._settle_batch_in_flight(live)))
 
     def finish(self, record: StreamRecord) -> PreparedStart:
-        """Let the sinks follow the live directory, and record that they have."""
         pending = record.pending_restore
         if record.live_directory is None:
             location = pending.location if isinstance(pending, ToSnapshot) else None
@@ -158,8 +154,8 @@ class _Preparation:
         live = LiveDirectory(record.live_directory)
         is_fork = isinstance(pending, Forked)
         if not is_fork:
-            # Before the sinks follow: if the catalog is lost until now, a rebuild takes the directory before, which
-            # still fits them.
+            # Before the sinks follow: if the catalog was lost until now, a rebuild takes the former directory, which
+            # fits them.
             live.note_in_use()
         rolled_back, may_repeat = self._roll_back(pending)
         self._begin_logs()
@@ -173,7 +169,6 @@ class _Preparation:
     def _continue(self, plan: Resume | Clone, current: str, building: Building) -> PreparedStart:
         started_ms, live = monotonic_ms(), building.live
         if isinstance(plan, Resume):
-            # Its last writer has ended, so it is read where it is.
             building.rewrite(LiveDirectory(current))
         else:
             self._clone(current, building)
@@ -294,7 +289,7 @@ class _Preparation:
     def _moved(self, building: Building) -> StreamRecord:
         """Switch an unfinished restore whose directory is fenced, or is rewritten, to one that a query may start in.
 
-        What remains of the restore, the fork or the import stays pending.
+        What remains of it stays pending.
         """
         record, live = self.record, building.live
         if record.live_directory is None:

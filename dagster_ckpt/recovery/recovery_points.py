@@ -19,9 +19,9 @@ from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.modes import SnapshotKind
 
-# Spark cannot load the state from a copy of the live directory either, while it loads that of a snapshot.
+# Spark can load the state of the snapshot, but not from a copy of the live directory.
 NOT_LOADABLE = "STATE_NOT_LOADABLE"
-# Errors that were found by reading a point, not taken from a message of Spark.
+# Found by reading a point, not taken from a message of Spark.
 _PROVEN = {*(code.value for code in Code), "SnapshotCorruptError", "SnapshotNotFoundError", NOT_LOADABLE}
 
 
@@ -30,7 +30,7 @@ _LIVE = "live:"
 
 @dataclass(frozen=True)
 class RecoveryPoint:
-    """A point that a stream can continue from: a snapshot, or a batch of an earlier live directory."""
+    """A snapshot, or a batch of an earlier live directory."""
 
     name: str
     batch_id: int | None
@@ -39,27 +39,27 @@ class RecoveryPoint:
 
 
 def live_point(directory: str) -> str:
-    """Name of the point for a live directory itself."""
+    """The point of a live directory itself."""
     return f"{_LIVE}{directory}"
 
 
 def finish_point(directory: str) -> str:
-    """Name of the point for a restore that is not finished."""
+    """The point of an unfinished restore."""
     return f"finish:{directory}"
 
 
 def snapshot_point(snapshot_id: str) -> str:
-    """Name of the point for a snapshot."""
+    """The point of a snapshot."""
     return f"snapshot:{snapshot_id}"
 
 
 def batch_point(directory: str, batch_id: int) -> str:
-    """Name of the point for a batch of a live directory."""
+    """The point of a batch of a live directory."""
     return f"batch:{batch_id}:{directory}"
 
 
 def point_of_origin(origin: StateOrigin | None) -> str | None:
-    """Name of the point that a live directory was created from, or None."""
+    """The point that a live directory was created from, or None."""
     if origin is None:
         return None
     if origin.kind is OriginKind.SNAPSHOT and origin.snapshot_id is not None:
@@ -188,7 +188,7 @@ def choose_snapshot(
 
     Args:
         newest_batch: The newest batch known to be committed. A later snapshot belongs to another history.
-        problems: Returns what is wrong with a snapshot; called from the newest on, until one has none.
+        problems: What is wrong with a snapshot; called from the newest on, until one has none.
     """
     skipped: list[SkippedSnapshot] = []
     for snapshot in sorted(snapshots, key=_age, reverse=True):
@@ -205,5 +205,4 @@ def choose_snapshot(
 
 
 def _age(snapshot: SnapshotRecord) -> tuple[int, int]:
-    """Sort key that increases with the content of a snapshot."""
     return (-1 if snapshot.batch_id is None else snapshot.batch_id, -1 if snapshot.number is None else snapshot.number)

@@ -1,9 +1,8 @@
 """Exact replay: rebuild the state that was lost with a live directory, without rolling a sink back.
 
-A snapshot contains the state after batch N, the sinks have the batches up to M. If the query continued after N,
-Spark would divide the input of N+1 to M differently, and the sinks would have to be rolled back first. Instead, a
-start runs these batches again with their offsets from the journal (`catalog/journal.py`), discards the rows, and
-continues after M as after a crash.
+A snapshot contains the state after batch N, the sinks have the batches up to M. If the query continued after N, Spark
+would divide the input of N+1 to M differently. Instead, a start runs these batches again with their offsets from the
+journal (`catalog/journal.py`), discards the rows, and continues after M as after a crash.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-# A batch that takes longer, such as one whose source does not answer, ends the replay.
+# A longer batch, such as one whose source does not answer, ends the replay.
 _BATCH_S = 3_600.0
 
 
@@ -44,8 +43,8 @@ class LostBatches:
     """Batches after a snapshot that can be replayed exactly.
 
     Attributes:
-        batches: Those that the query had committed, or that a sink has as a whole; empty if only the one in
-            flight has to be planned again.
+        batches: Those that the query had committed, or that a sink has as a whole; empty if only the one in flight has
+            to be planned again.
         query_id: The id of the query that wrote the last batch.
         in_flight: The batch after them, if it was planned: the query runs it first.
     """
@@ -100,7 +99,6 @@ def lost_batches(
     sinks = distinct(sinks_of([*sinks_of_snapshot(stream, snapshot), *sinks_written(stream)]))
     sink = described_sink(output)
     if not planned or (sink is not None and not sink.is_among(sinks)):
-        # A new sink gets the batches after the snapshot.
         return None
     newest = planned[-1]
     # Not that of the snapshot: if the stream went back to it before, the sinks know undone batches under that id.
@@ -133,8 +131,8 @@ def replay(
 ) -> RestoreAndReplay:
     """Restore a snapshot to a directory that no stream uses, and run the lost batches there without output.
 
-    The directory is deleted if that fails, else by a later start. `watch` is called while a batch runs, and may
-    raise. Returns the plan to continue there.
+    The directory is deleted if that fails, else by a later start. `watch` is called while a batch runs, and may raise.
+    Returns the plan to continue there.
     """
 
     def stopped() -> bool:

@@ -1,7 +1,7 @@
 """Retention of a stream's checkpoints, while it runs and when it has ended.
 
-Deletion always follows one order: mark in the catalog, delete the bytes, forget the row. A failed
-deletion stays visible as DELETING, and the next pass retries it.
+Deletion always follows one order: mark in the catalog, delete the bytes, forget the row. A failed deletion stays
+visible as DELETING, and the next pass retries it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RetentionReport:
     dry_run: bool = False
 
     def and_then(self, later: RetentionReport) -> RetentionReport:
-        """Combine this report with that of a later pass."""
+        """This report combined with a later pass's."""
         return RetentionReport(
             deleted=(*self.deleted, *later.deleted),
             kept=(*self.kept, *later.kept),
@@ -95,10 +95,10 @@ class RetentionReport:
 def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:
     """The checkpoints that the retention policy does not keep, oldest first.
 
-    The policy sees them by number, never by a clock; savepoints only with `count_savepoints`, and they are never
-    deleted here. Regardless of the policy these stay: what a recovery would use first, the newest proven one,
-    tagged ones, those at `protected` locations, which pending attempts build on, and the one that an upgrade would
-    be rolled back to.
+    The policy sees them by number, never by a clock; savepoints, which are never deleted here, only with
+    `count_savepoints`. Regardless of the policy these stay: what a recovery would use first, the newest proven one,
+    tagged ones, those at `protected` locations, which pending attempts build on, and the one that an upgrade would be
+    rolled back to.
     """
     tagged = stream.catalog.holds.tagged(stream.stream_id)
     # Tagged checkpoints do not count towards the limit.
@@ -113,7 +113,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     policy, context = stream.options.retention_policy, RetentionContext(stream.catalog.now_ms())
     decision = decide_retention(policy, queue, context, needed=needed)
     if decision.dropped:
-        # These take further queries, and most of the time there is nothing to delete.
+        # These take further queries, and usually there is nothing to delete.
         restorable = stream.catalog.snapshots.restorable(stream.stream_id)
         needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
         needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
@@ -154,9 +154,8 @@ def discard(
 ) -> RetentionReport:
     """Delete snapshots: mark, delete the bytes, forget.
 
-    Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor.
-    Without a lease, an operator deletes them alongside any writer. Bytes that the store lists or that are
-    `protected` stay.
+    Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor. Without a
+    lease, an operator deletes them alongside any writer. Bytes that the store lists or that are `protected` stay.
     """
     record = lease.record if lease is not None else None
     deleted: list[str] = []
@@ -180,7 +179,6 @@ def discard(
         except SnapshotHeldError as error:
             (held if error.passes else kept).append(f"{describe_snapshot(snapshot)}: {error}")
         except (CkptError, OSError) as error:
-            # If one snapshot cannot be deleted, continue with the others.
             failed.append(f"{describe_snapshot(snapshot)}: {error}")
     return RetentionReport(deleted=tuple(deleted), kept=tuple(kept), held=tuple(held), failed=tuple(failed))
 
@@ -205,9 +203,8 @@ def apply_terminal_retention(
 ) -> RetentionReport:
     """Keep or delete checkpoints according to the clean-up option for the state in which the stream ended.
 
-    Savepoints are deleted only if a start has claimed them. While the live directory is incomplete, the newest
-    snapshot stays: the stream may need it. Only canceling under DELETE_ON_CANCELLATION deletes everything, as
-    requested.
+    Savepoints are deleted only if a start has claimed them. While the live directory is incomplete, the newest snapshot
+    stays: the stream may need it. Only canceling under DELETE_ON_CANCELLATION deletes everything.
 
     If a newer execution holds the lease, nothing is deleted and the execution stays unsettled.
     """
@@ -237,7 +234,7 @@ def _apply_terminal_retention(
     report = discard(stream, interrupted_deletions(stream), reason="interrupted deletion", lease=lease)
     report = report.and_then(discard(stream, at_end.doomed, reason=at_end.reason, lease=lease))
     report = report.and_then(RetentionReport(kept=at_end.kept))
-    # If something remains, the execution stays unsettled, so that the next pass looks at it again.
+    # Otherwise the next pass looks at the execution again.
     is_over = not report.failed and not report.held
     gone = delete_live_directories(stream, acquired, lease) if at_end.drops_live and is_over else None
     if is_over:
@@ -307,10 +304,10 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
 
 
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
-    """Settle attempts and finish deletions that were interrupted, and remove bytes left by crashed attempts.
+    """Settle attempts, finish interrupted deletions, and remove bytes left by crashed attempts.
 
-    Bytes younger than `older_than_ms` by the storage's clock stay, as do those of pending attempts. Default: six
-    hours, or twice the checkpoint timeout if that is longer.
+    Bytes younger than `older_than_ms` by the storage's clock stay, as do those of pending attempts. Default: six hours,
+    or twice the checkpoint timeout if that is longer.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)

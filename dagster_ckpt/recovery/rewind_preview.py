@@ -90,7 +90,7 @@ class RewindPreview:
 
     @property
     def gone(self) -> str:
-        """What the sources no longer have of what is read again, in sentences."""
+        """What is read again and the sources no longer have, in sentences."""
         return reasons(self.inputs, InputStatus.GONE)
 
     @property
@@ -153,8 +153,8 @@ def preview_rewind(
     """Determine what a planned start would undo and process again.
 
     For a plan that undoes nothing, the preview has only sinks that already have a batch which the query has not
-    committed, or that it must not write to. A query that still runs finishes its batch in flight before it is
-    stopped. `session` is that of the query to start, whose file systems its sources use.
+    committed, or that it must not write to. A running query finishes its batch in flight before it is stopped.
+    `session` is that of the query to start, whose file systems its sources use.
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
@@ -206,7 +206,7 @@ def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkF
 
 
 def undone_edits(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[str, ...]:
-    """Descriptions of the edits of the stream's state that the state to start from lacks."""
+    """Descriptions of the stream's edits of state that the state to start from lacks."""
     if not facts.stream.state_edits or isinstance(plan, Rewind | FinishRestore):
         return ()
     kept: Sequence[str] = ()
@@ -345,7 +345,6 @@ def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
             carried = plan.snapshot.properties.get("in_flight_batch")
             return carried if isinstance(carried, int) else None
         case _:
-            # With other offsets it is planned again.
             return None
 
 

@@ -64,7 +64,6 @@ def take_safety_savepoint(
     newest = next((snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > (plan.to_batch or 0)), None)
     if newest is None:
         if facts.live is None or facts.live.status is not LiveStatus.GOOD:
-            # There is no state to come back to.
             return None
         raise RestoreError(
             f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: no savepoint of its "

@@ -27,11 +27,11 @@ def damaged_sink_logs(
 ) -> list[DamagedLog]:
     """The damaged logs that only this stream writes, and that a snapshot of its timeline captured.
 
-    The survey of the sinks refuses any other log that cannot be continued. If `output` is unknown, the sinks that
-    the stream wrote to last are examined.
+    The survey of the sinks refuses any other log that cannot be continued. If `output` is unknown, the sinks that the
+    stream wrote to last are examined.
     """
     if not isinstance(record.pending_restore, ToBatch | None):
-        # What an interrupted start does with the sinks does not depend on what their logs say.
+        # An interrupted start continues with the sinks whatever their logs say.
         return []
     written = sinks_of(sinks_written(stream))
     described = described_sink(output)
@@ -56,7 +56,6 @@ def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> st
     """Why a recovery with damaged logs cannot go back to a snapshot: it lacks one of them."""
     captured = captured_sinks(snapshot.properties)
     if captured is None:
-        # The restore reads it.
         return None
     for log in damaged:
         if not FileSink.at(log.folder).is_among(captured):

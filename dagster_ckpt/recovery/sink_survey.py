@@ -1,7 +1,7 @@
 """Surveys the sinks of a start: the facts that the guard decides on, and what its verdicts mean for users.
 
-A table or topic must also have the batches that the query continues after: one that was dropped and created again,
-or restored from an older copy, lacks batches that are not written again. Such a start is refused.
+A table or topic must also have the batches that the query continues after: one that was dropped and created again, or
+restored from an older copy, lacks batches that are not written again. Such a start is refused.
 """
 
 from __future__ import annotations
@@ -234,7 +234,6 @@ def _ever_written(stream: StreamHandle) -> list[str]:
 
 
 def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence[Sink]) -> bool:
-    """Whether a sink is the stream's own output, moved there with a relocated log."""
     is_asked = facts.start is Start.RESUME and facts.named and not facts.ours and not facts.anothers
     if not is_asked or facts.last is None or not isinstance(sink, FileSink):
         return False
@@ -242,14 +241,12 @@ def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence
 
 
 def _noted_tables(stream: StreamHandle, aim: Aim) -> list[Sink]:
-    """The sinks of the snapshot without a log."""
     if aim.start is not Start.TO_SNAPSHOT or aim.location is None:
         return []
     return other_sinks(stream.store.manifest(aim.location).header.properties) or []
 
 
 def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None, aim: Aim) -> SinkFacts:
-    """The facts, with what the log of a file sink says of its writer."""
     if not isinstance(sink, FileSink) or not facts.named or (entries is None and facts.ours):
         return facts
     if _is_written_back(sink, facts, entries):
@@ -329,7 +326,6 @@ def _aim_of_unfinished(record: StreamRecord) -> Aim:
         case Emptied(sinks=sinks):
             return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH, sinks=sinks, is_unfinished=True)
         case _:
-            # Finished meanwhile.
             return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH, is_unfinished=True)
 
 
@@ -360,7 +356,7 @@ def missing_batches(
 ) -> SinkForecast | None:
     """Decide whether a sink lacks batches that the query does not write again; None if not, or if unknown. Pure.
 
-    `brought_back`: the newest batch that the roll-back of the start brings back, which an earlier one has undone.
+    `brought_back`: the newest undone batch that the roll-back of the start brings back.
     """
     expected = known.expected(batch_id)
     if expected is None or expected < 0:
@@ -409,10 +405,9 @@ def forecast_sinks(
 def _forecast_missing_batches(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None
 ) -> tuple[SinkForecast, ...]:
-    """Forecasts for the tables and topics that lack batches before the one that a start continues with.
+    """For the tables and topics that lack batches before the one that a start continues with.
 
-    If `output` is unknown, those that the stream wrote to last. A roll-back (`replay`) may bring back undone
-    batches.
+    If `output` is unknown, those that the stream wrote to last. A roll-back (`replay`) may bring back undone batches.
     """
     aim = survey.aim
     # A restore that is being finished was judged when it began. A fork has its own tables.
@@ -440,7 +435,7 @@ def _forecast_missing_batches(
 
 
 def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
-    """A forecast if the query starts from the beginning in a table or topic that another stream wrote last.
+    """For a query that starts from the beginning in a table or topic that another stream wrote last.
 
     The guard judges folders of files. A fork, an import and an adopted query do not start from the beginning.
     """

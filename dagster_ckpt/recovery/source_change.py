@@ -1,7 +1,7 @@
 """Refuses a start whose query reads other sources than those that its offsets belong to.
 
-Where a path or a subscription changed, what was read decides: a source goes on if it still reads the files or
-topics that its log and its offset name, because Spark then takes none of them for new.
+Where a path or a subscription changed, what was read decides: a source continues if it still reads the files or topics
+that its log and its offset name, because Spark then takes none of them for new.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FILES_LOOKED_AT = 3
 
 
 def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequence[SourceIdentity] | None) -> list[str]:
-    """Refuse a start whose sources differ from those of its state; returns differences that it accepts, as messages.
+    """Refuse a start whose sources differ from those of its state; returns the accepted differences, as messages.
 
     What is unknown refuses nothing: a state of an earlier version of the package records only offsets.
     """
@@ -108,7 +108,6 @@ def _read_source(identity: SourceIdentity | None, key: str, offset: str | None, 
     return ReadSource(
         identity=identity,
         kind=kind,
-        # Unknown without offsets.
         has_read=has_read or (identity is not None and offset is None),
         files=_newest_files(f"{SOURCES}/{key}/{position}", read) if position is not None and has_read else (),
         topics=topics_in(topic_offsets(offset)) if kind == KAFKA else (),
@@ -131,7 +130,7 @@ _NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class ReadSource:
-    """What is known of a source that was read: what was recorded, and what its offset and its log show."""
+    """A source that was read: what was recorded, and what its offset and its log show."""
 
     identity: SourceIdentity | None = None
     kind: str | None = None
@@ -141,7 +140,6 @@ class ReadSource:
     table_id: str | None = None
 
     def __str__(self) -> str:
-        """For messages."""
         if self.identity is not None:
             return str(self.identity)
         where = sorted({folder_of(path) for path in self.files}) or sorted(self.topics)
@@ -159,7 +157,6 @@ class SourceDifference:
     is_refused: bool = True
 
     def __str__(self) -> str:
-        """As a line of a table."""
         return f"source {self.source}: was {self.was}, is {self.now}{f' ({self.why})' if self.why else ''}"
 
 
@@ -262,21 +259,20 @@ def uri_path(uri: str) -> str:
 
 
 def plain_path(path: str) -> str:
-    """A path with one notation of a local scheme and no slash at its end."""
+    """A path with one notation of a local scheme and no trailing slash."""
     return re.sub(r"^file:/+", "file:/", path).rstrip("/")
 
 
 def folder_of(uri: str) -> str:
-    """The folder of a file, from its URI."""
+    """The folder of a file's URI."""
     return uri_path(uri).rpartition("/")[0]
 
 
-# Of Hadoop's patterns (`GlobPattern`).
+# Of Hadoop's `GlobPattern`.
 _WILD = {"*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
 
 
 def _as_expression(path: str) -> str:
-    """A regular expression for a pattern of paths, as Hadoop reads it."""
     found, depth, index = "", 0, 0
     while index < len(path):
         char = path[index]

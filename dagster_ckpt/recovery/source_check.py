@@ -111,7 +111,7 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
                 f"{kept.start}; {kept.start - reads_from} records were deleted."
             )
         elif kept.stop < reads_from:
-            # Spark would plan a batch that ends before it begins, and fail there at every start.
+            # Spark would plan a batch that ends before it begins, and fail at every start.
             yield (
                 f"Topic {topic}, partition {partition}: the query continues at {reads_from}, the topic ends at "
                 f"{kept.stop}: it was deleted and created again, or lost records."
@@ -119,7 +119,7 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
 
 
 def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) -> dict[str, bytes]:
-    """Files of the state that a plan continues from; those that do not exist are left out."""
+    """Files of the state that a plan continues from, without those that do not exist."""
     if plan.snapshot is not None:
         return read_files(stream.store, snapshot_location(plan.snapshot), lambda path: path in paths)
     url = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory

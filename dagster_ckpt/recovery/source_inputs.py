@@ -1,11 +1,10 @@
 """Determines whether each source still has what a start would read again. Changes nothing.
 
-A file source does not report missing files: Spark reads what is there and commits the batch. So each file that the
-log of a source, the journal or the snapshot names for these batches is looked up first, and its modification time
-compared.
+A file source does not report missing files: Spark reads what is there and commits the batch. So each file that the log
+of a source, the journal or the snapshot names for these batches is looked up first, and its modification time compared.
 
-Spark knows a file that it has read by its path, and forgets those that are older by `maxFileAge` than the newest
-one: a forgotten file that is put back or written again is a new one.
+Spark knows a file that it has read by its path, and forgets those that are older by `maxFileAge` than the newest one: a
+forgotten file that is put back or written again is a new one.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def reasons(inputs: Iterable[SourceInput], status: InputStatus) -> str:
 
 @dataclass(frozen=True)
 class _Again:
-    """What is known of the batches that are read again.
+    """The batches that are read again.
 
     Attributes:
         offsets: The offset of each source after the last batch that is kept.
@@ -147,7 +146,7 @@ class _Again:
         goes_back = isinstance(plan, Restore | Rewind | RestoreAndReplay)
         until = plan.to_batch if isinstance(plan, RestoreAndReplay) else facts.live_batch
         planned = stream.catalog.journal.after(stream.stream_id, base) if goes_back else []
-        # What the kept batches have read decides only what a start that goes back reads once more.
+        # What the kept batches have read matters only to a start that goes back.
         after = dict.fromkeys(offsets, -1) if goes_back else first
         in_live = [_files_in(directory, after) for directory in directories]
         stored = _snapshot_logs(stream, plan)
@@ -316,7 +315,7 @@ def age_ms(text: str) -> int | None:
 
 
 def changed(files: Iterable[SourceFile], existing: Mapping[str, int | None]) -> list[str]:
-    """The files that now have another modification time than when they were read."""
+    """The files whose modification time differs from when they were read."""
     return sorted({each.path for each in files if _has_changed(each, existing.get(each.path))})
 
 

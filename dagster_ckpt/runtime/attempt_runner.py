@@ -1,7 +1,7 @@
 """Carries out the coordinator's decisions about attempts: batch boundary, threads, catalog, cleanup.
 
-The order makes crashes harmless: storage writes data, then metadata; the catalog records the
-snapshot; the coordinator learns of it; only then are older checkpoints subsumed.
+The order makes crashes harmless: storage writes data, then metadata; the catalog records the snapshot; the coordinator
+learns of it; only then are older checkpoints subsumed.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class _Running:
 class AttemptRunner:
     """The attempts of one execution.
 
-    `facts` is called in the thread that talks to the JVM; `predecessor_ended` allows to delete
-    older live directories; `tally` says how a failure that is about to be recorded counts.
+    `facts` is called in the thread that talks to the JVM; `predecessor_ended` allows deleting older live directories;
+    `tally` says how a failure that is about to be recorded counts.
     """
 
     def __init__(
@@ -118,7 +118,6 @@ class AttemptRunner:
         self._sinks_before = tuple(self._catalog.executions.last_sinks(stream.stream_id))
         self._timeline = self._catalog.streams.get(stream.stream_id).timeline
         self._wall_clock = wall_clock
-        # For each finished work, what the loop has to do.
         self._finished: SimpleQueue[Callable[[], Event]] = SimpleQueue()
         self._futures: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(
@@ -150,9 +149,8 @@ class AttemptRunner:
     def has_progressed(self) -> bool:
         """Whether this execution has planned and committed a batch, for which it loaded its state.
 
-        Not one that an earlier execution had planned: if the sink has it, Spark commits it without
-        running it. The first such batch proves the snapshots of the position where the execution
-        resumed.
+        A batch that an earlier execution had planned does not count: if the sink has it, Spark commits it without
+        running it. The first that counts proves the snapshots of the position where the execution resumed.
         """
         if self._has_progressed:
             return True
@@ -165,7 +163,6 @@ class AttemptRunner:
             try:
                 self._catalog.snapshots.proven(self._lease.record, began.commit)
             except CatalogError:
-                # The next step tries again.
                 return False
         self._has_progressed = True
         return True
@@ -345,7 +342,6 @@ class AttemptRunner:
         return self._stream.options.force_unaligned or can_replay_a_batch(running.order.sinks)
 
     def _take(self, running: _Running) -> None:
-        """Cut and upload, in a thread."""
         number, cut = running.attempt.number, threading.Event()
 
         def report_cut(_batch: int) -> None:

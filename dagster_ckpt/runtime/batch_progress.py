@@ -17,7 +17,7 @@ from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshotting import BatchFigures
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 
-# Batches: far more than there are between two checkpoints in practice.
+# Far more batches than there are between two checkpoints in practice.
 REMEMBERED = 10_000
 
 
@@ -73,8 +73,8 @@ LOOK_AGAIN_MS = 2_000
 class PositionWatch:
     """Positions in a live directory, for a loop that polls several times a second.
 
-    On a local disk every call reads them, for microseconds. In object storage, where a read is two
-    billed list requests, only after Spark has reported another batch or some time has passed.
+    On a local disk every call reads them, for microseconds. In object storage, where a read is two billed list
+    requests, only after Spark has reported another batch or some time has passed.
     """
 
     def __init__(self, live: LiveDirectory, log: BatchLog, clock: Clock = monotonic_ms) -> None:
@@ -102,7 +102,7 @@ class PositionWatch:
 
 
 class Journal:
-    """Keeps the journal of one execution up to date: see `catalog/journal.py`."""
+    """Keeps the journal of one execution (`catalog/journal.py`) up to date."""
 
     def __init__(
         self, stream: StreamHandle, live: LiveDirectory, lease: LeaseKeeper, positions: PositionWatch, log: BatchLog
@@ -112,18 +112,16 @@ class Journal:
         self._lease = lease
         self._positions = positions
         self._log = log
-        # Every batch up to this one has its rows in the journal, or was planned before this
-        # execution.
+        # Every batch up to this one has its rows in the journal, or was planned before this execution.
         self._counted = -1
-        # Every batch after this one is still to be recorded; at first those after the newest
-        # snapshot, because an earlier execution may have planned the batch in flight differently.
+        # Every later batch is still to be recorded; at first those after the newest snapshot, because an earlier
+        # execution may have planned the batch in flight differently.
         self._newest: int | None = None
 
     def note(self, mode: ExecutionMode | None, *, has_ended: bool = False) -> None:
         """Record the batches that Spark has planned since the last call.
 
-        Also if none may be replayed: with a lost live directory, only the journal names their
-        input.
+        Also if none may be replayed: with a lost live directory, only the journal names their input.
 
         Args:
             mode: How the query runs; only micro-batches can be replayed.
@@ -148,8 +146,7 @@ class Journal:
             new = [batch for batch in batch_ids(self._live.folder, OFFSETS) if batch > newest]
             batches = [replace(each, is_committed=each.batch_id == commit) for each in read_planned(self._live, new)]
         except (LiveDirectoryError, StorageAccessError):
-            # The query meets that too. Without its batches in the journal, a restore rolls sinks
-            # back.
+            # The query meets that too. Without its batches in the journal, a restore rolls sinks back.
             return
         if batches:
             self._stream.catalog.journal.note(self._lease.record, batches)

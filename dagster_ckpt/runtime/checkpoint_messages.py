@@ -14,12 +14,10 @@ from dagster_ckpt.values.modes import CheckpointingMode
 class Alignment(Enum):
     """The batch that a snapshot ends at, if a batch is running when the attempt begins.
 
-    WAIT_FOR_COMMIT: Aligned. Wait until the running batch is committed and take the cut there.
-    CARRY_IN_FLIGHT: Unaligned. Take the cut at the newest commit at once and include the planned
-    offsets of the running batch, so that a restore replays exactly that batch.
-    NEWEST_COMMIT: At least once. Take the cut at the newest commit at once, without the plan of the
-    running batch. A restore may plan it differently, so its rows may be emitted twice, but are
-    never lost.
+    WAIT_FOR_COMMIT: Aligned. Wait until the running batch is committed and take the cut there. CARRY_IN_FLIGHT:
+    Unaligned. Take the cut at the newest commit at once and include the planned offsets of the running batch, so that a
+    restore replays exactly that batch. NEWEST_COMMIT: At least once. Take the cut at the newest commit at once, without
+    that plan. A restore may plan the batch differently, so its rows may be emitted twice, but are never lost.
     """
 
     WAIT_FOR_COMMIT = auto()
@@ -34,8 +32,8 @@ class Attempt:
     Attributes:
         number: The `n` of `chk-<n>`; a savepoint takes a number too, as in Flink.
         request_id: The request to answer; None if the timer triggered the attempt.
-        alignment_deadline_ms: When an attempt stops waiting for a commit and continues as
-            `CARRY_IN_FLIGHT`; None: never.
+        alignment_deadline_ms: When an attempt stops waiting for a commit and continues as `CARRY_IN_FLIGHT`; None:
+            never.
     """
 
     number: int
@@ -49,8 +47,8 @@ class Attempt:
 def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
     """How an attempt treats a batch that is running when it begins.
 
-    In the order of Flink's `CheckpointOptions.forConfig`: the mode comes first, a savepoint is
-    never unaligned, and an alignment timeout of 0 does not wait.
+    In the order of Flink's `CheckpointOptions.forConfig`: the mode comes first, a savepoint is never unaligned, and an
+    alignment timeout of 0 does not wait.
     """
     if options.mode is CheckpointingMode.AT_LEAST_ONCE:
         return Alignment.NEWEST_COMMIT
@@ -78,8 +76,8 @@ def new_attempt(
 class FailureSide(Enum):
     """The side on which a failure occurs.
 
-    Flink tolerates a savepoint that fails on the coordinator's side, because restarting the query
-    would not help, and counts one that fails on the side of the running tasks.
+    Flink tolerates a savepoint that fails on the coordinator's side, because restarting the query would not help, and
+    counts one that fails on the side of the running tasks.
     """
 
     COORDINATOR = "coordinator"
@@ -87,11 +85,7 @@ class FailureSide(Enum):
 
 
 class CheckpointFailureReason(Enum):
-    """Why an attempt failed or a request was refused.
-
-    Attributes:
-        counts: Whether it counts against the tolerable checkpoint failures.
-    """
+    """Why an attempt failed or a request was refused, and whether it `counts` against the tolerable failures."""
 
     counts: bool
     side: FailureSide
@@ -164,8 +158,8 @@ class StartAttempt:
 class Abort:
     """End a pending attempt, delete what it wrote, and answer its request with the reason.
 
-    The driver still reports its end: by `AttemptFailed` or, if it completed before it could be
-    aborted, by `AttemptCompleted`, which a `Discard` answers.
+    The driver still reports its end: `AttemptFailed` or, if it completed before it could be aborted,
+    `AttemptCompleted`, which a `Discard` answers.
     """
 
     number: int
@@ -225,8 +219,8 @@ class QueryStopped:
 class Tick:
     """Time has passed. Due at `CheckpointCoordinator.next_deadline_ms`; harmless at any other time.
 
-    Attempts expire and the timer fires only here, so a snapshot stored in time is never discarded
-    because its report arrives after the tick.
+    Attempts expire and the timer fires only here, so a snapshot stored in time is never discarded because its report
+    arrives after the tick.
     """
 
     at_ms: int
@@ -234,11 +228,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Progressed:
-    """What a trigger policy may depend on has changed.
-
-    Attributes:
-        wall_ms: The same moment in ms since the epoch.
-    """
+    """What a trigger policy may depend on has changed; `wall_ms` is in ms since the epoch."""
 
     at_ms: int
     wall_ms: int
@@ -272,7 +262,7 @@ class AttemptCompleted:
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """An attempt, which may have been aborted, ended without a snapshot; `detail` is the root cause."""
+    """An attempt, perhaps aborted, ended without a snapshot; `detail` is the root cause."""
 
     at_ms: int
     number: int
@@ -284,8 +274,7 @@ class AttemptFailed:
 class CleaningChanged:
     """The number of snapshots being deleted changed.
 
-    Failed deletions that wait for a retry do not count: a storage that denies deletion would stop
-    all checkpoints.
+    Failed deletions that wait for a retry do not count: a storage that denies deletion would stop all checkpoints.
     """
 
     at_ms: int

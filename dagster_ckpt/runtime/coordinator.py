@@ -71,8 +71,7 @@ class FailureCounter:
     def exceeded_by(self, number: int, kind: TriggerKind, reason: Reason) -> bool:
         """Record a failure and return whether it exceeds the tolerated number.
 
-        An attempt counts once, and not at all if it or a later one succeeded. After True the
-        counter restarts at zero, so that one streak fails the query once.
+        An attempt counts once, and not at all if it or a later one succeeded. After True the counter restarts at zero.
         """
         if self.tally(number, kind, reason) is None:
             return False
@@ -91,7 +90,7 @@ class FailureCounter:
         return FailureTally(len(self._counted | {number}), self._tolerable)
 
     def succeeded(self, number: int) -> None:
-        """Record a success. It resets the counter unless a later attempt already succeeded."""
+        """Reset the counter unless a later attempt already succeeded."""
         if self._last_success is None or number > self._last_success:
             self._last_success = number
             self._counted.clear()
@@ -104,9 +103,8 @@ def _counts(kind: TriggerKind, reason: Reason) -> bool:
         case TriggerKind.SAVEPOINT:
             return reason.counts and reason.side is FailureSide.QUERY
         case TriggerKind.STOP_WITH_SAVEPOINT:
-            # In Flink, tasks block in a synchronous savepoint, so a failed one must fail the job.
-            # Here nothing in the query waits: the query continues, and the attempt's timeout bounds
-            # the wait.
+            # In Flink, tasks block in a synchronous savepoint, so a failed one must fail the job. Here nothing in the
+            # query waits.
             return False
 
 
@@ -165,10 +163,10 @@ class PendingAttempts:
 
 
 def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
-    """Match attempts that a completed one makes obsolete: the older checkpoints.
+    """Match the older checkpoints, which a completed attempt makes obsolete.
 
-    Never a savepoint, which was requested, and never by a savepoint: since FLIP-193 its user may
-    delete it, so it replaces no checkpoint.
+    Never a savepoint, which was requested, and never by a savepoint: since FLIP-193 its user may delete it, so it
+    replaces no checkpoint.
     """
     return lambda attempt: (
         completed.kind is attempt.kind is TriggerKind.CHECKPOINT and attempt.number < completed.number
@@ -178,12 +176,11 @@ def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
 class CheckpointCoordinator:
     """Decides when to take snapshots of one stream: events in, actions out, without thread, I/O or clock.
 
-    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across its restarts.
-    The driver passes in each event, carries out the returned actions in order, and sends a `Tick`
-    at `next_deadline_ms`.
+    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across its restarts. The driver passes
+    in each event, carries out the returned actions in order, and sends a `Tick` at `next_deadline_ms`.
 
-    A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the driver
-    when it reports the end of an attempt that is still pending.
+    A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the driver when it reports the
+    end of a pending attempt.
     """
 
     def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:
@@ -234,8 +231,7 @@ class CheckpointCoordinator:
     def handle(self, event: Event) -> list[Action]:
         """Process an event and return the actions to carry out in this order.
 
-        The report of an unknown attempt changes nothing. A late event happens now: time never goes
-        back.
+        The report of an unknown attempt changes nothing. A late event happens now: time never goes back.
         """
         self._now_ms = max(self._now_ms, event.at_ms)
         return list(chain(self._react(event), self._start_waiting()))
@@ -297,7 +293,6 @@ class CheckpointCoordinator:
         elif request.origin is TriggerOrigin.PERIODIC and self._stop_request is not None:
             yield _refuse(request, Reason.PERIODIC_SCHEDULER_SHUTDOWN, "A stop-with-savepoint is in progress.")
         elif self._is_known(request):
-            # The same request passed in twice is one request with one answer.
             return
         elif request.kind is TriggerKind.STOP_WITH_SAVEPOINT:
             yield from self._stop_requested(request)
@@ -341,8 +336,8 @@ class CheckpointCoordinator:
             yield from self._attempt_lost(attempt, Reason.CHECKPOINT_EXPIRED, detail)
 
     def _fire_timer(self) -> Iterator[Action]:
-        # Unlike Flink's, this timer has at most one request queued: a long savepoint would
-        # otherwise be followed by a burst of checkpoints of the same commit.
+        # Unlike Flink's, this timer queues at most one request: a long savepoint would otherwise be followed by a burst
+        # of checkpoints of the same commit.
         if self._timer.fires(self._now_ms) and TIMER_REQUEST not in self._decider.waiting:
             yield from self._submit(TIMER_REQUEST)
 

@@ -28,8 +28,8 @@ from dagster_ckpt.values.durations import monotonic_ms
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
     """Run a stream until it ends, is stopped or canceled, or its restart strategy does not allow another restart.
 
-    On return the last execution has ended in the catalog. The caller knows the status of the
-    surrounding run, and applies retention.
+    On return the last execution has ended in the catalog. The caller knows the status of the surrounding run, and
+    applies retention.
     """
     record = stream.register()
     execution_id = str(uuid.uuid4())
@@ -150,7 +150,7 @@ class StreamRun:
                 wall_clock=self._request.wall_clock,
             )
         except Exception:
-            # Nothing else refers to this query yet, and it must not outlive the lease.
+            # Nothing else refers to this query, and it must not outlive the lease.
             started.query.stop()
             raise
         return supervisor.run()

@@ -1,8 +1,7 @@
 """The end of an execution: what is recorded for it, who is answered, and what is deleted afterwards.
 
-`Settlement` records ends while the lease is held; afterwards `settle_run` and `settle_execution`
-apply retention under a lease of their own. `record_death` or the next execution records that a
-process died.
+`Settlement` records ends while the lease is held; afterwards `settle_run` and `settle_execution` apply retention under
+a lease of their own. `record_death` or the next execution records that a process died.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 from dagster_ckpt.values.modes import TerminalState
 
-# The start cannot be done as requested, and a retry does not help.
+# A retry does not help.
 _REFUSALS = (
     *(SnapshotNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError, StateAtRiskError),
     *(PlanChangedError, SourceChangedError, StateBackendChangeError, StatePartitionsError, StateRewriteError),
@@ -59,7 +58,6 @@ class _End:
 
     Attributes:
         status: None: not known here, or not this process's to record.
-        settled: Whether nothing is left to do.
         terminal: The state that retention is applied for; None if the stream may continue.
     """
 
@@ -71,7 +69,6 @@ class _End:
 _ENDS = {
     EndKind.FINISHED: _End(ExecutionStatus.FINISHED, terminal=TerminalState.FINISHED),
     EndKind.ENDED_BY_ITSELF: _End(ExecutionStatus.SUSPENDED, terminal=TerminalState.SUSPENDED),
-    # A suspended execution keeps all its snapshots.
     EndKind.SUSPENDED: _End(ExecutionStatus.SUSPENDED, settled=True),
     EndKind.CANCEL_REQUESTED: _End(ExecutionStatus.CANCELED, terminal=TerminalState.CANCELED),
     # No restart is allowed any more: otherwise the run would not have ended.
@@ -79,7 +76,7 @@ _ENDS = {
     EndKind.SAVEPOINT_FAILED: _End(ExecutionStatus.SUSPENDED, settled=True),
     # A new process may continue.
     EndKind.STALLED: _End(ExecutionStatus.FAILED),
-    # Who interrupted the process decides: see `RunRequest.interrupted_as`.
+    # See `RunRequest.interrupted_as`.
     EndKind.INTERRUPTED: _End(None),
     EndKind.LEASE_LOST: _End(None),
 }
@@ -90,9 +87,8 @@ def record_end(
 ) -> bool:
     """Record how the query of an execution ended, unless it has already ended.
 
-    A request that asked for this end is answered in the same transaction, so that a process killed
-    after the answer stays stopped. Returns False if it was withdrawn: nothing is recorded, and the
-    query must continue.
+    A request that asked for this end is answered in the same transaction, so that a process killed after the answer
+    stays stopped. Returns False if it was withdrawn: nothing is recorded, and the query must continue.
     """
     meaning = _ENDS[end.kind]
     if meaning.status is None:
@@ -125,8 +121,7 @@ def stop_before_restart(
 def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecord:
     """Record that the process of an execution died, as an observer that holds no lease.
 
-    Changes nothing if the execution has ended, lives on this machine with its lease, or renews the
-    lease meanwhile.
+    Changes nothing if the execution has ended, lives on this machine with its lease, or renews it meanwhile.
     """
     lease = catalog.leases.current(execution.stream_id)
     held = lease if lease is not None and lease.execution_id == execution.execution_id else None
@@ -164,7 +159,7 @@ def settle_execution(
 
 
 class Settlement:
-    """Records in the catalog how the executions of one run end, while the run holds the lease."""
+    """Records how the executions of one run end, while the run holds the lease."""
 
     def __init__(self, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper) -> None:
         self._stream = stream
@@ -178,8 +173,7 @@ class Settlement:
             record_end(self._stream.catalog, self._lease.record, execution_id, end)
             status = self._request.interrupted_as() if end.kind is EndKind.INTERRUPTED else None
             if status is not None:
-                # While the lease is held: a successor that waits for it would assume that this
-                # process died.
+                # While the lease is held: a successor that waits for it would assume that this process died.
                 settled = status is ExecutionStatus.SUSPENDED
                 self._executions.end(self._lease.record, execution_id, status, end.reason, settled=settled)
         except LeaseLostError as error:
@@ -193,12 +187,11 @@ class Settlement:
     ) -> QueryEnd | None:
         """Record that a start was stopped before it started its query, and answer the requests that wait for it.
 
-        Returns None if the request `asked_by` was withdrawn in the meantime: start again. `message`
-        is for the run's log and for the request that asked for the start.
+        Returns None if the request `asked_by` was withdrawn in the meantime: start again. `message` is for the run's
+        log and for the request that asked for the start.
         """
         try:
             if asked_by is None:
-                # Otherwise the end of the execution is recorded, and logged with it.
                 log_message(self._stream.stream_id, message)
             elif not record_end(self._stream.catalog, self._lease.record, execution_id, end, asked_by=asked_by):
                 return None
@@ -227,15 +220,14 @@ class Settlement:
             raise
 
     def answer_start_request(self, status: RequestStatus, error: str | None) -> None:
-        """Resolve the request that this run answers, if there is one."""
+        """Resolve the request that this run answers, if any."""
         if self._request.start_request_id is not None:
             self._stream.catalog.requests.resolve(
                 self._lease.record, self._request.start_request_id, status, error=error
             )
 
     def _note_loss(self, execution_id: str, reason: str) -> None:
-        # The only write left to this process. A successor that has started has already ended this
-        # execution.
+        # The only write left to this process. A successor that has started has already ended this execution.
         with suppress(CatalogError):
             self._executions.end_unheld(execution_id, ExecutionStatus.FAILED, reason)
 
@@ -246,8 +238,7 @@ Change = Callable[[], object]
 class RetryQueue:
     """Catalog writes, applied in order and retried until the catalog accepts them.
 
-    Each must be idempotent, because its response may be lost. A process without the lease drops
-    them: they are its successor's to make.
+    Each must be idempotent, because its response may be lost. A process without the lease drops them.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
 """Detects a query that has stalled, and kills a JVM that does not answer.
 
-Polling sources, waiting for a trigger, and a long batch whose tasks finish are activity. A stalled
-query looks alive: it keeps its lease, and checkpoints of the same batch complete. A JVM that hangs
-keeps its driver in a call, and the driver its lease, so that no successor could start. Flink's
-counterpart is `heartbeat.timeout`.
+Polling sources, waiting for a trigger, and a long batch whose tasks finish are activity. A stalled query looks alive:
+it keeps its lease, and checkpoints of the same batch complete. A JVM that hangs keeps its driver in a call, and the
+driver its lease, so that no successor could start. Flink's counterpart is `heartbeat.timeout`.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class QueryInactivity:
         return self.stalled_for_ms > limit_ms and not (self.is_idle or works)
 
     def as_record(self) -> dict[str, Any]:
-        """The form in the progress of an execution."""
+        """As stored in the progress of an execution."""
         return asdict(self)
 
     @staticmethod
@@ -138,12 +137,10 @@ class JvmWatch:
     ) -> None:
         self._over.set()
         if self._thread.ident is not None:
-            # Afterwards, `ended` is final.
             self._thread.join()
 
     def _watch(self) -> None:
-        # Looks are counted, not the time: after a pause of the whole machine the JVM gets its time
-        # again.
+        # Looks are counted, not the time: after a pause of the whole machine the JVM gets its time again.
         look_ms = min(_LOOK_S * 1000, self._limit_ms / 4)
         waited_ms, before = 0.0, None
         while self._ended is None and not self._over.wait(look_ms / 1000):

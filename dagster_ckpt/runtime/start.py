@@ -77,14 +77,14 @@ class StartedQuery:
     sources: Sequence[SourceIdentity] | None = None
 
     def as_record(self) -> dict[str, object]:
-        """What the catalog records of the start."""
+        """As recorded in the catalog."""
         sources = {SOURCE_IDENTITIES: [each.as_record() for each in self.sources]} if self.sources is not None else {}
         return {**self.plan.as_record(), **sources}
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A start that is not refused, and what the check has found."""
+    """What the check of a start that is not refused has found."""
 
     query_plan: PlanDescription | None
     rewrite: StateRewrite | None
@@ -287,7 +287,6 @@ class Start:
             log_message(stream.stream_id, str(prepared.rewritten))
         self._widen_schemas(prepared.live)
         self._report_sinks(plan, prepared)
-        # The restore may have outlived the lease.
         self._lease.check()
         query_plan = checked.query_plan
         stream.catalog.streams.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)

@@ -1,8 +1,8 @@
 """After a start or its query failed: examine what it began from, and note damage in the catalog.
 
 State files without a checksum are tried: Spark loads them from a copy. A failure of the copy alone proves nothing,
-because code, session or environment may be its cause. It counts only if the same Spark loads the state of a
-snapshot in the same way.
+because code, session or environment may be its cause. It counts only if the same Spark loads the state of a snapshot in
+the same way.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class StartFailures:
     def passes_over(self, plan: RecoveryPlan, live: LiveDirectory | None, error: Exception) -> bool:
         """Whether a start failed because its point is damaged, which is then noted.
 
-        `live` is the directory that it had prepared, if any. If the point is good, the error gets a note that says
-        so.
+        `live` is the directory that it had prepared, if any. If the point is good, the error gets a note that says so.
         """
         if not is_suspicious(error) or (live is None and not isinstance(error, CkptError)):
             # Before the query was started, any other error is one of its description.
@@ -62,7 +61,6 @@ class StartFailures:
         try:
             damage = self._examiner.damage_of_point(plan) if live is None else self._examine(live)
         except CkptError as trouble:
-            # Nothing is known, so nothing changes.
             error.add_note(f"What the start began from could not be examined after the failure: {trouble}")
             return False
         if damage is None:
@@ -80,12 +78,11 @@ class StartFailures:
             damage = self._examine(live)
             found = _told(f"The live directory {live.url}", damage)
         except CkptError as error:
-            # Nothing is known, so nothing changes.
             found = f"The live directory {live.url} could not be examined after the failure: {error}"
         return replace(end, reason=f"{end.reason}\n{found}")
 
     def _examine(self, live: LiveDirectory) -> Damage | None:
-        """Examine the directory in which a query failed. Damage of it, and of what it was made from, is noted."""
+        """Examine the directory in which a query failed, and note its damage and that of what it was made from."""
         damage = self._examiner.damage_of_live(live)
         if damage is None:
             request = self._request
@@ -131,7 +128,7 @@ def _told(what: str, damage: Damage | None) -> str:
 
 _TIMEOUT_S = 900.0
 _NOTES = ("/_metadata/", "/_stateSchema/")
-# Files that carry checksums of their own: these, and those that begin like a stream of lz4-java.
+# Files with checksums of their own; so have those that begin like a stream of lz4-java.
 _CARRYING = (".zip", ".crc")
 _LZ4 = b"LZ4Block"
 

@@ -17,10 +17,9 @@ from dagster_ckpt.values.durations import Clock, monotonic_ms
 
 
 class StartWatch:
-    """Checks between the steps of a start, which calls it, whether it has to stop.
+    """Checks between the steps of a start whether it has to stop.
 
-    A start may stop after any step, as if its process were killed there: before the switch to the new live
-    directory nothing has changed, and what follows is finished by the next start.
+    A start may stop after any step, as if its process were killed there; what follows is finished by the next start.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class StartWatch:
         if self._interrupted():
             self.end = QueryEnd(EndKind.INTERRUPTED, "the process was asked to stop while it started")
             return
-        # A temporarily unavailable catalog does not stop a start.
         with suppress(CatalogError):
             for request in self._catalog.requests.pending(self._stream_id):
                 if request.kind in ENDS_BY_REQUEST:

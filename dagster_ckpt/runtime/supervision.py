@@ -243,7 +243,7 @@ class Supervisor:
         if not self._is_stopped:
             self._log.note(self._query.recent_progress())
         now_ms = monotonic_ms()
-        # A query may end between two heartbeats; its last batch is recorded all the same.
+        # A query may end between two heartbeats.
         if now_ms < self._next_heartbeat_ms and not is_last:
             return
         self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
@@ -277,7 +277,6 @@ class Supervisor:
                 "input_rows": self._log.total_rows,
                 "state_rows": latest.state_rows if latest else None,
                 "watermark": latest.watermark if latest else None,
-                # Before the first report: those named at the start.
                 "sinks": list(self._attempts.sinks),
                 SINK_IDS: self._sink_ids,
                 # Before the first batch Spark may still be planning the query.
@@ -312,7 +311,6 @@ class Supervisor:
                 if record_end(self._catalog, lease, self._execution_id, end, asked_by=request):
                     self._end = end
                     return
-                # It was withdrawn in the meantime.
                 self._stop_requested = []
                 continue
             kind = _TRIGGERS.get(request.kind)

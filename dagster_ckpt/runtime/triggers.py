@@ -59,9 +59,7 @@ MAX_QUEUED_REQUESTS = 1000
 class Load:
     """What a decision depends on besides the queued requests: attempts, deletions in progress, and the pause.
 
-    Attributes:
-        triggering: Whether an attempt is in its triggering phase.
-        pause_ends_ms: When the minimum pause after the last completed snapshot ends.
+    `pause_ends_ms` is when the minimum pause after the last completed snapshot ends.
     """
 
     now_ms: int
@@ -97,10 +95,9 @@ Decision = Start | TooSoon | Wait
 class RequestDecider:
     """The queue of requests and the limits that delay them.
 
-    Order: savepoints before checkpoints, users' requests before periodic ones, older before newer.
-    A forced request ignores the number of pending attempts. Only savepoints are forced (Flink does
-    so unless checkpoints are unaligned), so Flink's rule that a forced request goes first needs no
-    rank here.
+    Order: savepoints before checkpoints, users' requests before periodic ones, older before newer. A forced request
+    ignores the number of pending attempts. Only savepoints are forced (Flink does so unless checkpoints are unaligned),
+    so Flink's rule that a forced request goes first needs no rank here.
     """
 
     def __init__(
@@ -185,7 +182,7 @@ class PeriodicTrigger:
         self._progress = None
 
     def progressed(self, now_ms: int, *, wall_ms: int, batches: int, rows: int) -> None:
-        """Record the progress of the query since its start, and the wall clock."""
+        """Record the query's progress since its start, and the wall clock."""
         self._batches, self._rows, self._wall_ahead_ms = batches, rows, wall_ms - now_ms
 
     def completed(self, now_ms: int) -> None:
@@ -193,7 +190,7 @@ class PeriodicTrigger:
         self._last_completed_ms = now_ms
 
     def due_at_ms(self, now_ms: int) -> int | None:
-        """When it fires next, as far as is known; None while it is off."""
+        """When it fires next, if known; None while it is off."""
         progress = self._progress_at(now_ms)
         if self._policy is None or progress is None:
             return None

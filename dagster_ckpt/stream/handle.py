@@ -23,8 +23,8 @@ from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.storage_path import location_url
 from dagster_ckpt.values.validation import checked_stream_id
 
-# Suffixes: `.partial` unfinished, `.source` and `.staged` temporary copies of a state rewrite,
-# `.replayed` for lost batches. Names without a token predate this rule.
+# Suffixes: `.partial` unfinished, `.source` and `.staged` temporary copies of a state rewrite, `.replayed` for lost
+# batches. Names without a token predate this rule.
 _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|source|staged|replayed))*")
 
 
@@ -42,9 +42,7 @@ def live_folders(live_root: str) -> list[str]:
 class BuiltDirectory:
     """A live directory that exists in storage, whether or not the catalog knows it.
 
-    Attributes:
-        generation: Its number among the stream's live directories.
-        token: Token of the lease under which it was created; 0 if its name carries none.
+    `token` is that of the lease under which it was created; 0 if its name carries none.
     """
 
     live: LiveDirectory
@@ -64,15 +62,12 @@ class StreamHandle:
     Attributes:
         stream_id: Stable id of the streaming asset; the name of its folder in storage.
         asset_key: Dagster asset key as a user string ("a/b"), or the name outside Dagster.
-        live_root: The stream's live directories are
-            `<live_root>/<stream_id>/live-<generation>-<token>`.
-        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this. They
-            must reach live directories and snapshots by the same URLs. None: the supervising
-            process always copies.
+        live_root: The stream's live directories are `<live_root>/<stream_id>/live-<generation>-<token>`.
+        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this, and must reach live
+            directories and snapshots by the same URLs. None: the supervising process always copies.
         backend: None: the session's settings, unchecked. Its `transfer_threads` copy files.
         state_partitions: None: those of the state, or of the session for a query without state.
-        stall_timeout_ms: Fails the run after this long without progress (see `StallDetector`);
-            None: never.
+        stall_timeout_ms: Fails the run after this long without progress (see `StallDetector`); None: never.
         storage: The configuration that `store` was opened from; None if unknown.
     """
 
@@ -93,7 +88,6 @@ class StreamHandle:
     storage: CheckpointStorage | None = None
 
     def __post_init__(self) -> None:
-        """Refuse locations that must not be stored in the catalog or displayed."""
         checked_stream_id(self.stream_id)
         refuse_user_info("The folder of live directories", self.live_root)
         location_url("The folder of live directories", self.live_root)
@@ -115,8 +109,7 @@ class StreamHandle:
     def token_in_use(self, record: StreamRecord) -> int:
         """The highest token in a live directory's name if the catalog knows no start of the stream, else 0.
 
-        A catalog that replaces a lost one must issue higher tokens, so that older directories count
-        as older.
+        A catalog that replaces a lost one must issue higher tokens, so that older directories count as older.
         """
         return 0 if record.live_generation > 0 else self.newest_token()
 

@@ -1,7 +1,7 @@
 """The sinks of a stream: which it wrote to, and what the catalog records of its tables and topics.
 
-`sink_ids` in the progress of an execution, and in the properties of a snapshot, has an entry for
-each sink by name: the id of its table or topic, and the stream's newest batch in it.
+`sink_ids`, in the progress of an execution and the properties of a snapshot, has an entry for each sink by name: the id
+of its table or topic, and the stream's newest batch in it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, A
 
 
 def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
-    """What the progress of an execution, or a snapshot's properties, record of a sink."""
+    """What an execution's progress, or a snapshot's properties, record of a sink."""
     entries = record.get(SINK_IDS)
     for name, entry in entries.items() if isinstance(entries, dict) else ():
         if isinstance(entry, dict) and sink.is_same(sink_of(str(name))):
@@ -84,7 +84,7 @@ def known_of_executions(executions: Sequence[ExecutionRecord], sink: Sink) -> Kn
 
 
 def with_newest_batch(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `sink_ids` in the progress of an execution, with the newest batch that it has reported."""
+    """The entries of `sink_ids` in an execution's progress, with the newest batch that it has reported."""
     entries = progress.get(SINK_IDS)
     newest = progress.get("batch_id")
     kept = {str(name): entry for name, entry in entries.items()} if isinstance(entries, dict) else {}

@@ -1,4 +1,4 @@
-"""Acquire and keep the lease that makes a process the only writer of a stream."""
+"""The lease that makes a process the only writer of a stream."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class AcquiredLease:
     """A lease, with what is known of the previous holder.
 
     Attributes:
-        record: Every write of a run carries it, and is refused once another holder has a higher
-            token.
+        record: Every write of a run carries it, and is refused once another holder has a higher token.
         predecessor: The expired lease, if its holder is not proven to have ended.
     """
 
@@ -55,11 +54,10 @@ def acquire(
 ) -> AcquiredLease:
     """Become the writer of a stream; LeaseHeldError if a live execution is, or `interrupted` returns True.
 
-    An expired lease is taken over at once if nothing shows that its holder is alive. The catalog's
-    clock may have jumped ahead, so a holder that lives on this machine gets the time of its lease
-    again. If `holder_is_over` says that the holder's run is recorded as finished, its process may
-    still be alive, so this call waits for the lease to expire. The new token is higher than
-    `above`.
+    An expired lease is taken over at once if nothing shows that its holder is alive. The catalog's clock may have
+    jumped ahead, so a holder that lives on this machine gets the time of its lease again. If `holder_is_over` says that
+    the holder's run is recorded as finished, this call waits for the lease to expire, because its process may still be
+    alive. The new token is higher than `above`.
     """
     catalog.database.limit_calls(ttl_ms)
     grace = _GracePeriod()
@@ -177,10 +175,9 @@ class LeaseKeeper:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Hold the lease during one short step that changes what a successor would use.
+        """Hold the lease during one short step that changes what a successor would use, other than catalog writes.
 
-        Catalog writes do not need this. Raises CatalogError if the catalog did not hold the lease
-        until the end of the step.
+        Raises CatalogError if the catalog did not hold the lease until the end of the step.
         """
         lost = self.lost
         if lost is not None:

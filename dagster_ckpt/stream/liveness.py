@@ -1,7 +1,7 @@
 """Decide whether the process behind a lease, an execution or a launch is dead.
 
-Only `ENDED` is a proof. A process is identified by what no clock change affects: host, boot and pid
-namespace, pid, and start time in kernel ticks.
+Only `ENDED` is a proof. A process is identified by what no clock change affects: host, boot and pid namespace, pid, and
+start time in kernel ticks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dagster_ckpt.stream.pods import pod_has_ended, this_pod
 
 # The JVM ends when the Python side of its pipe closes.
 JVM_GRACE_S = 10.0
-# Heartbeats come every two seconds; a younger one proves life.
+# Heartbeats come every two seconds.
 LIVELY_MS = 15_000
-# An unobservable process without a lease counts as inactive after this silence, which is longer
-# than a driver applies retention after releasing its lease.
+# An unobservable process without a lease counts as inactive after this silence, which is longer than a driver applies
+# retention after releasing its lease.
 SILENCE_MS = 60_000
 # The same for a run that is starting Spark and sends no heartbeats yet.
 SLOW_START_MS = 180_000
 
-# In place of the pid of a JVM that cannot be observed, such as a Spark Connect server's. Its query
-# outlives the process that started it.
+# For the pid of a JVM that cannot be observed, such as a Spark Connect server's. Its query outlives the process that
+# started it.
 UNSEEN_JVM = 0
 
-# Tolerance when a start time is compared with the clock that dated a log entry.
+# When a start time is compared with the clock that dated a log entry.
 _CLOCK_SLACK_MS = 50
 # Indexes into /proc/<pid>/stat after the parenthesized name: fields 3 and 22.
 _STATE, _START_TICKS = 0, 19
@@ -46,8 +46,7 @@ _HAS_PROC = (_PROC / "self/stat").exists()
 class Liveness(Enum):
     """What is known of a process.
 
-    ENDED is a proof. A process of another machine or boot is UNKNOWN, unless Kubernetes knows the
-    end of its pod.
+    A process of another machine or boot is UNKNOWN, unless Kubernetes knows the end of its pod.
     """
 
     ALIVE = "ALIVE"
@@ -59,10 +58,7 @@ class Liveness(Enum):
 class ProcessIdentity:
     """A process, distinct from later ones with the same pid and from those of other machines or boots.
 
-    Attributes:
-        start_ticks: Start time in the kernel's ticks since boot. None: not recorded, nothing can be
-            proven.
-        boot_id: See `boot_id`.
+    Without `start_ticks` (since boot), nothing can be proven.
     """
 
     pid: int
@@ -120,8 +116,7 @@ class ProcessIdentity:
 def boot_id() -> str:
     """Identity of this machine's boot and, in a container, of its namespaces and its pod.
 
-    Containers may share their host's name but not its processes. Empty: there is none, and nothing
-    can be proven.
+    Containers may share their host's name but not its processes. Empty: nothing can be proven.
     """
     path = Path("/proc/sys/kernel/random/boot_id")
     if not path.exists():
@@ -211,9 +206,8 @@ def run_liveness(
 ) -> Liveness:
     """Whether the process of an orchestrator's run is alive, when only its pid on an unknown machine is known.
 
-    UNKNOWN if it cannot be observed and has been silent for too long, by a monotonic clock. ENDED
-    only if the identity that its execution recorded proves it. `seen_at_ms` is when the process
-    logged its pid.
+    UNKNOWN if it cannot be observed and has been silent for too long, by a monotonic clock. ENDED only if the identity
+    that its execution recorded proves it. `seen_at_ms` is when the process logged its pid.
     """
     if _may_run_since(pid, seen_at_ms):
         return Liveness.ALIVE
@@ -236,7 +230,7 @@ class _Seen:
 
 
 def _seen(pid: int) -> _Seen | None:
-    """A process as the system shows it; None if it is hidden from this user, ProcessLookupError if there is none."""
+    """None if it is hidden from this user, ProcessLookupError if there is none."""
     if _HAS_PROC:
         try:
             stat = (_PROC / f"{pid}/stat").read_bytes()
@@ -261,7 +255,6 @@ def _seen(pid: int) -> _Seen | None:
 
 
 def _is_there(pid: int) -> bool:
-    """Whether a process with this pid exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -36,12 +36,9 @@ class StreamSource(Protocol):
         """Ids of the streams that may have state, whether or not the catalog knows them."""
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream; StreamNotFoundError if there is none.
+        """Open a stream, by its id or the key of an asset that it writes; StreamNotFoundError if there is none.
 
-        Args:
-            stream: Its stream id, or the key of an asset that it writes.
-            new_like: The stream may never have been started; it then gets the settings of this
-                stream.
+        With `new_like` it may never have been started, and then gets the settings of that stream.
         """
 
 
@@ -58,9 +55,8 @@ class RecordedStreams:
     """Streams with the settings that the catalog recorded when they last ran.
 
     Attributes:
-        storage: Credentials for the recorded storages, and the storage of streams whose storage is
-            not recorded.
-        live_root: Folder of live directories of streams whose folder is not recorded.
+        storage: Credentials for the recorded storages, and the storage of streams without a recorded one.
+        live_root: Folder of live directories of streams without a recorded one.
         options: Checkpointing options that take precedence over recorded ones, by stream id.
     """
 

@@ -1,12 +1,11 @@
 """Check that a stream's storage locations are its own: the folder of live directories, and an adopted directory.
 
-Two environments that share a folder by mistake, or a copied catalog, would delete each other's
-data. Therefore the folder of live directories and every snapshot carry the id of their deployment,
-and a start never writes outside the stream's folders, even if the catalog names such a location.
+Two environments that share a folder by mistake, or a copied catalog, would delete each other's data. Therefore the
+folder of live directories and every snapshot carry the id of their deployment, and a start never writes outside the
+stream's folders, even if the catalog names such a location.
 
-The exception is an adopted directory, which plain Spark wrote. Its query may run until the stream's
-first start, so adopting only reads, and a snapshot of it is no recovery point: a restore would roll
-back that query's sinks. Every start is refused until the adoption is finished or dropped. The start
+The exception is an adopted directory, which plain Spark wrote. Its query may run until the stream's first start, so
+adopting only reads, and a snapshot of it is no recovery point: a restore would roll back that query's sinks. The start
 leaves a claim in the directory, because only one of several deployments may continue from it.
 """
 
@@ -32,8 +31,8 @@ _RESUMES = frozenset({StartPoint.LATEST, StartPoint.BATCH})
 def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predecessor_ended: bool) -> None:
     """Refuse a verb that would use another deployment's files, or files that the catalog does not know.
 
-    Starts, forks, imports and rollbacks call it before anything is written, killed or fenced.
-    Without a `start_from`, the state comes from elsewhere.
+    Starts, forks, imports and rollbacks call it before anything is written, killed or fenced. Without a `start_from`,
+    the state comes from elsewhere.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     resumes = start_from is not None and start_from.point in _RESUMES
@@ -58,8 +57,7 @@ def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
     """Refuse a catalog from a backup: the query has moved on to directories that it does not know."""
     if not stream.directories_ahead(record):
         return
-    # Read again: if this process was paused, its successor has registered them, and the lease
-    # refuses what comes next.
+    # If this process was paused, its successor has registered them, and the lease refuses what comes next.
     record = stream.catalog.streams.get(stream.stream_id)
     ahead = stream.directories_ahead(record)
     if not ahead:
@@ -114,19 +112,19 @@ def lies_elsewhere(stream: StreamHandle, record: StreamRecord) -> bool:
 
 
 def other_owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Id of another deployment that owns the stream's folder of live directories; None if there is none."""
+    """Like `owner_of_live_folder`, but None if it is this deployment."""
     owner = owner_of_live_folder(stream)
     return owner if owner != stream.catalog.deployment_id else None
 
 
 def disown_live_folder(stream: StreamHandle) -> None:
-    """Remove this deployment's mark from the stream's folder of live directories."""
+    """Remove this deployment's mark from that folder."""
     if other_owner_of_live_folder(stream) is None:
         LiveDirectory(stream.live_folder).folder.delete(OWNER)
 
 
 CLAIM = "adopted-by"
-# Property of a snapshot that was taken before a start took the directory over: the directory.
+# Property of a snapshot taken before a start took the directory over: the directory.
 ADOPTED_FROM = "adopted_from"
 _LONGEST_CLAIM = 1024
 
@@ -160,11 +158,7 @@ def adopted_directory(record: StreamRecord) -> Adopted | None:
 
 
 def refuse_unfinished_adoption(record: StreamRecord) -> None:
-    """Refuse to use a stream whose adoption was begun and not finished.
-
-    Raises:
-        LiveDirectoryError: It was.
-    """
+    """Raise LiveDirectoryError if the stream's adoption was begun and not finished."""
     if isinstance(record.pending_restore, Adopting):
         directory = record.pending_restore.directory
         raise LiveDirectoryError(
@@ -176,11 +170,7 @@ def refuse_unfinished_adoption(record: StreamRecord) -> None:
 
 
 def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -> str | None:
-    """The adopted directory of a snapshot if its query may still run: it exists, and the stream never took it over.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
+    """The adopted directory of a snapshot if its query may still run: it exists, and the stream never took it over."""
     directory = (snapshot.properties if snapshot is not None else {}).get(ADOPTED_FROM)
     if not isinstance(directory, str):
         return None
@@ -209,11 +199,7 @@ def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> N
 
 
 def claim_of(live: LiveDirectory) -> str | None:
-    """The claim in a checkpoint directory: who has taken it over, as text; None if there is none.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
+    """The claim in a checkpoint directory: who has taken it over, as text; None if there is none."""
     try:
         data = live.folder.read(CLAIM, _LONGEST_CLAIM)
     except FileNotFoundError:
@@ -224,9 +210,7 @@ def claim_of(live: LiveDirectory) -> str | None:
 def claim(stream: StreamHandle, live: LiveDirectory) -> None:
     """Leave the claim of a stream in the directory that it is about to take over.
 
-    Raises:
-        LiveDirectoryError: Another stream or deployment has taken it over.
-        StorageAccessError: The directory cannot be reached.
+    Raises LiveDirectoryError if another stream or deployment has taken it over.
     """
     if claim_of(live) is None:
         live.folder.create_if_absent(CLAIM, _claim(stream).encode())
@@ -234,12 +218,7 @@ def claim(stream: StreamHandle, live: LiveDirectory) -> None:
 
 
 def refuse_without_claim(stream: StreamHandle, live: LiveDirectory) -> None:
-    """Refuse to run a query in an adopted directory that another stream has taken over since.
-
-    Raises:
-        LiveDirectoryError: One has, or there is no claim.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Raise LiveDirectoryError if another stream has taken over this adopted directory, or there is no claim."""
     found = claim_of(live)
     if found != _claim(stream):
         raise LiveDirectoryError(

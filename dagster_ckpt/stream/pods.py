@@ -1,9 +1,8 @@
 """Kubernetes: which pod a process runs in, and whether another pod has ended.
 
-A process of another pod cannot be observed, but the API server knows: a replaced pod does not exist
-or has another UID, and one whose containers have all terminated runs nothing. A pod takes part if
-its manifest passes its name, namespace and UID in the variables below (Kubernetes' Downward API),
-and its service account may `get` pods.
+The API server knows what cannot be observed from here: a replaced pod does not exist or has another UID, and one whose
+containers have all terminated runs nothing. A pod takes part if its manifest passes its name, namespace and UID in the
+variables below (Downward API), and its service account may `get` pods.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ _PREFIX = "pod:"
 class PodState(Enum):
     """What the API server says of a pod.
 
-    GONE: It was deleted or replaced.
-    TERMINATED: All its containers have terminated.
-    RUNS: A container may be running.
+    GONE: It was deleted or replaced. TERMINATED: All its containers have terminated. RUNS: A container may be running.
     UNKNOWN: There is no answer.
     """
 

@@ -40,8 +40,8 @@ _NOT_PLAIN = {"storage", "retention", "trigger"}
 class RecordedSettings:
     """The settings of a stream as of its last registration; None where unknown.
 
-    Operators without the stream's code open it with these: default options could delete checkpoints
-    that its own options keep. Credentials are never recorded.
+    Operators without the stream's code open it with these: default options could delete checkpoints that its own
+    options keep.
 
     Attributes:
         storage: Where its snapshots are stored, without credentials.

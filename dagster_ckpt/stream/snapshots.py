@@ -98,8 +98,8 @@ def holding(
 ) -> Iterator[None]:
     """Hold snapshots for the duration of the context; None and unregistered ones are skipped.
 
-    Raises SnapshotNotFoundError if one was deleted after it was listed. The catalog shows the
-    `reader`; the holds of a killed process last `ttl_ms`.
+    Raises SnapshotNotFoundError if one was deleted after it was listed. The catalog shows the `reader`; the holds of a
+    killed process last `ttl_ms`.
     """
     wanted = [snapshot for snapshot in snapshots if snapshot is not None]
     holds = catalog.holds.use(wanted, holder=reader, ttl_ms=ttl_ms) if wanted else []
@@ -111,8 +111,7 @@ def holding(
 
     def renew() -> None:
         while not over.wait(ttl_ms / 3000):
-            # If the catalog is unavailable for longer than the holds last, the reader fails with an
-            # error that says so.
+            # If the catalog is unavailable for longer than the holds last, the reader fails with an error that says so.
             with suppress(CatalogError):
                 catalog.holds.renew(ids, ttl_ms)
 
@@ -228,9 +227,8 @@ def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> Snapsh
 def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
     """Raise a stream's counter above its stored checkpoints and the restored snapshot; returns the next number.
 
-    A catalog that was lost or restored from a backup counts from below the stored numbers, and
-    every checkpoint would fail because a number is never written twice. Flink likewise continues
-    from the number of the restored checkpoint.
+    A catalog that was lost or restored from a backup counts from below the stored numbers, and every checkpoint would
+    fail because a number is never written twice. Flink likewise continues from the number of the restored checkpoint.
     """
     names = (location.rstrip("/").rpartition("/")[2] for location in stream.store.checkpoints())
     used = [number for name in names if (number := checkpoint_number(name)) is not None]

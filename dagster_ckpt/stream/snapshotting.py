@@ -46,8 +46,7 @@ class SnapshotOrder:
         carry_in_flight: Include the planned offsets of the running batch (unaligned).
         base: Location of a snapshot whose bytes may be shared; None writes everything.
         sinks: Sinks as named in the query's progress.
-        renews: The checkpoint at `base`, if it may be renewed: nothing is written for the same
-            position.
+        renews: The checkpoint at `base`, if it may be renewed: nothing is written for the same position.
     """
 
     kind: SnapshotKind
@@ -62,7 +61,6 @@ class SnapshotOrder:
     renews: SnapshotRecord | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an ambiguous label, even one that no public interface has checked."""
         checked_label(self.label)
 
     def carrying_in_flight(self) -> SnapshotOrder:
@@ -72,11 +70,9 @@ class SnapshotOrder:
 
 @dataclass(frozen=True)
 class TakenSnapshot:
-    """A stored snapshot.
+    """A stored snapshot, after whose `batch_id` a restore resumes.
 
-    Attributes:
-        batch_id: The batch after which a restore resumes.
-        renews: Id of the existing checkpoint that it is, if nothing was written.
+    `renews` is the id of the existing checkpoint that it is, if nothing was written.
     """
 
     order: SnapshotOrder
@@ -90,8 +86,7 @@ class TakenSnapshot:
 def sharing_base(stream: StreamHandle) -> SnapshotRecord | None:
     """The snapshot that probably has most in common with a stream's next one.
 
-    The newest checkpoint of its timeline, else the snapshot that the timeline began with, else the
-    newest checkpoint.
+    The newest checkpoint of its timeline, else the snapshot that the timeline began with, else the newest checkpoint.
     """
     snapshots = stream.catalog.snapshots
     restorable = snapshots.restorable(stream.stream_id)
@@ -149,10 +144,10 @@ def take_snapshot(
 ) -> TakenSnapshot:
     """Cut a live directory, of a running or a stopped query, at its newest commit and store the cut.
 
-    The files are pinned first (a few are read, most are linked), and then `on_cut` gets the batch
-    id, so that Spark may purge during a slow upload. If Spark purges or replaces a file before
-    that, a new cut is taken. If `should_abort` returns True, what was written is deleted.
-    `progress` is called for a savepoint, with the number of files written, and to write.
+    The files are pinned first (a few are read, most are linked), and then `on_cut` gets the batch id, so that Spark may
+    purge during a slow upload. If Spark purges or replaces a file before that, a new cut is taken. If `should_abort`
+    returns True, what was written is deleted. `progress` is called for a savepoint, with the number of files written,
+    and to write.
     """
     return until_not_overtaken(
         lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort, progress=progress)
@@ -171,8 +166,7 @@ def _take(
 ) -> TakenSnapshot:
     is_checkpoint = order.kind is SnapshotKind.CHECKPOINT
     base = stream.store.base(order.base) if is_checkpoint else None
-    # A snapshot without the state of a query that keeps state would look like that of one that
-    # keeps none.
+    # A snapshot without the state of a stateful query would look like that of a stateless one.
     known = KnownQuery.of(order.properties.get("plan"), base.manifest.header.properties if base is not None else None)
     with staged_cut(
         live, carry_in_flight=order.carry_in_flight, sinks=sinks_of(order.sinks), base=base, known=known
@@ -183,8 +177,7 @@ def _take(
 
         def stage(files: list[Source]) -> list[Source]:
             size = sum(file.size for file in files)
-            # Executors cannot reach files pinned on this machine; they read what Spark has not
-            # purged in the meantime.
+            # Executors cannot reach files pinned on this machine; they read what Spark has not purged in the meantime.
             held = files if runner is not None and runner.takes(size) else staged.stage(files)
             on_cut(taken.batch_id)
             return held
@@ -259,10 +252,9 @@ class BatchFigures:
 def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | None = None) -> dict[str, object]:
     """Properties for a snapshot that is about to be taken; unknown values are left out.
 
-    `parent_snapshot_id` is the previous snapshot on this timeline, or the one that the timeline
-    began with. Without `facts` the query is not running: `code_version` is left out, because the
-    code loaded now may not have written the live directory, and `plan` is that of the query started
-    last.
+    `parent_snapshot_id` is the previous snapshot on this timeline, or the one that it began with. Without `facts` the
+    query is not running: `code_version` is left out, because other code may have written the live directory, and `plan`
+    is that of the query started last.
     """
     before = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -286,7 +278,7 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
 
 
 def trigger_properties(trigger: SnapshotTrigger, schedule: str | None) -> dict[str, object]:
-    """Properties that record why a snapshot is taken, for a catalog that is rebuilt."""
+    """Why a snapshot is taken, for a catalog that is rebuilt."""
     return {"trigger": trigger.value, **({"schedule": schedule} if schedule is not None else {})}
 
 
@@ -294,9 +286,7 @@ def trigger_properties(trigger: SnapshotTrigger, schedule: str | None) -> dict[s
 class NotRecorded:
     """A snapshot that, as far as can be determined, the catalog did not record.
 
-    Attributes:
-        why: What went wrong, for a message.
-        is_certain: Whether the catalog itself confirms it. Only then may the bytes be deleted.
+    Only if that `is_certain`, confirmed by the catalog, may the bytes be deleted.
     """
 
     why: str
@@ -314,11 +304,10 @@ def record_snapshot(
 ) -> SnapshotRecord | NotRecorded:
     """Record that a snapshot is complete in storage; without a lease, one of a stream that is not running.
 
-    If the connection breaks, this sends the catalog a change that only an incomplete snapshot
-    accepts, and reads the snapshot again. If the catalog does not answer, the outcome stays unknown
-    and the bytes must stay, as in Flink after a `PossibleInconsistentStateException`. The same
-    holds after a LeaseLostError, which this raises. `after_batch`: the execution that took it has
-    committed a batch.
+    If the connection breaks, this sends the catalog a change that only an incomplete snapshot accepts, and reads the
+    snapshot again. If the catalog does not answer, the outcome stays unknown and the bytes must stay, as in Flink after
+    a `PossibleInconsistentStateException` (the same holds after the LeaseLostError that this raises). `after_batch`:
+    the execution that took it has committed a batch.
     """
     snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored
     facts = CompletedSnapshot(

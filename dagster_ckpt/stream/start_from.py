@@ -165,7 +165,6 @@ class StartFrom:
     ] = None
 
     def __post_init__(self) -> None:
-        """Normalize and check the options."""
         object.__setattr__(self, "start_from", _normalized(self.start_from))
         object.__setattr__(self, "claim_mode", RecoveryClaimMode(self.claim_mode))
         word, point = self.start_from, self.point
@@ -245,7 +244,7 @@ class StartFrom:
 
     @property
     def batch_id(self) -> int | None:
-        """The batch to go back to, for BATCH."""
+        """For BATCH: the batch to go back to."""
         return int(self.reference or 0) if self.point is StartPoint.BATCH else None
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """`Catalog`: the entry point to the catalog, with a store for each kind of record, its schema and its home.
 
-A copy of a catalog would have its own lease for each stream, and so two writers. The catalog therefore
-records where its database is, and a copy is refused; a moved or restored catalog is not.
+A copy of a catalog would have its own lease for each stream, and so two writers. The catalog therefore records where
+its database is; a copy is refused, a moved or restored catalog is not.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class Catalog:
     """The record of streams, executions, leases, snapshots, holds, requests, events and desired states.
 
-    Opening it creates or migrates its tables. It is safe to use from several threads and processes, and
-    pickles as its URL.
+    Opening it creates or migrates its tables. It is safe to use from several threads and processes, and pickles as its
+    URL.
 
     Args:
         url: SQLAlchemy URL: `sqlite:////var/lib/catalog.db` or `postgresql+psycopg://user@host/database`.
@@ -86,8 +86,8 @@ class Catalog:
 
     @property
     def deployment_id(self) -> str:
-        """Id of the deployment that this catalog belongs to, which each of its snapshots carries."""
-        # Another process may change it (`take_over_deployment`).
+        """Id of the deployment, which each of its snapshots carries."""
+        # `take_over_deployment` in another process may change it.
         with self.database.reading() as connection:
             return str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
 
@@ -117,7 +117,7 @@ class Catalog:
             connection.execute(deployment.update().values(deployment_id=deployment_id))
 
     def now_ms(self) -> int:
-        """The current time by the catalog's clock, ms since the epoch: the one to compare recorded times with."""
+        """The time by the catalog's clock, ms since the epoch: the one to compare recorded times with."""
         with self.database.reading() as connection:
             return self.database.now_ms(connection)
 
@@ -138,8 +138,7 @@ _ADVISORY_LOCK = 7_246_019_381
 
 
 def alembic_config() -> Config:
-    """Alembic's configuration, without a file: the migrations are part of the package."""
-    # Slow to import.
+    """Without a file: the migrations are part of the package."""
     from alembic.config import Config  # noqa: PLC0415
 
     config = Config()
@@ -147,12 +146,12 @@ def alembic_config() -> Config:
     return config
 
 
-# A constant, because alembic is slow to import. A test compares it with the migrations.
+# A constant, because alembic is slow to import; a test compares it with the migrations.
 NEWEST_REVISION = "0001"
 
 
 def upgrade(database: Database) -> None:
-    """Migrate a database to the newest schema; a current database is unchanged."""
+    """Migrate a database to the newest schema."""
     with database.reading() as connection:
         if _current_revision(connection) == NEWEST_REVISION:
             return
@@ -249,7 +248,6 @@ def _home_of(database: Database) -> CatalogHome | None:
         try:
             return CatalogHome(str(found.stat().st_ino), f"{host}:{found}", host)
         except OSError:
-            # Deleted or moved: the next call to the database reports it.
             return None
     with database.reading() as connection:
         if not connection.execute(text("SELECT has_function_privilege('pg_control_system()', 'execute')")).scalar():

@@ -27,11 +27,10 @@ from dagster_ckpt.values.durations import Clock
 from dagster_ckpt.values.redaction import cause_to_show, names_a_secret, without_secrets
 from dagster_ckpt.values.untrusted import from_json
 
-# The events that a connection's transaction has recorded, for the log.
 _RECORDED = "dagster_ckpt_recorded"
 
 
-# Free text, which may contain secrets.
+# Free text may contain secrets.
 _FREE_TEXT = {"alert", "error", "reason"}
 
 
@@ -57,8 +56,7 @@ class _Effect:
 class Database:
     """A SQL database that several processes and threads use concurrently.
 
-    Without a `clock` (ms since the epoch), the database's clock counts: leases do not depend on their
-    holders' clocks.
+    Without a `clock` (ms since the epoch), the database's clock counts: leases do not depend on their holders' clocks.
     """
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
@@ -95,7 +93,6 @@ class Database:
                 limit_transaction(connection, within_s)
             yield connection
             effect.is_known = False
-        # Not for a transaction that was rolled back.
         for stream_id, what, payload in recorded:
             log_event(stream_id, what, payload)
 
@@ -107,8 +104,7 @@ class Database:
     def writing_under(self, lease: LeaseRecord) -> Iterator[Connection]:
         """A write transaction that commits only if the stream's lease is still held.
 
-        Every write of a run uses this: after an earlier check the process may be paused, and its lease taken
-        over.
+        Every write of a run uses this: after an earlier check the process may be paused, and its lease taken over.
         """
         with self.writing() as connection:
             require_lease(connection, lease.stream_id, lease.token)
@@ -121,7 +117,7 @@ class Database:
             yield connection
 
     def now_ms(self, connection: Connection) -> int:
-        """The current time by the injected clock or the database's."""
+        """The time by the injected clock or the database's."""
         if self._clock is not None:
             return self._clock()
         return int(connection.execute(text(_NOW[self.url.get_backend_name()])).scalar_one())
@@ -133,7 +129,6 @@ class Database:
         """
         insert: Any = sqlite_insert
         if self.url.get_backend_name() == "postgresql":
-            # Slow to import.
             from sqlalchemy.dialects.postgresql import insert  # noqa: PLC0415
         made = insert(table).values(**values).on_conflict_do_nothing().returning(*table.primary_key.columns)
         # PostgreSQL's driver reports no row count for an insert.
@@ -189,12 +184,12 @@ def _to_keep(name: str, value: object) -> object:
 
 
 def as_text(value: object) -> str:
-    """A value in the form that the catalog stores."""
+    """A value as the catalog stores it."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True, default=str)
 
 
 def as_dict(value: str | None) -> dict[str, Any]:
-    """A stored JSON object; empty if there is none or it cannot be parsed."""
+    """Like `optional_dict`, but empty instead of None."""
     return optional_dict(value) or {}
 
 
@@ -248,7 +243,6 @@ def _shown(url: URL) -> str:
 
 
 def _secrets(url: URL) -> list[str]:
-    """Secret parts of the URL, which a driver may include in its messages."""
     in_query = [value for name, value in url.query.items() if isinstance(value, str) and names_a_secret(name)]
     return [secret for secret in (url.password, *in_query) if secret]
 
@@ -295,8 +289,8 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-# Cached for their compiled queries: a sensor opens the catalog at each tick. By process, because a forked
-# child must not share connections.
+# Cached for their compiled queries: a sensor opens the catalog at each tick. By process, because a forked child must
+# not share connections.
 @lru_cache(maxsize=16)
 def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
     try:
@@ -314,7 +308,7 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
-        # Transactions begin explicitly: Python's driver would begin them too late.
+        # Python's driver would begin transactions too late.
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
@@ -337,8 +331,8 @@ def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:
 def require_lease(connection: Connection, stream_id: str, token: int) -> None:
     """Require that a stream's lease has this token, and keep it unchanged until this transaction ends.
 
-    PostgreSQL locks the row: a take-over waits, and a later transaction finds the new token. SQLite excludes
-    other writers anyway.
+    PostgreSQL locks the row: a take-over waits, and a later transaction finds the new token. SQLite excludes other
+    writers anyway.
     """
     query = select(leases).where(leases.c.stream_id == stream_id).with_for_update(read=True)
     row = connection.execute(query).one_or_none()
@@ -354,7 +348,7 @@ def was_renewed(connection: Connection, seen: LeaseRecord) -> bool:
 
 
 def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
-    """The message for a former holder of the lease."""
+    """For a former holder of the lease."""
     if row is None or row.execution_id is None:
         return (
             f"The lease of stream {stream_id!r} was released, so this execution no longer holds it. Start the stream "

@@ -20,9 +20,8 @@ from dagster_ckpt.values.redaction import without_secrets
 class UpgradePhase(StrEnum):
     """Phase of an upgrade.
 
-    PREFLIGHT → STOPPING → STARTING → UPGRADING → STABLE, or from UPGRADING → ROLLING_BACK →
-    RESTORING → ROLLED_BACK. PREFLIGHT and STOPPING can end in REFUSED: nothing was changed.
-    RESTORING can end in ROLLBACK_FAILED.
+    PREFLIGHT → STOPPING → STARTING → UPGRADING → STABLE, or from UPGRADING → ROLLING_BACK → RESTORING → ROLLED_BACK.
+    PREFLIGHT and STOPPING can end in REFUSED: nothing was changed. RESTORING can end in ROLLBACK_FAILED.
     """
 
     PREFLIGHT = "PREFLIGHT"
@@ -137,8 +136,7 @@ class DesiredRecord:
 class DesiredStateRecords:
     """Managed streams: users set the desired state, the sensor records its progress.
 
-    The sensor's write counts only for the generation that it was computed for, so it never overrides a user's
-    change.
+    The sensor's write counts only for the generation that it was computed for, so it never overrides a user's change.
     """
 
     def __init__(self, database: Database) -> None:
@@ -204,9 +202,8 @@ class DesiredStateRecords:
     ) -> bool:
         """Record the sensor's progress, with an event for each change.
 
-        Returns False, with nothing recorded, if the desired state changed concurrently or the rollback's
-        snapshot is being deleted. `begins` an upgrade: the generation increases. `lease` covers the work, if
-        any was done under it.
+        Returns False, with nothing recorded, if the desired state changed concurrently or the rollback's snapshot is
+        being deleted. `begins` an upgrade: the generation increases. `lease` covers the work, if any was done under it.
         """
         with self._database.writing_as(lease) as connection:
             _hold(connection, before.stream_id)
@@ -232,7 +229,7 @@ class DesiredStateRecords:
             return True
 
     def note_preflight(self, stream_id: str, preflight: PreflightRecord) -> None:
-        """Record the result of a preflight of a known stream."""
+        """Record the result of a preflight."""
         with self._database.writing() as connection:
             self._ensure(connection, stream_id, "preflight")
             now_ms = self._database.now_ms(connection)

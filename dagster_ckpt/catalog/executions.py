@@ -29,13 +29,13 @@ _STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
 
 class ExecutionRecords:
-    """Executions. A row that cannot be read is BROKEN, never omitted; writes of a run require its stream's lease."""
+    """Run attempts of streams. A row that cannot be read is BROKEN, never omitted; a run's writes require its lease."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def of_run(self, run_id: str) -> list[ExecutionRecord]:
-        """Executions of one run, newest first."""
+        """Those of one run, newest first."""
         of_run = select(executions).where(executions.c.run_id == run_id)
         return self._all(of_run.order_by(executions.c.started_at_ms.desc(), executions.c.ordinal.desc()))
 
@@ -50,7 +50,7 @@ class ExecutionRecords:
         return found[0]
 
     def of_stream(self, stream_id: str, *, limit: int | None = None) -> list[ExecutionRecord]:
-        """Executions of a stream, newest first."""
+        """Those of one stream, newest first."""
         return self._all(newest_first(stream_id).limit(limit))
 
     def latest(self, stream_id: str) -> ExecutionRecord | None:
@@ -114,7 +114,7 @@ class ExecutionRecords:
         return failed
 
     def first_started(self, stream_ids: Sequence[str]) -> dict[str, int]:
-        """When each of these streams was first started, in ms since the epoch, in one query."""
+        """When each of these streams was first started (ms since the epoch), in one query."""
         query = (
             select(executions.c.stream_id, func.min(executions.c.started_at_ms))
             .where(executions.c.stream_id.in_(stream_ids))
@@ -147,11 +147,11 @@ class ExecutionRecords:
         return next((list(each.sinks) for each in self.of_stream(stream_id) if each.sinks), [])
 
     def sinks_of_others(self, stream_id: str) -> list[str]:
-        """The last known sinks of every other stream, as Spark names them."""
+        """The last known sinks of all other streams, as Spark names them."""
         return [sink for sinks in self.sinks_by_other(stream_id).values() for sink in sinks]
 
     def sinks_by_other(self, stream_id: str) -> dict[str, list[str]]:
-        """The last known sinks of every other stream, as Spark names them, by its id."""
+        """Like `sinks_of_others`, by stream id."""
         others = executions.alias("others")
         newest = (
             select(others.c.stream_id, func.max(others.c.ordinal).label("ordinal"))
@@ -262,8 +262,8 @@ class ExecutionRecords:
     ) -> bool:
         """Record the end of an execution, as the stream's writer; an ended one is unchanged.
 
-        With `request_id`, the request for this end is completed in the same transaction; False if it was
-        withdrawn: nothing was changed.
+        With `request_id`, the request for this end is completed in the same transaction; False if it was withdrawn:
+        nothing was changed.
         """
         with self._database.writing_under(lease) as connection:
             if request_id is not None and not complete_request(self._database, connection, request_id):
@@ -304,10 +304,9 @@ class ExecutionRecords:
         settled: bool = False,
         seen: LeaseRecord | None = None,
     ) -> None:
-        """Record the end of an execution whose process does not (or no longer) hold the lease.
+        """Record the end of an execution whose process does not hold the lease; an ended one is unchanged.
 
-        An ended execution is unchanged, so this cannot contradict a successor. Nothing is recorded if the
-        lease `seen` when it was found dead was renewed since.
+        Nothing is recorded if the lease `seen` when it was found dead was renewed since.
         """
         with self._database.writing() as connection:
             if seen is None or not was_renewed(connection, seen):
@@ -339,8 +338,7 @@ class ExecutionRecords:
     def record_terminal_failure(self, execution_id: str, reason: str) -> None:
         """Record once, as an event, that the stream is not restarted after this execution.
 
-        Not again if an earlier execution failed terminally and only restarts whose query never started
-        followed.
+        Not again if an earlier execution failed terminally and only restarts whose query never started followed.
         """
         stream_id = self.get(execution_id).stream_id
         recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.TERMINALLY_FAILED.value)

@@ -1,7 +1,6 @@
 """The history of streams: snapshots page by page, timelines, and figures of many streams in one query.
 
-Each query starts from the streams and uses an index, so its cost does not grow with the length of their
-histories.
+Each query starts from the streams and uses an index, so its cost does not grow with the length of the history.
 """
 
 from __future__ import annotations
@@ -162,10 +161,9 @@ def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
 def tallies(spans: Sequence[tuple[str, int, int]]) -> TextClause:
     """Totals over the checkpoints completed in spans of events (stream, sequence before the first, and the last).
 
-    Columns: place, the index of the span; taken; rows; incremental_bytes. Spans without checkpoints are
-    omitted.
+    Columns: place, the index of the span; taken; rows; incremental_bytes. Spans without checkpoints are omitted.
     """
-    # Literal rows: compiling a `values()` of hundreds takes longer than the query.
+    # Compiling a `values()` of hundreds of rows takes longer than the query.
     rows = ", ".join(f"({place}, :stream_{place}, {after:d}, {last:d})" for place, (_, after, last) in enumerate(spans))
     query = text(f"WITH span (place, stream_id, since, last) AS (VALUES {rows}) {_TALLY}")
     return query.bindparams(**{f"stream_{place}": stream_id for place, (stream_id, _, _) in enumerate(spans)})
@@ -183,7 +181,7 @@ GROUP BY span.place
 
 @dataclass(frozen=True)
 class HistoryCursor:
-    """Where the next page of a history begins: after the last snapshot of the page."""
+    """The last snapshot of a page, after which the next page begins."""
 
     created_at_ms: int
     snapshot_id: str
@@ -210,8 +208,7 @@ class HistoryPage:
 class SnapshotFigures:
     """The figures of a completed or since deleted snapshot; see `SnapshotRecord`.
 
-    Attributes:
-        watermark_delay_ms: Between the watermark and the completion; None without a watermark.
+    `watermark_delay_ms` is between the watermark and the completion; None without a watermark.
     """
 
     snapshot_id: str
@@ -251,7 +248,7 @@ _STORED = [name for name in SnapshotFigures.__dataclass_fields__ if name in snap
 
 
 class HistoryRecords:
-    """Read-only queries whose cost does not grow with the length of the history."""
+    """Read-only queries for pages and charts."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,7 +1,7 @@
 """Holds protect snapshots from deletion while they are in use.
 
-A hold and a deletion both lock the snapshot's row, so one comes first: a reader with a hold never loses a
-byte, and a late reader gets an error before it reads.
+A hold and a deletion both lock the snapshot's row, so one comes first: a reader with a hold never loses a byte, and a
+late reader gets an error before it reads.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class HoldRecords:
             return made
 
     def renew(self, hold_ids: Sequence[str], ttl_ms: int) -> bool:
-        """Renew holds; returns False if one had expired and was removed."""
+        """Returns False if a hold had expired and was removed."""
         with self._database.writing() as connection:
             expires_at_ms = self._database.now_ms(connection) + ttl_ms
             renewed = holds.update().where(holds.c.hold_id.in_(hold_ids)).values(expires_at_ms=expires_at_ms)
@@ -74,7 +74,7 @@ class HoldRecords:
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
     def tag(self, snapshot_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
-        """Keep a snapshot until its tag is released. With a label you can start from it by that name."""
+        """Keep a snapshot until its tag is released. You can start from it by the label."""
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is None or row.status != SnapshotStatus.COMPLETED.value:
@@ -149,7 +149,7 @@ def describe_holds(held: Iterable[HoldRecord]) -> str:
 
 
 def deleted_message(connection: Connection, stream_id: str, snapshot_id: str) -> str:
-    """The message for a reader whose snapshot was deleted before it got a hold."""
+    """For a reader whose snapshot was deleted before it got a hold."""
     row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one()
     there = select(snapshots).where(
         snapshots.c.stream_id == stream_id, snapshots.c.status == SnapshotStatus.COMPLETED.value

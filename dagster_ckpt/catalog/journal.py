@@ -1,7 +1,7 @@
 """The journal: the source offsets of each batch since the oldest checkpoint, for an exact replay.
 
-After a restore, Spark would divide the input into other batches, so a batch number would stand for other rows
-than in the sinks. With the journal, a start runs each batch again with its original offsets.
+After a restore, Spark would divide the input into other batches, so a batch number would stand for other rows than in
+the sinks. With the journal, a start runs each batch again with its original offsets.
 """
 
 from __future__ import annotations
@@ -134,6 +134,5 @@ def _record(row: Row[Any]) -> PlannedBatch | None:
         rows = packed.pop(_ROWS, None)
         files = {str(path): zlib.decompress(base64.b64decode(data)) for path, data in packed.items()}
     except (AttributeError, TypeError, ValueError, zlib.error):
-        # A start can do without it.
         return None
     return PlannedBatch(row.batch_id, row.follows, files, row.is_committed, rows if type(rows) is int else None)

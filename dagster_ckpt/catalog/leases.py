@@ -84,7 +84,7 @@ class LeaseRecords:
             return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
 
     def release(self, stream_id: str, token: int) -> None:
-        """Release a lease; it is not an error if it is no longer held."""
+        """Release a lease; not an error if it is no longer held."""
         with self._database.writing() as connection:
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token)
             released = connection.execute(leases.update().where(mine).values(**_EMPTY)).rowcount

@@ -1,7 +1,7 @@
 """What remains to be done before a stream's query may start, as the column `streams.pending_restore` stores it.
 
-A start records it in the transaction that switches the live directory, and clears it when the sinks have followed.
-The next start reads it after a crash. A row carries no tag: its keys tell the kinds apart.
+A start records it in the transaction that switches the live directory, and clears it when the sinks have followed. The
+next start reads it after a crash. A row carries no tag: its keys tell the kinds apart.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Emptied(SinkRollBack, frozen=True, kw_only=True):
 class Forked(msgspec.Struct, frozen=True, kw_only=True):
     """A fork or an import, until its first query has started: where that one writes is checked then.
 
-    `outputs` received the rows of some of `parent_outputs`, the original's folders, where the query must not write.
-    An import has `imported_from`, and `mapped`: the only places its query may write to.
+    `outputs` received the rows of some of `parent_outputs`, the original's folders, where the query must not write. An
+    import has `imported_from`, and `mapped`: the only places its query may write to.
     """
 
     of_stream_id: str = msgspec.field(name="fork_of")
@@ -87,11 +87,7 @@ def stored_pending(pending: PendingRestore) -> dict[str, Any]:
 
 
 def read_pending(row: Mapping[str, Any]) -> PendingRestore:
-    """Parse a row.
-
-    Raises:
-        ValueError: It is not such a row.
-    """
+    """Parse a row; ValueError if it is not such a row."""
     match row:
         case {"adopting": str(directory), "first_number": int(number), **others}:
             return Adopting(directory=directory, first_number=number, before=read_pending(others) if others else None)

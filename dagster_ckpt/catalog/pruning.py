@@ -52,9 +52,8 @@ class PruningRecords:
     def prune(self, stream_id: str, *, before_ms: int, dry_run: bool = False) -> PrunedHistory:
         """Delete the rows of a stream's history that are older than `before_ms`; the stream may be running.
 
-        These stay: snapshots that exist or are held, the one verified last, the one that the timeline began
-        with, the last executions, those of the current live directory, the last that reported sinks, and open
-        requests.
+        These stay: snapshots that exist or are held, the one verified last, the one that the timeline began with, the
+        last executions, those of the current live directory, the last that reported sinks, and open requests.
         """
         rows = {
             "snapshots": (snapshots.c.snapshot_id, _old_snapshots(stream_id, before_ms)),

@@ -16,11 +16,9 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 class OriginKind(StrEnum):
     """What the state in a live directory was made from.
 
-    EMPTY: The query started with empty state.
-    SNAPSHOT: A checkpoint or savepoint.
-    DIRECTORY: Another live directory, at one of its batches.
-    FORK: Another stream.
-    ADOPTED: A checkpoint directory of plain Spark, which the stream continues from.
+    EMPTY: The query started with empty state. SNAPSHOT: A checkpoint or savepoint. DIRECTORY: Another live directory,
+    at one of its batches. FORK: Another stream. ADOPTED: A checkpoint directory of plain Spark, which the stream
+    continues from.
     """
 
     EMPTY = "EMPTY"
@@ -55,7 +53,7 @@ class StateOrigin:
 
     @staticmethod
     def empty(directory: str | None) -> StateOrigin:
-        """A query that started with empty state; `directory` is the stream's previous one."""
+        """Empty state; `directory` is the stream's previous one."""
         return StateOrigin(OriginKind.EMPTY, directory=directory)
 
     @staticmethod
@@ -137,20 +135,19 @@ class SnapshotTrigger(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-# In an execution's recovery and a snapshot's properties: what the sources read.
+# Of an execution's recovery and a snapshot's properties: what the sources read.
 SOURCE_IDENTITIES = "source_identities"
-# In an execution's recovery: a supervisor launches runs of its stream.
+# Of an execution's recovery: a supervisor launches runs of its stream.
 IS_LAUNCHED = "is_launched"
-# In a START request: its run checks its code, then suspends the running query.
+# Of a START request: its run checks its code, then suspends the running query.
 HANDS_OVER = "hands_over"
 
 
 class HoldKind(StrEnum):
     """Why a snapshot is held.
 
-    USE: A process reads it; the hold expires unless the reader renews it.
-    TAG: A user keeps it until the tag is released.
-    REFERENCE: An unfinished request, restore or upgrade refers to it.
+    USE: A process reads it; the hold expires unless the reader renews it. TAG: A user keeps it until the tag is
+    released. REFERENCE: An unfinished request, restore or upgrade refers to it.
     """
 
     USE = "USE"
@@ -208,8 +205,8 @@ class StreamRecord:
     """A stream.
 
     Attributes:
-        live_directory: Spark's checkpoint location; None before the first start and after a cancellation that
-            deleted it.
+        live_directory: Spark's checkpoint location; None before the first start and after a cancellation that deleted
+            it.
         live_generation: Increases with each new directory.
         timeline: Increases with each rewind or restore; recovery ignores snapshots taken after the branch.
         restored_snapshot_id: The snapshot that the timeline began with.
@@ -332,7 +329,6 @@ class LeaseRecord:
     predecessor_unproven: bool = False
 
 
-# When its state was proven, and when an attempt found its position unchanged.
 PROVEN_AT_MS = "proven_at_ms"
 RENEWED_AT_MS = "renewed_at_ms"
 
@@ -409,8 +405,7 @@ class SnapshotRecord:
     def is_proven(self) -> bool:
         """Whether its state was loaded from storage with success and no later check found it broken.
 
-        Either a query that resumed at its position committed a batch, or a verification read its state with
-        Spark.
+        Either a query that resumed at its position committed a batch, or a verification read its state with Spark.
         """
         return self.verified_problem is None and PROVEN_AT_MS in self.properties
 
@@ -434,7 +429,7 @@ class SnapshotRecord:
 
     @property
     def lags(self) -> dict[str, int]:
-        """Records that waited in each partition of the Kafka sources; empty if none was reported."""
+        """Records that waited in each partition of the Kafka sources, if reported."""
         return lags_in(self.properties)
 
     @property
@@ -453,7 +448,7 @@ def watermark_ms_of(watermark: str | None) -> int | None:
 
 
 def lags_in(properties: Mapping[str, Any]) -> dict[str, int]:
-    """Records that waited in each Kafka partition, from a snapshot's properties."""
+    """`SnapshotRecord.lags` from its properties."""
     lags = properties.get("records_behind")
     if not isinstance(lags, dict):
         return {}
@@ -468,7 +463,7 @@ def records_behind_in(properties: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True)
 class CompletedSnapshot:
-    """Facts about a snapshot once it is complete in storage; see `SnapshotRecord`."""
+    """What `SnapshotRecord` has once the snapshot is complete in storage."""
 
     location: str
     batch_id: int | None = None
@@ -506,8 +501,7 @@ class HoldRecord:
 class RequestRecord:
     """A request to a stream, and its answer.
 
-    Attributes:
-        broken: Why the row could not be fully read, or None.
+    `broken` says why the row could not be fully read.
     """
 
     request_id: str

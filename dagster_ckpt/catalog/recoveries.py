@@ -58,7 +58,7 @@ class RecoveryRecords:
         rewound_batches: int | None = None,
         rewound_ms: int | None = None,
     ) -> None:
-        """Record that a recovery failed at a point; see `PointFailure`."""
+        """Record a `PointFailure`."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             of_stream = recovery_failures.c.stream_id == stream_id

@@ -199,7 +199,7 @@ class LaunchRecords:
         command: str,
         log: str,
     ) -> LaunchRecord:
-        """Record the handle of a driver; it replaces an earlier one for the same request."""
+        """Record a driver; it replaces an earlier one for the same request."""
         with self._database.writing() as connection:
             connection.execute(launches.delete().where(launches.c.request_id == request_id))
             connection.execute(

@@ -31,12 +31,12 @@ from dagster_ckpt.catalog.transitions import log_renewed, log_triggered
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
 from dagster_ckpt.values.modes import SnapshotKind
 
-# Savepoints that an operator takes; a run's snapshots carry its execution.
+# A run's snapshots carry its execution; those of an operator have none.
 _OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SnapshotKind.SAVEPOINT.value)
 
 
 class SnapshotRecords:
-    """Snapshots. A row that cannot be read is listed as BROKEN, never omitted."""
+    """Checkpoints and savepoints. A row that cannot be read is listed as BROKEN, never omitted."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -139,10 +139,9 @@ class SnapshotRecords:
     def fail(
         self, lease: LeaseRecord | None, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None
     ) -> None:
-        """Record that a snapshot failed; a completed one is unchanged.
+        """Record that a snapshot failed; a completed one is unchanged. Without a lease: as for `complete`.
 
-        Without a lease: a savepoint of a stopped stream. `streak`, for the log: consecutive failures including this
-        one, and how many are tolerated.
+        `streak`, for the log: consecutive failures including this one, and how many are tolerated.
         """
         counted = dict(zip(("failures", "tolerable"), streak, strict=True)) if streak is not None else {}
         with self._database.writing_as(lease) as connection:
@@ -263,10 +262,9 @@ class SnapshotRecords:
             }
 
     def histories(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
-        """Health indicators of streams from their snapshots, in two queries if the windows are equal.
+        """Health indicators of streams, in two queries if the windows are equal.
 
-        The windows begin at these times (ms since the epoch). A stream that never started has an empty
-        history.
+        The windows begin at these times (ms since the epoch). A stream that never started has an empty history.
         """
         listed: list[Row[Any]] = []
         with self._database.reading() as connection:
@@ -289,9 +287,8 @@ class SnapshotRecords:
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
         """Snapshots that an automatic recovery may use, newest first.
 
-        They are of the current timeline, its ancestors up to the branch, or the one that it began with, and
-        contain exactly the edits of the stream's state: others would undo an edit, or have state that the
-        query has not had.
+        They are of the current timeline, its ancestors up to the branch, or the one that it began with, and contain
+        exactly the edits of the stream's state.
         """
         with self._database.reading() as connection:
             stream = connection.execute(

@@ -70,7 +70,7 @@ class StreamRecords:
         self._change_under(lease, live_directory=None, pending_restore=None)
 
     def note_pending(self, lease: LeaseRecord, pending: PendingRestore | None) -> None:
-        """Record what remains to be done before a query may start, or None."""
+        """Record what remains to be done before a query may start."""
         self._change_under(lease, pending_restore=_as_stored(pending))
 
     def forget_adoption(self, lease: LeaseRecord) -> None:
@@ -101,7 +101,7 @@ class StreamRecords:
             raise_counter(connection, lease.stream_id, number)
 
     def prefer_savepoint(self, stream_id: str, snapshot_id: str) -> None:
-        """Record a user's choice of what `preferred-savepoint` resolves to, without a lease."""
+        """Record a user's choice of what `preferred-savepoint` resolves to."""
         with self._database.writing() as connection:
             self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
@@ -143,8 +143,8 @@ class StreamRecords:
 
         Args:
             restored_snapshot_id: The snapshot that it was made from; a new timeline begins with it.
-            pending_restore: What remains before the query may start; without a snapshot, a new timeline
-                begins with empty state.
+            pending_restore: What remains before the query may start; without a snapshot, a new timeline begins with
+                empty state.
             claims: The stream takes ownership of that snapshot.
             plan: The plan of the state, empty if unknown; None as before.
             state_edits: Ids of the edits in the state; None as before.
@@ -209,7 +209,7 @@ class StreamRecords:
 
 
 def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
-    """Raise a stream's counter, in a transaction of its writer; a higher counter is unchanged."""
+    """`StreamRecords.count_from` in a transaction of the stream's writer."""
     behind = (streams.c.stream_id == stream_id) & (streams.c.next_number < number)
     connection.execute(streams.update().where(behind).values(next_number=number))
 
@@ -255,8 +255,8 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
     cells(row, streams, unreadable)
     read_state_edits(row.state_edits, unreadable)
     if unreadable:
-        # Without its directory, a stream would look as if it had never run; without its edits, a recovery
-        # could undo them.
+        # Without its directory, a stream would look as if it had never run; without its edits, a recovery could undo
+        # them.
         raise CatalogError(
             f"The row of stream {stream_id!r} in the catalog cannot be read: {'; '.join(unreadable)}. Restore the "
             "catalog from a backup, or correct that row of the table streams."

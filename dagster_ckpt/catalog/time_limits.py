@@ -1,7 +1,7 @@
 """Time limits of catalog calls: shorter than a lease, so that a holder's lease cannot expire during a call.
 
-A holder gives its lease up after most of its life; the rest limits a call, so that one begun right before has
-ended when the lease expires.
+A holder gives its lease up after most of its life; the rest limits a call, so that one begun right before has ended
+when the lease expires.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def limit_transaction(connection: Connection, seconds: float) -> None:
 def limit_connections(engine: Engine) -> None:
     """Make the connections of an engine obey the limit that `limited` sets.
 
-    The client ends a call if server, proxy or network do not respond. The server ends statements that no
-    client waits for, and transactions whose client froze while holding rows that others need.
+    The client ends a call if server, proxy or network do not respond. The server ends statements that no client waits
+    for, and transactions whose client froze while holding rows that others need.
     """
     if engine.dialect.name == "sqlite":
         event.listen(engine, "do_connect", _connect_to_sqlite)

@@ -1,8 +1,7 @@
 """Log each transition of a stream once, in Flink's words.
 
-The process that recorded an event logs it after the commit; transitions of a lease or restart are not events
-but logged here too. All lines go to the logger `dagster_ckpt.transitions` with the attributes `stream_id` and
-`event`.
+The process that recorded an event logs it after the commit; transitions of a lease or restart are not events but logged
+here too. All lines go to the logger `dagster_ckpt.transitions` with the attributes `stream_id` and `event`.
 
 Example:
     Completed checkpoint 7 of stream orders: 12.3 MB (0.4 MB new), batch 812, 82 ms
@@ -38,7 +37,7 @@ def log_message(stream_id: str, message: str) -> None:
 
 
 def log_triggered(snapshot: SnapshotRecord) -> None:
-    """Log that an attempt was recorded, whose end is an event."""
+    """Log the start of an attempt, whose end is an event."""
     what = f"{snapshot.kind.lower()} {snapshot.number}"
     message = f"Triggering {what} (type={snapshot.trigger.value}) of stream {snapshot.stream_id}"
     log_transition(snapshot.stream_id, message, number=snapshot.number, kind=snapshot.kind)

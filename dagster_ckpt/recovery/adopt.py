@@ -1,8 +1,8 @@
 """Adopting: a stream continues the query of a checkpoint directory that plain Spark wrote, with its id and sinks.
 
 Adopting only reads, and takes the first snapshot; the query may keep running. The next start takes the directory over:
-the fence of a lost holder makes the query's next write to its offset log fail. The batch that it was running may still
-be written to the sink.
+its fence makes the query's next write to its offset log fail. The batch that it was running may still be written to the
+sink.
 
 The stream then continues in a clone, or in place. In place, the fence is replaced by the plan of one batch without
 data: at no moment can the other query plan that batch.
@@ -63,7 +63,7 @@ _DELTA_LOG = "_delta_log"
 
 @dataclass(frozen=True)
 class Adoption:
-    """What was found in a checkpoint directory. A dry run has no `snapshot`."""
+    """What was found in a checkpoint directory; without a `snapshot`, a dry run."""
 
     stream_id: str
     found: CheckpointDescription
@@ -101,8 +101,8 @@ def adopt(
 ) -> Adoption:
     """Adopt a checkpoint directory of plain Spark; the stream's next start, from `latest`, continues its query.
 
-    The directory is only read. An interrupted adoption refuses every start until it is repeated or dropped
-    (`undo_adoption`). Until the first start it may be repeated, also with other options.
+    The directory is only read. Until that start, adopting may be repeated, also with other options. An interrupted
+    adoption refuses every start until it is repeated or dropped (`undo_adoption`).
 
     Args:
         sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's name; an
@@ -180,10 +180,7 @@ def _register(
 
 
 def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
-    """Drop an adoption, finished or not, that no start has taken over; may be repeated.
-
-    Its snapshots are deleted; the directory is not touched. Returns messages.
-    """
+    """Drop an adoption that no start has taken over, and delete its snapshots; may be repeated. Returns messages."""
     catalog = stream.catalog
     _adopting(catalog.streams.get(stream.stream_id))
     holder = this_holder(f"adopt-{uuid.uuid4()}", origin, None)
@@ -205,7 +202,6 @@ def _begin(stream: StreamHandle, lease: LeaseKeeper, record: StreamRecord, direc
 
 
 def _adopted_by(record: StreamRecord) -> str | None:
-    """The directory of an adoption, finished or not, that no start has taken over."""
     pending = record.pending_restore
     return pending.directory if isinstance(pending, Adopting | ToTakeOver) else None
 
@@ -378,7 +374,7 @@ def _sink(place: str) -> Sink:
 
 
 def _refuse_anothers_log(live: LiveDirectory, sink: Sink) -> None:
-    """Refuse a file sink whose log, which names no query, does not match the positions of this one."""
+    """Its log names no query, so it must match this query's positions."""
     if not isinstance(sink, FileSink):
         return
     committed = live.positions().commit
@@ -411,8 +407,8 @@ def take_over(
 ) -> bool:
     """Take over the adopted directory of a stream, if no start has done so yet. May be repeated.
 
-    `resumes`: a start continues in the directory itself if it was adopted in place. Returns whether the directory may
-    have changed, so that a plan made before has to be made again.
+    If a start `resumes`, it continues in a directory that was adopted in place. Returns whether the directory may have
+    changed, so that plans must be made again.
     """
     adopted = adopted_directory(stream.catalog.streams.get(stream.stream_id))
     if adopted is None or not adopted.is_pending:

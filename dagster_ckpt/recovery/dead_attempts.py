@@ -19,10 +19,7 @@ from dagster_ckpt.values.modes import SnapshotKind
 
 
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
-    """Settle all attempts of earlier executions, and abandoned savepoint attempts. Returns one message per action.
-
-    Call it before the lease holder begins its own attempts.
-    """
+    """Settle attempts of earlier executions and abandoned savepoints, before new ones begin. Returns messages."""
     done = []
     for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS):
         if snapshot.execution_id is None and _is_held(stream, snapshot):
@@ -51,8 +48,8 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
 def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
     """Numbers of the attempts whose process may be alive: it owns everything that it wrote, however old.
 
-    An execution's attempt is alive until its lease holder is proven to have ended; a savepoint of a stopped stream,
-    which needs no lease, as long as its process holds it.
+    An execution's attempt is alive until its lease holder is proven to have ended; a savepoint of a stopped stream as
+    long as its process holds it.
     """
     begun = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS)
     lease = stream.catalog.leases.current(stream.stream_id) if begun else None
@@ -66,16 +63,13 @@ def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
 
 
 def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
-    """Whether the process that takes a savepoint without a lease may be alive.
-
-    A live one that could not reach the catalog to hold its attempt in time finds the attempt settled, and reports that.
-    """
+    """A live process that could not hold its savepoint in time finds it settled, and reports that."""
     is_young = stream.catalog.now_ms() - snapshot.created_at_ms <= HOLD_TTL_MS
     return is_young or bool(stream.catalog.holds.on(snapshot.snapshot_id))
 
 
 def settle_while_stopped(stream: StreamHandle) -> list[str]:
-    """Settle dead attempts of a stopped stream, and delete snapshots completed after their attempt had failed."""
+    """Settle dead attempts of a stopped stream, and delete snapshots completed after their attempt failed."""
     if not _has_something_to_settle(stream):
         return []
     try:

@@ -1,4 +1,4 @@
-"""Examines recovery points: whether one is damaged is read there, never inferred from an error's words.
+"""Examines recovery points: damage is read there, never inferred from an error's words.
 
 The doctor, previews, preflights and starts all examine a live directory here, so that they agree. After a failure, a
 start examines its point: if it is intact, the cause is code, source, sink or environment, and no point is skipped.
@@ -57,7 +57,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong with a point: the finding's code, or the class of the error, and a text for messages."""
+    """What is wrong with a point: a finding's code or an error's class, and a text for messages."""
 
     error: str
     detail: str
@@ -68,8 +68,7 @@ def diagnose_live_directory(
 ) -> Diagnosis:
     """Diagnose a live directory, or a copy, with everything that the catalog knows of its content. Changes nothing.
 
-    Logs and metadata are always read; with `deep`, also every state file that a resume needs, at the cost of loading
-    it.
+    `deep` also reads every state file that a resume needs, at the cost of loading it.
     """
     snapshot, query_id = _reference(stream, live)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -116,7 +115,7 @@ def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
 
 
 def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot | None, str | None]:
-    """The newest snapshot whose files the directory must have, and the id of its query."""
+    """The newest snapshot whose files the directory must have, and its query's id."""
     record = stream.catalog.streams.get(stream.stream_id)
     rewrite_id, query_id, commit = (
         _in_metadata(live, parse_rewrite_id),
@@ -153,7 +152,7 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
 
 
 def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
-    """Whether a snapshot is of the current live directory, or of one that it is an exact copy of."""
+    """Also of a directory that the live directory is an exact copy of."""
     origin = record.origin
     is_adopted = origin is not None and origin.kind is OriginKind.ADOPTED and snapshot.snapshot_id == origin.snapshot_id
     return is_adopted or snapshot.timeline == record.timeline
@@ -174,21 +173,21 @@ class Examiner:
         self._good: tuple[str, Positions] | None = None
 
     def state_of(self, live: LiveDirectory, state: LiveState, *, deep: bool) -> LiveState:
-        """The state of a directory that looks good: BROKEN if an examination finds damage."""
+        """The state of a directory that looks good: BROKEN if damaged."""
         known, self._good = self._good, None
         is_known = known == (live.url, live.positions())
         damage = self.damage_of_live(live, deep=deep and not is_known)
         return state if damage is None else replace(state, status=LiveStatus.BROKEN, reason=damage.detail)
 
     def damage_of_live(self, live: LiveDirectory, *, deep: bool = True) -> Damage | None:
-        """The damage of a live directory; None if everything that a resume needs is intact."""
+        """None if everything that a resume needs is intact."""
         positions = live.positions()
         damage = _damage(diagnose_live_directory(self._stream, live, deep=deep).findings, live)
         self._good = (live.url, positions) if deep and damage is None else None
         return damage
 
     def damage_of_point(self, plan: RecoveryPlan) -> Damage | None:
-        """The damage of the point that a plan continues from."""
+        """Damage of the point that a plan continues from."""
         stream = self._stream
         if plan.snapshot is not None:
             return self.damage_of_snapshot(plan.snapshot)
@@ -208,7 +207,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(directory), plan.to_batch)
 
     def damage_of_origin(self, record: StreamRecord) -> Damage | None:
-        """The damage of the snapshot or directory that the live directory was made from."""
+        """Damage of the snapshot or directory that the live directory was made from."""
         origin = record.origin
         snapshot = snapshot_of_origin(record, origin) if origin is not None else None
         if snapshot is not None:
@@ -218,7 +217,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(origin.directory), origin.batch_id)
 
     def damage_of_snapshot(self, snapshot: SnapshotRecord) -> Damage | None:
-        """The damage of a snapshot, or of what was captured in it."""
+        """Damage of a snapshot, or captured in it."""
         if snapshot.location is None:
             return Damage("SnapshotNotFoundError", "the catalog does not record its location")
         try:
@@ -268,7 +267,7 @@ def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
 
 
 def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: NamedOutput | None) -> None:
-    """Refuse to continue if the log of the query's sinks, or of those it wrote to last, cannot be continued."""
+    """Refuse if the log of the query's sinks, or of those it wrote to last, cannot be continued."""
     described = described_sink(output)
     sinks = [described] if described is not None else []
     if output is None:
@@ -308,7 +307,7 @@ def is_suspicious(error: Exception) -> bool:
 
 
 def is_suspicious_end(reason: str) -> bool:
-    """Whether a query may have failed because of its live directory: unless it was interrupted, always."""
+    """Whether a query may have failed because of its live directory: always, unless it was interrupted."""
     return _ENDED.search(reason) is None
 
 
@@ -322,8 +321,8 @@ _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
     """What is wrong with a snapshot; empty if it can be restored.
 
-    Its data objects exist and are long enough (with `deep`, every byte matches its digest), and it has all files that a
-    resume needs, in known formats.
+    Its data objects are long enough (`deep`: and match their digests), and it has all files that a resume needs, in
+    known formats.
     """
     try:
         return store.verify(location, deep=deep) or layout_problems(store, location)
@@ -332,7 +331,7 @@ def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True)
 
 
 def content_problems(stream: StreamHandle, location: str) -> list[str]:
-    """Like `snapshot_problems`, and what the checksums in its files say, read in a temporary restore."""
+    """Like `snapshot_problems`, and what checksums in its files say after a temporary restore."""
     problems = snapshot_problems(stream.store, location)
     if problems:
         return problems
@@ -348,10 +347,7 @@ def content_problems(stream: StreamHandle, location: str) -> list[str]:
 
 
 def layout_problems(store: SnapshotStore, location: str) -> list[str]:
-    """What a restore would lack, without restoring any state.
-
-    Diagnoses a copy in which only logs and metadata are real; of all other files it has names and lengths.
-    """
+    """What a restore would lack, without restoring any state: of state files, the copy has names and lengths only."""
     manifest = store.manifest(location)
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:
         root = Path(scratch)

@@ -1,4 +1,4 @@
-"""Reads the catalog, the storage and the live directory for everything that a recovery plan depends on."""
+"""Reads the catalog, the storage and the live directory for what a recovery plan depends on."""
 
 from __future__ import annotations
 
@@ -109,17 +109,14 @@ def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> 
 
 
 def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
-    """Whether all executions in a live directory ended deliberately, in this boot."""
+    """Deliberately, and in this boot."""
     in_it = [each for each in executions if each.live_directory == live_directory]
     # Damage behind an earlier failure may still exist, even if the next attempt was canceled.
     return bool(in_it) and all(each.status in _IN_ORDER and each.boot_id == boot_id() for each in in_it)
 
 
 def _last_ended_in_order(executions: Sequence[ExecutionRecord], live: LiveDirectory) -> bool:
-    """Whether the last execution in a directory ended deliberately; its start has read what earlier ones left.
-
-    A reboot loses unwritten data of a local disk only.
-    """
+    """Deliberately; its start has read what earlier ones left. A reboot loses unwritten data of a local disk only."""
     last = next((each for each in executions if each.live_directory == live.url), None)
     same_boot = last is not None and (live.local_path is None or last.boot_id == boot_id())
     return last is not None and last.status in _IN_ORDER and same_boot
@@ -147,7 +144,7 @@ _NOT_IN_USE = "; it was built by a restore, rewind, fork or import that did not 
 
 
 def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> UnknownState:
-    """Look for live directories, snapshots and sink logs of a stream. Changes nothing."""
+    """Look for live directories, snapshots and sink logs of a stream that its catalog does not know."""
     directories = [
         f"{built.live.url}, up to batch {commit}{_NOT_IN_USE if built.live.is_not_in_use() else ''}"
         for built in stream.live_directories()
@@ -195,7 +192,7 @@ _Key = tuple[int | None, str]
 
 
 def state_digest(store: SnapshotStore, location: str) -> str | None:
-    """Digest over names and contents of a snapshot's state files, from its manifest; None if it has none."""
+    """Digest over names and contents of a snapshot's state files; None if it has none."""
     digest, is_empty = blake3(), True
     for entry in sorted(store.manifest(location).files, key=attrgetter("path")):
         if entry.path.partition("/")[0] == STATE:
@@ -207,9 +204,9 @@ def state_digest(store: SnapshotStore, location: str) -> str | None:
 def with_equal_content(
     store: SnapshotStore, failures: Sequence[PointFailure], snapshots: Sequence[SnapshotRecord]
 ) -> list[PointFailure]:
-    """The failures, with each failure at a snapshot repeated for every other snapshot of the same batch and state.
+    """The failures, with those at a snapshot repeated for every other snapshot of the same batch and state.
 
-    A checkpoint of restored damage has that damage under another id. Manifests are read only if that is possible.
+    A checkpoint of restored damage has that damage under another id.
     """
     points = {snapshot_point(each.snapshot_id): each for each in snapshots}
     batches = {points[failure.point].batch_id for failure in failures if failure.point in points}

@@ -33,7 +33,7 @@ _QUERY_IDS = uuid.UUID("6f0c3f0e-6a0b-4e0b-9d43-8f1f6a3f9c21")
 
 @dataclass(frozen=True)
 class _MovedSink:
-    """A sink as the snapshot names it, the folder or table in that name if any, and what replaces it."""
+    """A sink as the snapshot names it, the place in that name if any, and what replaces it."""
 
     name: str
     old: str | None
@@ -52,7 +52,7 @@ def import_snapshot(
 ) -> Fork:
     """Import a snapshot of another deployment into a stream; its next start, from `latest`, continues there.
 
-    If it is interrupted, the stream is unchanged and the import can be repeated.
+    An interrupted import leaves the stream unchanged and can be repeated.
 
     Args:
         outputs: Each sink that the snapshot names (a file sink by its folder), mapped to the folder, table or topic
@@ -185,7 +185,7 @@ def _meet(sink: _MovedSink, place: str) -> bool:
 
 
 def _places_of_others(stream: StreamHandle) -> Iterator[str]:
-    """Where other streams wrote last, or will write after a fork or import that has not started yet."""
+    """Including those of forks and imports that have not started yet."""
     for sink in stream.catalog.executions.sinks_of_others(stream.stream_id):
         yield sink_of(sink).place or sink
     for other in stream.catalog.streams.all():
@@ -195,7 +195,6 @@ def _places_of_others(stream: StreamHandle) -> Iterator[str]:
 
 
 def _refuse_anothers_place(stream: StreamHandle) -> None:
-    """Refuse a stream whose folders are in use although this catalog knows no start of it."""
     if stream.catalog.streams.get(stream.stream_id).live_generation > 0 or stream.catalog.snapshots.completed(
         stream.stream_id
     ):

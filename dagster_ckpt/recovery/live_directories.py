@@ -54,11 +54,11 @@ _MADE = 100
 def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
     """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
 
-    A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog, whose
-    query is not fenced. So does a folder that another deployment uses now.
+    A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog. So
+    does a folder that another deployment uses now.
 
     A previous holder that may be alive is fenced first, and fenced directories stay: without its fence, its query would
-    keep writing, and nothing else can fence a forgotten directory.
+    keep writing.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     if not acquired.predecessor_ended and not may_be_anothers(stream, record):
@@ -72,7 +72,7 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
     """Delete the live directories that earlier starts left; those with a higher token are a successor's.
 
-    A fenced previous one stays: without its fence, a query that still runs there would plan further batches.
+    A fenced one stays: without its fence, a query that still runs there would plan further batches.
     """
     built = _own_live_directories(stream, stream.catalog.streams.get(stream.stream_id))
     names = {each.live.url.rpartition("/")[2]: each for each in built}
@@ -128,10 +128,7 @@ def _delete_live_directories(
 
 
 def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[BuiltDirectory]:
-    """The live directories in the stream's folder, if the catalog knows that the stream has run there.
-
-    Otherwise they may be another deployment's, or older than a loss of the catalog, and must not be deleted.
-    """
+    """Empty if the catalog does not know that the stream has run there: they may be another deployment's."""
     known = {record.live_directory} | {
         each.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
     }
@@ -150,7 +147,7 @@ def _is_in(folder: str, url: str) -> bool:
 def may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
     """Whether the live directory may be another deployment's.
 
-    It is outside the stream's folder and was not adopted from there, or the folder has another owner now.
+    It is outside the stream's folder and was not adopted, or the folder has another owner now.
     """
     if adopted_directory(record) is not None:
         return False
@@ -158,7 +155,7 @@ def may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
 
 
 def left_to_another(stream: StreamHandle) -> str:
-    """Why such a directory is kept."""
+    """Why a directory that `may_be_anothers` is kept."""
     record = stream.catalog.streams.get(stream.stream_id)
     if not lies_elsewhere(stream, record):
         return (
@@ -181,7 +178,7 @@ class StateRewrite:
 
 
 class Building:
-    """Builds the new live directory; if its state is rewritten, from a temporary copy."""
+    """Builds the new live directory of a start."""
 
     def __init__(self, live: LiveDirectory, rewrite: StateRewrite | None, watch: Watch) -> None:
         self.live = live
@@ -195,7 +192,7 @@ class Building:
         return self._rewrite is not None
 
     def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
-        """Create the directory."""
+        """Create the directory, from a temporary copy if its state is rewritten."""
         if self._rewrite is None:
             fill(self.live)
             return
@@ -207,7 +204,7 @@ class Building:
             source.delete()
 
     def rewrite(self, source: LiveDirectory) -> None:
-        """Create the directory, with rewritten state, from one in which no query runs."""
+        """Create the directory from one in which no query runs, with rewritten state."""
         rewrite = self._rewrite
         assert rewrite is not None
         self.rewritten = rewrite_state(
@@ -239,7 +236,7 @@ def restore_into(
 ) -> None:
     """Restore a snapshot to a live directory that does not exist yet, without making it the stream's own.
 
-    Every byte is compared with its digest in the snapshot.
+    Every byte is compared with its digest.
 
     Args:
         new_query_id: Lets the query run alongside the original; None keeps the id of the snapshot.
@@ -283,7 +280,7 @@ _IN_USE = ".in-use"
 
 @contextmanager
 def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
-    """A temporary directory for a copy of state; the caller creates it, and it is deleted at the end."""
+    """The place for a temporary copy of state, which the caller creates; deleted at the end."""
     remove_leftovers(stream)
     folder = _folder(stream)
     name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
@@ -324,7 +321,7 @@ def remove_leftovers(stream: StreamHandle) -> None:
 
 
 def scratch_copies(stream: StreamHandle) -> list[LiveDirectory]:
-    """The temporary directories of a stream, in use or left by a killed process."""
+    """The temporary copies of a stream, in use or left by a killed process."""
     folder = _folder(stream)
     return [folder.sibling(f"/{name}") for name, entry in sorted(folder.folder.list().items()) if entry.is_directory]
 

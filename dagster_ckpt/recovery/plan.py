@@ -1,4 +1,4 @@
-"""The facts a recovery is planned from, and the plans: frozen values. `planning.py` decides."""
+"""The facts a recovery is planned from, and the plans: frozen values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RecoveryKind(Enum):
 
 @dataclass(frozen=True)
 class PassedPoint:
-    """A better point that a recovery skips, and its distance to the stream's current state, if known."""
+    """A better point that a recovery skips, and its distance to the stream's current state."""
 
     name: str
     why: str
@@ -52,7 +52,7 @@ class _Plan:
 
         @property
         def to_batch(self) -> int | None:
-            """The batch after which the query resumes, if known; below `from_batch` it is a rewind."""
+            """The batch after which the query resumes, if known; a rewind if below `from_batch`."""
 
         @property
         def snapshot(self) -> SnapshotRecord | None:
@@ -60,15 +60,15 @@ class _Plan:
 
         @property
         def directory(self) -> str | None:
-            """A live directory to continue from that is not the stream's current one."""
+            """A live directory to continue from, other than the stream's current one."""
 
         @property
         def point(self) -> str | None:
-            """Name of the point to continue from, under which its failures are remembered."""
+            """Name of the point to continue from, under which failures are remembered."""
 
         @property
         def rewound_ms(self) -> int | None:
-            """Time between the point and the query's last sign of life: the most that is processed again."""
+            """Time from the point to the query's last sign of life: the most that is processed again."""
 
     @property
     def rewound_batches(self) -> int:
@@ -140,7 +140,7 @@ class Resume(_Continue):
 
 @dataclass(frozen=True, kw_only=True)
 class Clone(_Continue):
-    """Continue in a copy of the live directory: its last writer may still be alive."""
+    """Continue in a copy of the live directory, whose last writer may be alive."""
 
     kind = RecoveryKind.CLONE
 
@@ -166,10 +166,7 @@ class _GoBack(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class Restore(_GoBack):
-    """Restore a snapshot, which the stream then owns if it `claims` it.
-
-    Files of the `donor`, a live directory, may be linked.
-    """
+    """Restore a snapshot, which the stream then owns if it `claims` it; files of the `donor` may be linked."""
 
     kind = RecoveryKind.RESTORE
     directory: ClassVar[None] = None
@@ -206,13 +203,13 @@ class Rewind(_GoBack):
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreAndReplay(_Plan):
-    """Restore a snapshot and run the lost batches after it again: see `replay.py`.
+    """Restore a snapshot and replay the lost batches (`replay.py`).
 
     Attributes:
         to_batch: The last lost batch.
         query_id: The id under which the sinks have these batches.
         in_flight: The batch after them, if its plan is known: exactly its rows are processed first.
-        directory: Where the batches were replayed; None if that is still to be done.
+        directory: Where the batches were replayed; None if not yet.
     """
 
     kind = RecoveryKind.REPLAY
@@ -248,7 +245,7 @@ RecoveryPlan = StartEmpty | FinishRestore | Resume | Clone | Restore | Rewind | 
 class UnknownState:
     """What exists in the folders of a stream that its catalog knows no start of, each described briefly.
 
-    `sinks` are logs of the file sinks that these snapshots and the query name.
+    `sinks` are logs of file sinks.
     """
 
     directories: Sequence[str] = ()
@@ -265,7 +262,7 @@ class RecoveryFacts:
 
     Attributes:
         snapshots: Restorable snapshots of the current timeline, newest first.
-        all_snapshots: Every completed snapshot, and the one at a named location: the candidates for an explicit name.
+        all_snapshots: Candidates for an explicit name: completed snapshots, and the one at a named location.
         last_batch: The newest batch that any execution reported as committed in the live directory.
         predecessor_ended: Whether the previous execution can write nothing more.
         prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
@@ -275,7 +272,7 @@ class RecoveryFacts:
         is_automatic: No user requested this start: snapshots known to be broken are not tried.
         depth: Number of points considered besides the live directory; None: all.
         last_sign_ms: The last sign of life of a query in the live directory, by the catalog's clock.
-        without_input: Points whose input is gone, each with what is gone. A start from `latest` takes a newer point.
+        without_input: Points whose input is gone, each with what is gone.
         damaged_logs: Logs of the stream's file sinks that only a snapshot brings back.
     """
 
@@ -302,16 +299,16 @@ class RecoveryFacts:
 
     @property
     def before_the_edit(self) -> list[SnapshotRecord]:
-        """Snapshots that lack an edit of the stream's state: a recovery does not use them."""
+        """Snapshots that lack an edit of the stream's state, which no recovery uses."""
         edits = set(self.stream.state_edits)
         return [snapshot for snapshot in self.all_snapshots if not edits <= set(snapshot.state_edits)]
 
     def batches_since(self, batch_id: int | None) -> int | None:
-        """Committed batches between a batch and the current state; None if unknown."""
+        """Committed batches after this one; None if unknown."""
         return _difference(self.live_batch, batch_id)
 
     def time_since(self, snapshot: SnapshotRecord | None) -> int | None:
-        """Milliseconds between a snapshot and the query's last sign of life; None if unknown."""
+        """Ms from a snapshot to the query's last sign of life; None if unknown."""
         return _difference(self.last_sign_ms, (snapshot.created_at_ms or None) if snapshot is not None else None)
 
     @property
@@ -324,7 +321,7 @@ class RecoveryFacts:
 
 @dataclass(frozen=True)
 class RewindDistance:
-    """Committed batches, recorded input rows and milliseconds between two snapshots of one timeline; None: unknown."""
+    """Committed batches, recorded input rows and ms between two snapshots of one timeline; None: unknown."""
 
     batches: int | None
     rows: int | None
@@ -338,7 +335,7 @@ class RewindDistance:
 
 
 def skipped_distance(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
-    """How far `chosen` is behind the newest of the restorable snapshots, newest first."""
+    """How far `chosen` is behind the first of the restorable snapshots, newest first."""
     newer = snapshots[: next(at for at, snapshot in enumerate(snapshots) if snapshot.snapshot_id == chosen.snapshot_id)]
     if not newer:
         return None

@@ -55,7 +55,7 @@ _NOTHING = "nothing"
 
 
 def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
-    """Differences between two plans that affect the state, one line each; empty if it means the same to both."""
+    """Differences that affect the state, one line each; empty if it means the same to both."""
     if before.as_record() == after.as_record():
         return ()
     return tuple(_differences(before, after))
@@ -73,7 +73,7 @@ def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from:
 
 
 def describe_differences(differences: Sequence[str]) -> str:
-    """Differences as one string."""
+    """The differences as one string."""
     return "Differences: " + "; ".join(differences) + "."
 
 
@@ -102,7 +102,7 @@ def _in_operator(old: PlanOperator, new: PlanOperator, number: int) -> Iterator[
 
 
 def _by_place(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
-    """Compare keys and values, which Spark finds by position, not by name."""
+    """Spark finds keys and values by position, not by name."""
     for index in range(max(len(old), len(new))):
         was = " ".join(old[index]) if index < len(old) else _NOTHING
         now = " ".join(new[index]) if index < len(new) else _NOTHING
@@ -137,9 +137,9 @@ class StateCheck:
 
 
 def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> StateCheck:
-    """Compare the state that the plan starts from with how the stream is to keep it. Changes nothing.
+    """Compare the state that the plan starts from with how the stream is to keep it.
 
-    A rewrite that is returned is possible and allowed.
+    A returned rewrite is possible and allowed.
     """
     if isinstance(plan, StartEmpty):
         return StateCheck()
@@ -254,7 +254,7 @@ def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
 
 @dataclass(frozen=True)
 class PlanChange:
-    """How a plan differs from the one that wrote a state, and whether a user has accepted exactly this plan."""
+    """How a plan differs from that of a state, and whether a user has accepted exactly this plan."""
 
     differences: tuple[str, ...]
     came_from: str
@@ -265,7 +265,7 @@ class PlanChange:
 def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
     """Compare the plan of a query to start with that of the state it would continue from.
 
-    None if they agree, if there is no state, or if one of the plans is unknown.
+    None if they agree, there is no state, or a plan is unknown.
     """
     snapshot = recovery.snapshot if isinstance(recovery, Restore) else None
     came_from = describe_snapshot(snapshot) if snapshot is not None else "its live directory"
@@ -280,9 +280,9 @@ def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescripti
 def check_plan(
     stream: StreamHandle, recovery: RecoveryPlan, new: PlanDescription | None, lease: LeaseRecord, *, accept: bool
 ) -> tuple[str, ...]:
-    """Refuse a start whose code reads the state differently, unless the change is accepted.
+    """Refuse a start whose code reads the state differently, unless that is accepted. Returns one message per change.
 
-    Acceptance also holds for restarts of a start that fails before it is recorded. Returns one message per change.
+    Acceptance also holds for restarts of a start that fails before it is recorded.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     _refuse_adopted_without_state(record, recovery, new)
@@ -299,7 +299,7 @@ def check_plan(
 
 
 def _refuse_adopted_without_state(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> None:
-    """Refuse an adopted directory without the state of its query. Only the code says whether it keeps any."""
+    """Only the code says whether its query keeps any state."""
     adopted = adopted_directory(record)
     if adopted is None or not adopted.is_pending or new is None or isinstance(recovery, StartEmpty):
         return

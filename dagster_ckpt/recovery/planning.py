@@ -75,7 +75,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 def with_newer_point(facts: RecoveryFacts, plan: RecoveryPlan, gone: str) -> RecoveryFacts | None:
     """The facts to continue from a newer point than one whose input is `gone`.
 
-    None if there is none, or if a person named the point.
+    None without one, or if a person named the point.
     """
     if facts.start_from.point is not StartPoint.LATEST or not isinstance(plan, Restore | Rewind):
         return None
@@ -357,7 +357,7 @@ _SHOWN = 12
 
 
 def refuse_to_forget(facts: RecoveryFacts) -> None:
-    """Refuse to start a stream that the catalog knows no start of if state of it exists."""
+    """Refuse a start if the catalog knows none of the stream, but state of it exists."""
     names_a_snapshot = facts.start_from.point is StartPoint.NAMED
     found = [*facts.unknown.directories, *(() if names_a_snapshot else facts.unknown.snapshots)]
     if not found or facts.snapshots:

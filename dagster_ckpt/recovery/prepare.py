@@ -89,9 +89,9 @@ def prepare(
 
     An error before the switch to a new directory leaves everything as it was; after it, the next start finishes.
 
-    `output` is where the query to start will write, and no other sink is changed; if unknown, the known sinks are
-    assumed. A `survey` of the sinks for this plan is used if nothing has happened since. With `rewrite`, the query
-    always continues in a new directory. `watch` is called while files are written and before the switch, and may raise.
+    `output` is where the query will write, and no other sink is changed; if unknown, the known sinks are assumed. A
+    `survey` for this plan is used if nothing has happened since. With `rewrite`, the query always continues in a new
+    directory. `watch` is called while files are written and before the switch, and may raise.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)
@@ -138,7 +138,7 @@ class _Preparation:
                 return self._start_empty(building.live)
 
     def resume(self, live: LiveDirectory) -> PreparedStart:
-        """Continue where the query stopped. Only a batch that sinks have and the query does not have is undone."""
+        """Only a batch that sinks have and the query does not have is undone."""
         live.note_in_use()
         self._begin_logs()
         return PreparedStart(live, _places_of(self._settle_batch_in_flight(live)))
@@ -287,10 +287,7 @@ class _Preparation:
         return StateOrigin.of_directory(old, batch_id, known.earlier if known is not None and is_made_again else known)
 
     def _moved(self, building: Building) -> StreamRecord:
-        """Switch an unfinished restore whose directory is fenced, or is rewritten, to one that a query may start in.
-
-        What remains of it stays pending.
-        """
+        """Switch an unfinished restore whose directory is fenced, or is rewritten, to one that a query may start in."""
         record, live = self.record, building.live
         if record.live_directory is None:
             return record
@@ -328,7 +325,7 @@ class _Preparation:
     def _point(
         self, batch_id: int, pending: SinkRollBack | None, entries: Sequence[SinkEntry] | None = None
     ) -> RollBack:
-        """Where a sink goes back to; `entries` is its log as the snapshot has it."""
+        """`entries` is the log of the sink as the snapshot has it."""
         undone = pending or SinkRollBack()
         return RollBack(
             batch_id,
@@ -350,7 +347,7 @@ class _Preparation:
         return [sink for sink in sinks if sink.rolls_back and self.sinks.allows(sink)]
 
     def _begin_logs(self) -> None:
-        """Write an empty log, up to the batch of the state, where a file sink begins in a folder without one."""
+        """Where a file sink begins in a folder without a log, write an empty one up to the batch of the state."""
         for sink in self.sinks.of(Verdict.BEGIN):
             if isinstance(sink, FileSink):
                 begin_log(sink.folder, self.sinks.aim.batch_id, still_mine=self.lease.step)
@@ -367,7 +364,7 @@ class _Preparation:
         )
 
     def _roll_back(self, pending: PendingRestore | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Roll back what may be rolled back; returns the places, and the names of the sinks that cannot."""
+        """Returns the places, and the names of the sinks that cannot be rolled back."""
         stream = self.stream
         logs: Mapping[str, Sequence[SinkEntry]] = {}
         batch_id, sinks = BEFORE_THE_FIRST_BATCH, list[Sink]()

@@ -72,7 +72,7 @@ def point_of_origin(origin: StateOrigin | None) -> str | None:
 def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
     """The points that are damaged, each with what was found there.
 
-    Each start examines its live directory itself: an earlier finding counts only if nothing but Spark can see it.
+    A start examines its live directory itself: an earlier finding counts only if nothing but Spark can see it.
     """
     return {
         failure.point: f"{failure.error}: {failure.detail}"
@@ -86,7 +86,7 @@ def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
 def recovery_points(
     stream: StreamRecord, snapshots: Sequence[SnapshotRecord], *, batch_is_retained: bool, snapshot_is_gone: bool
 ) -> list[RecoveryPoint]:
-    """The points besides the live directory that a stream can continue from, in the order to try them.
+    """The points besides the live directory that a stream can continue from, in order.
 
     `batch_is_retained`: the directory from which the live one was created still has its batch.
     """
@@ -112,7 +112,7 @@ def recovery_points(
 
 
 def snapshot_of_origin(stream: StreamRecord, origin: StateOrigin) -> SnapshotRecord | None:
-    """The snapshot that a state came from, even if the catalog does not list it."""
+    """The snapshot that a state came from, listed in the catalog or not."""
     if origin.snapshot_id is None or origin.location is None:
         return None
     return SnapshotRecord(
@@ -151,7 +151,7 @@ class SkippedSnapshot:
 
 @dataclass(frozen=True)
 class SnapshotChoice:
-    """The snapshot to use, with the batches that it replays if known, and the newer ones that cannot be restored."""
+    """The snapshot to use, the batches that it replays if known, and the newer ones that cannot be restored."""
 
     snapshot: SnapshotRecord | None
     replayed_batches: int | None

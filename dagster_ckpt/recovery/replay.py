@@ -46,7 +46,7 @@ class LostBatches:
         batches: Those that the query had committed, or that a sink has as a whole; empty if only the one in flight has
             to be planned again.
         query_id: The id of the query that wrote the last batch.
-        in_flight: The batch after them, if it was planned: the query runs it first.
+        in_flight: The batch after them, if planned: the query runs it first.
     """
 
     restore: Restore
@@ -62,7 +62,7 @@ class LostBatches:
         return self.in_flight.batch_id - 1 if self.in_flight is not None else -1
 
     def plan(self, directory: str | None = None) -> RestoreAndReplay:
-        """The restore, with the replay; `directory`: where the batches were replayed."""
+        """The restore and replay; `directory` is where the batches were replayed."""
         plan = self.restore
         if not self.batches:
             what = f"run batch {self.last + 1} as planned before"
@@ -84,7 +84,7 @@ class LostBatches:
 def lost_batches(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
 ) -> LostBatches | None:
-    """The batches that a planned start can replay; None without any. Changes nothing."""
+    """The batches that a planned start can replay; None without any."""
     if (
         not isinstance(plan, Restore)
         or facts.start_from.point is not StartPoint.LATEST
@@ -131,8 +131,7 @@ def replay(
 ) -> RestoreAndReplay:
     """Restore a snapshot to a directory that no stream uses, and run the lost batches there without output.
 
-    The directory is deleted if that fails, else by a later start. `watch` is called while a batch runs, and may raise.
-    Returns the plan to continue there.
+    `watch` is called while a batch runs, and may raise. Returns the plan to continue there.
     """
 
     def stopped() -> bool:
@@ -176,7 +175,7 @@ def replay(
 
 
 def _newest_whole(sink: Sink, query_id: str) -> int:
-    """The newest batch of which a sink certainly has all rows; -1 if none or unknown."""
+    """The newest batch of which a sink certainly has all rows; else -1."""
     try:
         newest = newest_batch(sink, query_id)
     except CkptError:
@@ -190,6 +189,6 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
 def _has_parts(sink: Sink) -> bool:
     """Whether a sink may have a batch in part, and drops that part when the query runs it again.
 
-    Of several writers into Kafka, some may have been killed before their share. A table with parts goes back first.
+    Of several writers into Kafka, some may have been killed before their share.
     """
     return sink.has_parts or (sink.on_repeat is OnRepeat.RUNS and not sink.rolls_back)

@@ -1,7 +1,7 @@
 """Retention of a stream's checkpoints, while it runs and when it has ended.
 
-Deletion always follows one order: mark in the catalog, delete the bytes, forget the row. A failed deletion stays
-visible as DELETING, and the next pass retries it.
+A deletion marks in the catalog, deletes the bytes, and forgets the row. A failed one stays visible as DELETING, and the
+next pass retries it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RetentionReport:
 
     Attributes:
         held: Snapshots still in use; a later pass deletes them.
-        failed: Snapshots whose deletion failed; the next pass retries it.
+        failed: Deletions that failed; the next pass retries them.
         swept: Objects that nothing needed any more.
         settled: Attempts whose process had died, each with the outcome.
     """
@@ -77,7 +77,7 @@ class RetentionReport:
         )
 
     def messages(self, *, unlogged: bool = False) -> list[str]:
-        """The report as messages; `unlogged` leaves out what the catalog has logged as events."""
+        """`unlogged` leaves out what the catalog has logged as events."""
         would = "would have " if self.dry_run else ""
         logged = [f"{would}deleted {name}" for name in self.deleted]
         lines = [] if unlogged and not self.dry_run else logged
@@ -152,10 +152,10 @@ def discard(
     lease: LeaseKeeper | None,
     protected: Iterable[str] = (),
 ) -> RetentionReport:
-    """Delete snapshots: mark, delete the bytes, forget.
+    """Delete snapshots. Bytes that the store lists or that are `protected` stay.
 
     Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor. Without a
-    lease, an operator deletes them alongside any writer. Bytes that the store lists or that are `protected` stay.
+    lease, an operator deletes them alongside any writer.
     """
     record = lease.record if lease is not None else None
     deleted: list[str] = []
@@ -190,8 +190,6 @@ def _is_anothers(stream: StreamHandle, snapshot: SnapshotRecord, location: str) 
 
 @dataclass(frozen=True)
 class _AtEnd:
-    """What the clean-up option deletes of a stream that has ended."""
-
     doomed: tuple[SnapshotRecord, ...]
     kept: tuple[str, ...]
     drops_live: bool
@@ -204,7 +202,7 @@ def apply_terminal_retention(
     """Keep or delete checkpoints according to the clean-up option for the state in which the stream ended.
 
     Savepoints are deleted only if a start has claimed them. While the live directory is incomplete, the newest snapshot
-    stays: the stream may need it. Only canceling under DELETE_ON_CANCELLATION deletes everything.
+    stays, except on canceling under DELETE_ON_CANCELLATION.
 
     If a newer execution holds the lease, nothing is deleted and the execution stays unsettled.
     """
@@ -247,7 +245,7 @@ def _superseded(execution_id: str) -> str:
 
 
 def _preview_at_end(stream: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:
-    """What `apply_terminal_retention` would do now. Changes nothing and takes no lease."""
+    """Takes no lease."""
     newest = stream.catalog.executions.latest(stream.stream_id)
     if newest is not None and newest.execution_id != execution_id:
         return RetentionReport(kept=(_superseded(newest.execution_id),), dry_run=True)
@@ -306,8 +304,8 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
     """Settle attempts, finish interrupted deletions, and remove bytes left by crashed attempts.
 
-    Bytes younger than `older_than_ms` by the storage's clock stay, as do those of pending attempts. Default: six hours,
-    or twice the checkpoint timeout if that is longer.
+    Bytes younger than `older_than_ms` by the storage's clock stay. Default: six hours, or twice the checkpoint timeout
+    if that is longer.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)
@@ -329,7 +327,7 @@ def _completed(stream: StreamHandle) -> list[SnapshotRecord]:
 
 
 def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
-    """The snapshots that a start may need although the stream has ended."""
+    """Snapshots that a start may need although the stream has ended."""
     needed: dict[str, KeptBecause] = {}
     live = stream.catalog.streams.get(stream.stream_id).live_directory
     is_whole = live is None or inspect_live_directory(LiveDirectory(live)).status in (LiveStatus.GOOD, LiveStatus.EMPTY)
@@ -343,7 +341,6 @@ def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
 
 
 def _rollback_snapshot(stream: StreamHandle) -> str | None:
-    """The snapshot that an upgrade in progress would be rolled back to."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     is_over = row is None or row.upgrade is None or row.upgrade.phase.is_over
     return row.upgrade.snapshot_id if row is not None and row.upgrade is not None and not is_over else None

@@ -68,7 +68,7 @@ class RewindPreview:
         sources: What is read again, by source, if the offsets show it.
         span_ms: Processing time that is repeated.
         left: Snapshots after the batch, newest first: they stay on the timeline that is left.
-        undone_since_ms: When the first undone batch may have been written at the earliest, in ms since the epoch.
+        undone_since_ms: Earliest time at which the first undone batch may have been written, in ms since the epoch.
         safety_savepoint: How the current state will be preserved; None if nothing is left behind.
         undone_edits: Edits of the state that the start undoes, each described.
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
@@ -152,9 +152,9 @@ def preview_rewind(
 ) -> RewindPreview:
     """Determine what a planned start would undo and process again.
 
-    For a plan that undoes nothing, the preview has only sinks that already have a batch which the query has not
-    committed, or that it must not write to. A running query finishes its batch in flight before it is stopped.
-    `session` is that of the query to start, whose file systems its sources use.
+    For a plan that undoes nothing, the preview has only sinks that already have an uncommitted batch, or that the query
+    must not write to. A running query finishes its batch in flight before it is stopped. `session` is that of the query
+    to start, whose file systems its sources use.
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
@@ -206,7 +206,7 @@ def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkF
 
 
 def undone_edits(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[str, ...]:
-    """Descriptions of the stream's edits of state that the state to start from lacks."""
+    """Descriptions of the edits that the state to start from lacks."""
     if not facts.stream.state_edits or isinstance(plan, Rewind | FinishRestore):
         return ()
     kept: Sequence[str] = ()
@@ -228,7 +228,7 @@ def _is_judged(sink: Sink, judged: Sequence[SinkForecast]) -> bool:
 
 
 def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bool) -> None:
-    """Refuse a start that could lose or repeat rows, unless that was accepted.
+    """Refuse a start that could lose or repeat rows, unless accepted.
 
     Acceptance does not help where a sink must not be written to, does not answer, or cannot be rolled back.
     """

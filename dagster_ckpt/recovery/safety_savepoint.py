@@ -21,7 +21,7 @@ def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
 
 
 def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str | None:
-    """Announcement of how to come back to the current state, if it is left behind."""
+    """How to come back to the current state, if it is left behind."""
     if not leaves_something_behind(plan, facts.start_from):
         return None
     if facts.start_from.no_safety_savepoint:
@@ -45,7 +45,7 @@ def take_safety_savepoint(
 ) -> str | None:
     """Before a rewind, take a savepoint of the current state; if that is impossible, tag its newest snapshot.
 
-    Returns what was kept, for a message; None if nothing is left behind, or if it was declined.
+    Returns what was kept, for a message; None if nothing is left behind or it was declined.
     """
     if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
         return None

@@ -27,8 +27,7 @@ def damaged_sink_logs(
 ) -> list[DamagedLog]:
     """The damaged logs that only this stream writes, and that a snapshot of its timeline captured.
 
-    The survey of the sinks refuses any other log that cannot be continued. If `output` is unknown, the sinks that the
-    stream wrote to last are examined.
+    The survey of the sinks refuses any other. If `output` is unknown, the sinks written last are examined.
     """
     if not isinstance(record.pending_restore, ToBatch | None):
         # An interrupted start continues with the sinks whatever their logs say.
@@ -53,7 +52,7 @@ def damaged_sink_logs(
 
 
 def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> str | None:
-    """Why a recovery with damaged logs cannot go back to a snapshot: it lacks one of them."""
+    """Why a recovery cannot go back to a snapshot: it lacks a damaged log."""
     captured = captured_sinks(snapshot.properties)
     if captured is None:
         return None
@@ -64,7 +63,7 @@ def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> st
 
 
 def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sink]) -> dict[str, Sequence[SinkEntry]]:
-    """The logs in a snapshot, and those of folders to which the files of one of them were moved since."""
+    """The logs in a snapshot, and those of folders to which files of one of them were moved since."""
     found = dict(logs)
     for sink in sinks:
         if not isinstance(sink, FileSink) or any(same_folder(place, sink.folder) for place in logs):

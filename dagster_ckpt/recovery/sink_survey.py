@@ -1,7 +1,7 @@
 """Surveys the sinks of a start: the facts that the guard decides on, and what its verdicts mean for users.
 
-A table or topic must also have the batches that the query continues after: one that was dropped and created again, or
-restored from an older copy, lacks batches that are not written again. Such a start is refused.
+A table or topic must also have the batches that the query continues after: one that was created again or restored from
+an older copy lacks batches that are not written again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Survey:
     """What a start does with each sink that can be rolled back.
 
     Attributes:
-        judgements: One for each such sink that the query names, or that the stream or the snapshot wrote to.
+        judgements: Of sinks that the query names, or that the stream or the snapshot wrote to.
         to_settle: Sinks to check for the batch in flight if the query continues.
     """
 
@@ -92,7 +92,7 @@ class Survey:
         return [each.sink for each in self.judgements if each.verdict is verdict]
 
     def forecasts(self) -> list[SinkForecast]:
-        """Forecasts for sinks that are not simply continued or rolled back."""
+        """For sinks that are not simply continued or rolled back."""
         told = [_forecast(each, self.aim) for each in self.judgements]
         return [each for each in told if each is not None]
 
@@ -130,7 +130,7 @@ _ADVICE = "Let the query write to a new, empty folder, or to the one that its st
 
 
 def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
-    """Inspect the sinks of a planned start and decide what is done with each. Changes nothing.
+    """Inspect the sinks of a planned start and decide what is done with each.
 
     If `output` is unknown, the stream's known sinks are assumed.
     """
@@ -138,7 +138,7 @@ def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput |
 
 
 def refuse_to_clean(stream: StreamHandle) -> None:
-    """Refuse to delete files in folders that a stream last wrote to, if one no longer belongs to it."""
+    """Refuse to delete files where the stream last wrote if a folder no longer belongs to it."""
     record = stream.catalog.streams.get(stream.stream_id)
     commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
@@ -257,7 +257,6 @@ def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None,
 
 
 def _is_written_back(sink: FileSink, facts: SinkFacts, entries: Sequence[SinkEntry] | None) -> bool:
-    """Whether the start writes a damaged log back from its snapshot."""
     if facts.start is not Start.TO_SNAPSHOT or not facts.ours or facts.anothers or not entries:
         return False
     return damaged_log(sink.folder, entries) is not None
@@ -391,7 +390,7 @@ def missing_batches(
 def forecast_sinks(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None = None
 ) -> list[SinkForecast]:
-    """Forecasts for sinks that the query must not write to, or that are neither simply continued nor rolled back.
+    """For sinks that the query must not write to, or that are neither simply continued nor rolled back.
 
     `replay` is what the sinks will see if they are rolled back.
     """

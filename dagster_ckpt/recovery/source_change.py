@@ -71,7 +71,7 @@ def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequen
 
 
 def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceIdentity, ...] | None:
-    """The recorded sources of the state that a plan starts from, if any."""
+    """The recorded sources of the state that a plan starts from."""
     if plan.snapshot is not None:
         properties: Mapping[str, object] = plan.snapshot.properties
         if SOURCE_IDENTITIES not in properties:
@@ -82,7 +82,7 @@ def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceId
 
 
 def read_sources(stream: StreamHandle, plan: RecoveryPlan, batch_id: int, expected: int) -> dict[str, ReadSource]:
-    """What is known of the sources that were read up to a batch, by name or position; the query has `expected` ones."""
+    """The sources that were read up to a batch, by name or position; the query has `expected` ones."""
     recorded = recorded_sources(stream, plan)
     read = partial(state_files, stream, plan)
     offsets = read_offsets(stream, plan, batch_id)
@@ -148,7 +148,7 @@ class ReadSource:
 
 @dataclass(frozen=True)
 class SourceDifference:
-    """A source that differs; without a `why`, it was only added or taken away."""
+    """A source that differs, or, without a `why`, was only added or taken away."""
 
     source: str
     was: str

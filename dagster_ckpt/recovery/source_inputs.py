@@ -1,4 +1,4 @@
-"""Determines whether each source still has what a start would read again. Changes nothing.
+"""Determines whether each source still has what a start would read again.
 
 A file source does not report missing files: Spark reads what is there and commits the batch. So each file that the log
 of a source, the journal or the snapshot names for these batches is looked up first, and its modification time compared.
@@ -79,7 +79,7 @@ class InputStatus(StrEnum):
 
 @dataclass(frozen=True)
 class SourceInput:
-    """What is read again from one source; the `reason` is a sentence, or empty."""
+    """What is read again from one source; `reason` is a sentence, or empty."""
 
     source: str
     kind: str
@@ -90,7 +90,7 @@ class SourceInput:
 def source_inputs(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, session: SparkSession | None = None
 ) -> tuple[SourceInput, ...]:
-    """Whether each source still has what a planned start reads again; empty if it reads nothing again."""
+    """Whether each source still has what a planned start reads again."""
     # An unfinished restore or a fork has the batch in flight, if any, in its directory.
     to_batch = facts.live_batch if isinstance(plan, FinishRestore) else plan.to_batch
     base = plan.snapshot.batch_id if plan.snapshot is not None else to_batch
@@ -320,14 +320,14 @@ def changed(files: Iterable[SourceFile], existing: Mapping[str, int | None]) -> 
 
 
 def forgotten(kept: Sequence[SourceFile], newest_ms: int, max_age_ms: int) -> list[SourceFile]:
-    """The files that Spark no longer remembers after it has read one of this modification time."""
+    """The files that Spark no longer remembers after reading one of this modification time."""
     return [each for each in kept if each.modified_at_ms is not None and each.modified_at_ms < newest_ms - max_age_ms]
 
 
 def read_once_more(
     forgotten_files: Iterable[SourceFile], existing: Mapping[str, int | None], newest_ms: int, max_age_ms: int
 ) -> list[str]:
-    """Of the files that Spark no longer remembers, those that it takes for new ones."""
+    """Of the forgotten files, those that Spark takes for new ones."""
     since = newest_ms - max_age_ms
     return sorted(
         {

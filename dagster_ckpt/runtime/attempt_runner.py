@@ -59,7 +59,7 @@ from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.validation import policy_name
 
 STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"
-# In addition to those of checkpoints: as in Flink, savepoints do not count towards their limit.
+# As in Flink, savepoints do not count towards the limit of checkpoints.
 SAVEPOINT_THREADS = 4
 
 
@@ -136,7 +136,7 @@ class AttemptRunner:
     def sinks(self) -> tuple[str, ...]:
         """The sinks in the query's last report; before the first one, those of the previous execution.
 
-        No snapshot is taken while they are unknown, because a restore could not roll them back.
+        No snapshot is taken while they are unknown: a restore could not roll them back.
         """
         return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
 
@@ -149,8 +149,8 @@ class AttemptRunner:
     def has_progressed(self) -> bool:
         """Whether this execution has planned and committed a batch, for which it loaded its state.
 
-        A batch that an earlier execution had planned does not count: if the sink has it, Spark commits it without
-        running it. The first that counts proves the snapshots of the position where the execution resumed.
+        One that an earlier execution had planned does not count: if the sink has it, Spark commits it without running
+        it. The first that counts proves the snapshots of the position where the execution resumed.
         """
         if self._has_progressed:
             return True
@@ -168,7 +168,7 @@ class AttemptRunner:
         return True
 
     def start(self, attempt: Attempt) -> list[Event]:
-        """Record an attempt, whose cut waits for its batch boundary; a failure event if that is impossible."""
+        """Record an attempt, whose cut waits for its batch boundary; returns a failure event if that is impossible."""
         snapshot_id = str(uuid.uuid4())
         try:
             self._running[attempt.number] = self._recorded(attempt, snapshot_id)
@@ -223,7 +223,7 @@ class AttemptRunner:
         log_transition(stream_id, message, level=logging.WARNING)
 
     def abort(self, action: Abort) -> list[Event]:
-        """Abort an attempt; a failure event at once if no thread works on it."""
+        """Returns a failure event at once if no thread works on the attempt."""
         running = self._running.pop(action.number, None)
         if running is None:
             return []
@@ -236,13 +236,13 @@ class AttemptRunner:
         return []
 
     def discard_late(self, number: int) -> None:
-        """Delete a snapshot whose upload finished after its attempt was aborted."""
+        """Delete a snapshot that completed after its attempt was aborted."""
         taken = self._late.pop(number, None)
         if taken is not None:
             self._clean(lambda: self._discard_own(taken))
 
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
-        """Start the cut of every attempt at its batch boundary; `stop_query` precedes that of a stop-with-savepoint."""
+        """Start the cuts at their batch boundaries; `stop_query` precedes that of a stop-with-savepoint."""
         for running in list(self._running.values()):
             try:
                 is_due = not running.cut_ordered and self._at_boundary(running)
@@ -257,7 +257,7 @@ class AttemptRunner:
             self._futures.append(self._pool.submit(self._take, running))
 
     def news(self) -> list[Event]:
-        """Record finished attempts in the catalog, and return the events since the last call."""
+        """Record finished attempts in the catalog; returns the events since the last call."""
         if self._log.batches:
             self.has_progressed()
         return self._finish()
@@ -442,7 +442,7 @@ class AttemptRunner:
             )
 
     def _clean(self, work: Callable[[], None]) -> list[Event]:
-        """Delete in the background. If that fails, the snapshot stays visible in the catalog."""
+        """If that fails, the snapshot stays visible in the catalog."""
 
         def clean() -> None:
             try:

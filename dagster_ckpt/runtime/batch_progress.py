@@ -39,7 +39,7 @@ class BatchLog:
             self.batches += 1
 
     def rows_after(self, batch_id: int) -> dict[int, int]:
-        """The rows that each later batch has read, as far as a replay of the batch reads the same.
+        """The rows that each later batch has read, if a replay of the batch reads the same.
 
         A `foreachBatch` function may read a batch several times, or in part.
         """
@@ -52,7 +52,7 @@ class BatchLog:
         return newer
 
     def figures(self, batch_id: int, *, since_batch: int | None) -> BatchFigures:
-        """Figures at a batch, counted from the previous snapshot's batch or from the start of the execution."""
+        """Figures at a batch, since the previous snapshot's batch or the start of the execution."""
         seen = [report for report in self._batches if report.batch_id <= batch_id]
         if not seen:
             return BatchFigures()
@@ -94,7 +94,7 @@ class PositionWatch:
         return self._seen
 
     def latest(self) -> Positions:
-        """The current positions; if a read costs requests, those after the last reported batch."""
+        """The current positions; where a read costs requests, those after the last reported batch."""
         is_new = self._log.latest is not self._seen_after or self._clock() >= self._seen_at_ms + LOOK_AGAIN_MS
         if self._seen is None or is_new or self._live.local_path is not None:
             return self.look()
@@ -114,8 +114,8 @@ class Journal:
         self._log = log
         # Every batch up to this one has its rows in the journal, or was planned before this execution.
         self._counted = -1
-        # Every later batch is still to be recorded; at first those after the newest snapshot, because an earlier
-        # execution may have planned the batch in flight differently.
+        # Later batches are still to be recorded; at first those after the newest snapshot, because an earlier execution
+        # may have planned the batch in flight differently.
         self._newest: int | None = None
 
     def note(self, mode: ExecutionMode | None, *, has_ended: bool = False) -> None:
@@ -124,7 +124,7 @@ class Journal:
         Also if none may be replayed: with a lost live directory, only the journal names their input.
 
         Args:
-            mode: How the query runs; only micro-batches can be replayed.
+            mode: Only micro-batches can be replayed.
             has_ended: Also record whether the newest batch is committed.
         """
         if mode is not ExecutionMode.MICRO_BATCH:
@@ -154,7 +154,7 @@ class Journal:
             self._counted = min(self._counted, batches[0].batch_id - 1)
 
     def _note_rows(self) -> None:
-        """Record the rows of batches that have committed since; a replay has to read as many."""
+        """A replay has to read as many."""
         if self._newest is None:
             return
         rows = {batch: rows for batch, rows in self._log.rows_after(self._counted).items() if batch <= self._newest}

@@ -31,9 +31,8 @@ class Attempt:
 
     Attributes:
         number: The `n` of `chk-<n>`; a savepoint takes a number too, as in Flink.
-        request_id: The request to answer; None if the timer triggered the attempt.
-        alignment_deadline_ms: When an attempt stops waiting for a commit and continues as `CARRY_IN_FLIGHT`; None:
-            never.
+        request_id: None if the timer triggered the attempt.
+        alignment_deadline_ms: When it stops waiting for a commit and continues as `CARRY_IN_FLIGHT`; None: never.
     """
 
     number: int
@@ -98,7 +97,7 @@ class CheckpointFailureReason(Enum):
 
     @staticmethod
     def of(error: Exception, *, after_cut: bool) -> CheckpointFailureReason:
-        """The reason for an attempt that failed with an error, before its cut or while it uploaded files."""
+        """The reason for an error before the cut of an attempt, or while it uploaded files."""
         match error:
             case NothingCommittedError():
                 return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
@@ -158,8 +157,7 @@ class StartAttempt:
 class Abort:
     """End a pending attempt, delete what it wrote, and answer its request with the reason.
 
-    The driver still reports its end: `AttemptFailed` or, if it completed before it could be aborted,
-    `AttemptCompleted`, which a `Discard` answers.
+    The driver still reports its end: `AttemptFailed`, or `AttemptCompleted`, which a `Discard` answers.
     """
 
     number: int
@@ -168,7 +166,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class Discard:
-    """Delete a snapshot that completed after its attempt was aborted, as Flink discards late acknowledgements."""
+    """Delete a snapshot of an aborted attempt, as Flink discards late acknowledgements."""
 
     number: int
     reason: CheckpointFailureReason
@@ -193,7 +191,7 @@ class FailQuery:
 
 @dataclass(frozen=True)
 class StopQuery:
-    """Stop the query permanently: the savepoint with this number is complete."""
+    """Stop the query for good: the savepoint with this number is complete."""
 
     number: int
 
@@ -220,7 +218,7 @@ class Tick:
     """Time has passed. Due at `CheckpointCoordinator.next_deadline_ms`; harmless at any other time.
 
     Attempts expire and the timer fires only here, so a snapshot stored in time is never discarded because its report
-    arrives after the tick.
+    arrives late.
     """
 
     at_ms: int
@@ -246,7 +244,7 @@ class Triggered:
 
 @dataclass(frozen=True)
 class CutTaken:
-    """The consistent cut of an attempt exists, which ends its triggering phase; the upload continues."""
+    """The cut of an attempt exists, which ends its triggering phase; the upload continues."""
 
     at_ms: int
     number: int

@@ -71,7 +71,7 @@ class FailureCounter:
     def exceeded_by(self, number: int, kind: TriggerKind, reason: Reason) -> bool:
         """Record a failure and return whether it exceeds the tolerated number.
 
-        An attempt counts once, and not at all if it or a later one succeeded. After True the counter restarts at zero.
+        An attempt counts once, and not at all if it or a later one succeeded. After True the counter restarts.
         """
         if self.tally(number, kind, reason) is None:
             return False
@@ -82,7 +82,7 @@ class FailureCounter:
         return True
 
     def tally(self, number: int, kind: TriggerKind, reason: Reason) -> FailureTally | None:
-        """The streak with a failure that is about to be recorded; None if that does not count."""
+        """The streak including a failure about to be recorded; None if that does not count."""
         if self._tolerable >= UNLIMITED or not _counts(kind, reason):
             return None
         if self._last_success is not None and number <= self._last_success:
@@ -131,7 +131,7 @@ class PendingAttempts:
 
     @property
     def next_expiry_ms(self) -> int | None:
-        """When the next attempt expires; None if none is pending."""
+        """When the next attempt expires, if any."""
         return min((attempt.expires_at_ms for attempt in self._pending.values()), default=None)
 
     def add(self, attempt: Attempt) -> None:
@@ -150,7 +150,7 @@ class PendingAttempts:
         return self._pending.pop(number, None)
 
     def abort(self, which: Callable[[Attempt], bool], reason: Reason) -> tuple[Attempt, ...]:
-        """Remove the matching attempts, oldest first, and keep the reason until their work has ended."""
+        """Remove matching attempts, oldest first, and keep the reason until their work has ended."""
         chosen = tuple(attempt for attempt in self._pending.values() if which(attempt))
         for attempt in chosen:
             self.end(attempt.number)
@@ -158,15 +158,14 @@ class PendingAttempts:
         return chosen
 
     def abort_settled(self, number: int) -> Reason | None:
-        """Forget an aborted attempt whose work has ended, and return its reason; None for other attempts."""
+        """Forget an aborted attempt whose work has ended, and return its reason."""
         return self._aborted.pop(number, None)
 
 
 def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
     """Match the older checkpoints, which a completed attempt makes obsolete.
 
-    Never a savepoint, which was requested, and never by a savepoint: since FLIP-193 its user may delete it, so it
-    replaces no checkpoint.
+    Never by a savepoint: since FLIP-193 its user may delete it, so it replaces no checkpoint.
     """
     return lambda attempt: (
         completed.kind is attempt.kind is TriggerKind.CHECKPOINT and attempt.number < completed.number
@@ -176,8 +175,8 @@ def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
 class CheckpointCoordinator:
     """Decides when to take snapshots of one stream: events in, actions out, without thread, I/O or clock.
 
-    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across its restarts. The driver passes
-    in each event, carries out the returned actions in order, and sends a `Tick` at `next_deadline_ms`.
+    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across its restarts. The driver carries
+    out the returned actions in order, and sends a `Tick` at `next_deadline_ms`.
 
     A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the driver when it reports the
     end of a pending attempt.
@@ -200,7 +199,7 @@ class CheckpointCoordinator:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When a `Tick` is due; None if nothing waits for time to pass."""
+        """When a `Tick` is due; None if nothing waits."""
         deadlines = (self._timer.due_at_ms(self._now_ms), self._pending.next_expiry_ms)
         return min((at_ms for at_ms in deadlines if at_ms is not None), default=None)
 
@@ -220,7 +219,7 @@ class CheckpointCoordinator:
         return self._decider.waiting
 
     def failure_tally(self, attempt: Attempt, reason: Reason) -> FailureTally | None:
-        """How the failure of an attempt counts, before it is reported here; None if it does not count."""
+        """How an attempt's failure would count; None if it does not."""
         return self._failures.tally(attempt.number, attempt.kind, reason)
 
     @property
@@ -271,7 +270,7 @@ class CheckpointCoordinator:
         yield from self._suspend()
 
     def _suspend(self) -> Iterator[Action]:
-        """Stop the periodic scheduler, abort pending attempts and drop queued requests, as Flink does."""
+        """As Flink: stop the periodic scheduler, abort pending attempts and drop queued requests."""
         self._timer.stop()
         self._stop_request = None
         yield from self._abort(lambda _attempt: True, Reason.CHECKPOINT_COORDINATOR_SUSPEND)

@@ -28,8 +28,7 @@ from dagster_ckpt.values.durations import monotonic_ms
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
     """Run a stream until it ends, is stopped or canceled, or its restart strategy does not allow another restart.
 
-    On return the last execution has ended in the catalog. The caller knows the status of the surrounding run, and
-    applies retention.
+    On return the last execution has ended in the catalog. The caller applies retention.
     """
     record = stream.register()
     execution_id = str(uuid.uuid4())
@@ -159,7 +158,7 @@ class StreamRun:
 def await_restart(
     stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str, end: QueryEnd
 ) -> Outcome | None:
-    """Wait until a failed query may start again; returns None then, or the outcome if no restart follows."""
+    """Wait until a failed query may start again; returns the outcome if no restart follows."""
     # The catalog dates the failures. A monotonic clock measures the delay.
     now_ms = stream.catalog.now_ms()
     failures = stream.catalog.executions.failures_since_manual_start(stream.stream_id)

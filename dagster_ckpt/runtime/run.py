@@ -74,7 +74,7 @@ class RunRequest:
 
     Attributes:
         describe: Describes the query that `start_query` will start, before anything is changed; None: it cannot.
-        jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM is involved.
+        jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM.
         interrupted_as: The status of an interrupted execution; None if the supervisor decides.
         holder_is_over: Whether the run of a lease holder is recorded as ended.
         is_launched: Whether a supervisor launches the runs of this stream, also while its query runs.
@@ -99,7 +99,7 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its last query and execution, and why (`terminal_failure`) a failed query is not restarted."""
+    """How a run ended: its last query and execution; `terminal_failure` is why a failed query is not restarted."""
 
     end: QueryEnd
     execution_id: str

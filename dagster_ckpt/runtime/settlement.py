@@ -1,7 +1,7 @@
 """The end of an execution: what is recorded for it, who is answered, and what is deleted afterwards.
 
 `Settlement` records ends while the lease is held; afterwards `settle_run` and `settle_execution` apply retention under
-a lease of their own. `record_death` or the next execution records that a process died.
+their own lease. `record_death` or the next execution records that a process died.
 """
 
 from __future__ import annotations
@@ -54,12 +54,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True)
 class _End:
-    """What an end means for the execution.
-
-    Attributes:
-        status: None: not known here, or not this process's to record.
-        terminal: The state that retention is applied for; None if the stream may continue.
-    """
+    """`status` None: not known here. Retention is applied for `terminal`, if the stream does not continue."""
 
     status: ExecutionStatus | None
     settled: bool = False
@@ -87,8 +82,8 @@ def record_end(
 ) -> bool:
     """Record how the query of an execution ended, unless it has already ended.
 
-    A request that asked for this end is answered in the same transaction, so that a process killed after the answer
-    stays stopped. Returns False if it was withdrawn: nothing is recorded, and the query must continue.
+    A request for this end is answered in the same transaction, so that a process killed after the answer stays stopped.
+    Returns False if it was withdrawn: nothing is recorded, and the query must continue.
     """
     meaning = _ENDS[end.kind]
     if meaning.status is None:
@@ -104,7 +99,7 @@ def stop_before_restart(
 ) -> bool:
     """Record that an execution that failed or died is not restarted: the stream is canceled or suspended.
 
-    Returns False if there was nothing to stop, or the request was withdrawn.
+    False if there was nothing to stop, or the request was withdrawn.
     """
     meaning = _ENDS[end.kind]
     request_id = asked_by.request_id if asked_by is not None else None
@@ -119,7 +114,7 @@ def stop_before_restart(
 
 
 def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecord:
-    """Record that the process of an execution died, as an observer that holds no lease.
+    """Record that the process of an execution died, as an observer without its lease.
 
     Changes nothing if the execution has ended, lives on this machine with its lease, or renews it meanwhile.
     """
@@ -150,7 +145,7 @@ def settle_execution(
 ) -> RetentionReport:
     """Apply retention for the state in which a stream ended, and record that nothing is left to do.
 
-    May be repeated after a crash. `failure` says why a FAILED execution is not restarted.
+    May be repeated. `failure` says why a FAILED execution is not restarted.
     """
     report = apply_terminal_retention(stream, execution_id, state)
     if state is TerminalState.FAILED and failure is not None:
@@ -185,10 +180,10 @@ class Settlement:
     def start_stopped(
         self, execution_id: str, end: QueryEnd, asked_by: RequestRecord | None, message: str
     ) -> QueryEnd | None:
-        """Record that a start was stopped before it started its query, and answer the requests that wait for it.
+        """Record that a start was stopped before its query, and answer the requests that wait for it.
 
-        Returns None if the request `asked_by` was withdrawn in the meantime: start again. `message` is for the run's
-        log and for the request that asked for the start.
+        Returns None if the request `asked_by` was withdrawn meanwhile: start again. `message` is for the run's log and
+        for the request that asked for the start.
         """
         try:
             if asked_by is None:
@@ -212,7 +207,7 @@ class Settlement:
             self._executions.record_terminal_failure(execution_id, reason)
 
     def failed(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
-        """Record that an execution failed. LeaseLostError explains the failure: a successor was changing its files."""
+        """Record that an execution failed. A LeaseLostError explains it: a successor was changing its files."""
         try:
             self._executions.end(self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         except LeaseLostError:

@@ -1,8 +1,8 @@
 """Detects a query that has stalled, and kills a JVM that does not answer.
 
 Polling sources, waiting for a trigger, and a long batch whose tasks finish are activity. A stalled query looks alive:
-it keeps its lease, and checkpoints of the same batch complete. A JVM that hangs keeps its driver in a call, and the
-driver its lease, so that no successor could start. Flink's counterpart is `heartbeat.timeout`.
+it keeps its lease, and checkpoints of the same batch complete. A hanging JVM keeps its driver in a call, and the driver
+its lease, so that no successor could start. Flink's counterpart is `heartbeat.timeout`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class QueryInactivity:
 
     Attributes:
         is_idle: Whether it waits for its next trigger, for any length of time.
-        tasks: Tasks of its active Spark jobs; None if they were not, or cannot be, counted.
+        tasks: Tasks of its active Spark jobs; None if not counted.
     """
 
     doing: str
@@ -40,7 +40,7 @@ class QueryInactivity:
     tasks: TaskCounts | None = None
 
     def is_over(self, limit_ms: int) -> bool:
-        """Whether the query has stalled for longer than a limit. A running task means slow, not stalled."""
+        """Whether the query has stalled for longer. A running task means slow, not stalled."""
         works = self.tasks is not None and self.tasks.running > 0
         return self.stalled_for_ms > limit_ms and not (self.is_idle or works)
 
@@ -50,7 +50,7 @@ class QueryInactivity:
 
     @staticmethod
     def of_record(record: object) -> QueryInactivity | None:
-        """Read it from the catalog; None if the progress does not have it."""
+        """Read from an execution's progress, if it is there."""
         if not isinstance(record, Mapping):
             return None
         try:
@@ -106,9 +106,9 @@ _PRINT_S = 3.0
 
 
 class JvmWatch:
-    """Watches the JVM calls of one supervised query, in a background thread, and kills a JVM of this machine.
+    """Watches the JVM calls of one supervised query, in a thread, and kills a JVM of this machine.
 
-    `call` identifies the call that is waiting for the JVM; None: no call is.
+    `call` identifies the call that waits for the JVM, if any.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ class Start:
 
     @property
     def stopped(self) -> QueryEnd | None:
-        """Why this start was stopped; None if it was not."""
+        """Why this start was stopped, if it was."""
         return self._watch.end
 
     @property
@@ -151,7 +151,7 @@ class Start:
         return self._start_at_best_point()
 
     def examined(self, started: StartedQuery, end: QueryEnd) -> QueryEnd:
-        """After the started query failed: see `StartFailures.examined`."""
+        """`StartFailures.examined`, after the started query failed."""
         return self._failures.examined(started.prepared.live, end)
 
     def _still_mine(self) -> None:
@@ -159,10 +159,7 @@ class Start:
         self._lease.check()
 
     def _start_at_best_point(self) -> StartedQuery:
-        """Start the query at the best recovery point; if that is damaged, at the next one.
-
-        If one would read again what a source no longer has, try a newer one.
-        """
+        """If a point is damaged, try the next one; if it would read again what a source no longer has, a newer one."""
         stream = self._stream
         passed: set[str] = set()
         while True:
@@ -212,7 +209,7 @@ class Start:
         return self._request.describe()
 
     def _of_query(self, ask: Callable[[DataStreamWriter], _T]) -> _T | None:
-        """What the query tells of itself; None if it is not known before it runs."""
+        """What the query tells of itself; None if that is not known before it runs."""
         return ask(self._writer) if self._request.describe is not None else None
 
     @cached_property
@@ -234,7 +231,7 @@ class Start:
         return replace(facts, without_input=self._without_input)
 
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan) -> Checked:
-        """Refuse the start before anything is changed."""
+        """Before anything is changed."""
         stream = self._stream
         refuse_unclaimed(stream, plan.snapshot)
         sources = self._unchanged_sources(plan)
@@ -307,7 +304,7 @@ class Start:
         return lost_batches(self._stream, facts, plan, self._output) if self._replays else None
 
     def _replayed(self, facts: RecoveryFacts, lost: LostBatches) -> tuple[RecoveryPlan, Survey | None]:
-        """Replay lost batches. Returns the plan to continue after them, and the survey of its sinks if there is one."""
+        """Returns the plan to continue after the lost batches, and the survey of its sinks if there is one."""
         stream, describe = self._stream, self._request.describe
         if describe is None:
             return lost.restore, None
@@ -343,7 +340,6 @@ class Start:
                 log_message(self._stream.stream_id, f"the start was accepted without these records: {message}")
 
     def _check_state(self, plan: RecoveryPlan) -> StateRewrite | None:
-        """How the state has to be rewritten first, if at all."""
         checked = check_state(self._stream, plan, self._start_from)
         for message in checked.messages:
             log_message(self._stream.stream_id, message)
@@ -378,7 +374,7 @@ class Start:
             )
 
     def _note_output(self, live: LiveDirectory) -> None:
-        """Record which query writes where, in case it is killed before it reports that itself.
+        """In case the query is killed before it reports that itself.
 
         Without its id, its batches in a table would be another writer's, which no roll-back undoes.
         """
@@ -391,7 +387,7 @@ class Start:
 
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:
-    """Start the query of a stream; one that writes to Kafka exactly once gets its transactional sink."""
+    """Start the query; one that writes to Kafka exactly once gets its transactional sink."""
     executions = partial(stream.catalog.executions.of_stream, stream.stream_id)
     owner = StreamOwner(stream.catalog.deployment_id, stream.stream_id, executions)
     return start_query(with_transactions(writer, owner, live), stream.name, live)

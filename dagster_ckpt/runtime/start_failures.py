@@ -1,8 +1,7 @@
 """After a start or its query failed: examine what it began from, and note damage in the catalog.
 
-State files without a checksum are tried: Spark loads them from a copy. A failure of the copy alone proves nothing,
-because code, session or environment may be its cause. It counts only if the same Spark loads the state of a snapshot in
-the same way.
+State files without a checksum are tried: Spark loads them from a copy. A failure proves damage only if the same Spark
+loads the state of a snapshot in the same way; otherwise code, session or environment may be its cause.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class StartFailures:
     def passes_over(self, plan: RecoveryPlan, live: LiveDirectory | None, error: Exception) -> bool:
         """Whether a start failed because its point is damaged, which is then noted.
 
-        `live` is the directory that it had prepared, if any. If the point is good, the error gets a note that says so.
+        `live` is the directory that it had prepared, if any. If the point is good, the error gets a note.
         """
         if not is_suspicious(error) or (live is None and not isinstance(error, CkptError)):
             # Before the query was started, any other error is one of its description.
@@ -71,7 +70,7 @@ class StartFailures:
         return True
 
     def examined(self, live: LiveDirectory, end: QueryEnd) -> QueryEnd:
-        """The end of a failed query, with the result of an examination of its live directory; damage is noted."""
+        """The end of a failed query, with what an examination of its live directory found; damage is noted."""
         if self._request.interrupted() or not is_suspicious_end(end.trace or end.reason):
             return end
         try:
@@ -82,7 +81,7 @@ class StartFailures:
         return replace(end, reason=f"{end.reason}\n{found}")
 
     def _examine(self, live: LiveDirectory) -> Damage | None:
-        """Examine the directory in which a query failed, and note its damage and that of what it was made from."""
+        """Note damage of a live directory, and of what it was made from."""
         damage = self._examiner.damage_of_live(live)
         if damage is None:
             request = self._request
@@ -140,10 +139,10 @@ def unloadable_state(
     *,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> str | None:
-    """Why Spark cannot load the state of a live directory whose files look good; None if that is not proven.
+    """Why Spark cannot load the state of a live directory whose files look good; None if not proven.
 
-    Nothing is tried if each file that a resume loads has a checksum, or if there is no snapshot. Spark 3.5 has no
-    reader of state: it runs a batch without data.
+    Nothing is tried if all state files have checksums, or without a snapshot. Spark 3.5 has no reader of state: it runs
+    a batch without data.
     """
     snapshot = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     if describe is None or snapshot is None or not _without_checksum(live):
@@ -167,7 +166,7 @@ def unloadable_state(
 
 
 def _without_checksum(live: LiveDirectory) -> list[str]:
-    """The state files that a resume loads, and that only loading can judge."""
+    """The state files of a resume that only loading can judge."""
     needed = cut(live, carry_in_flight=False).needed
     state = [
         file

@@ -1,6 +1,6 @@
 """The loop around one running query: it passes events to the coordinator and carries out its decisions.
 
-Everything here runs in one thread, the only one that talks to the JVM.
+It runs in one thread, the only one that talks to the JVM.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Supervisor:
         self._next_request_poll_ms = 0
 
     def run(self) -> QueryEnd:
-        """Supervise the query until it ends for any reason. On return it is stopped."""
+        """Supervise the query until it ends. On return it is stopped."""
         try:
             with self._jvm_watch:
                 return self._until_the_end()
@@ -197,7 +197,7 @@ class Supervisor:
         self._attempts.order_cuts(self._stop_for_savepoint)
 
     def _handle(self, event: Event) -> None:
-        """Pass an event to the coordinator, followed by the events that its actions cause."""
+        """Also handles the events that the actions cause."""
         inbox = deque([event])
         while inbox:
             handled = inbox.popleft()
@@ -208,8 +208,7 @@ class Supervisor:
                 and handled.number == self._savepoint_to_stop_with
                 and self._end is None
             ):
-                # A savepoint that completed too late is discarded, so it does not end the query
-                # either.
+                # A savepoint that completed too late is discarded, so it does not end the query either.
                 why = handled.detail if isinstance(handled, AttemptFailed) else "it was completed too late"
                 self._end = QueryEnd(
                     EndKind.SAVEPOINT_FAILED, f"the savepoint of the stop request failed, the query continues: {why}"
@@ -256,7 +255,7 @@ class Supervisor:
             self._beat()
 
     def _note_sinks(self) -> None:
-        """Identify the tables and topics of the first batches that the start did not know."""
+        """The first batches may write to tables and topics that the start did not know."""
         latest = self._log.latest
         if latest is None or latest.batch_id in self._looked_after or len(self._looked_after) == LOOKS_AT_SINKS:
             return

@@ -12,10 +12,7 @@ from dagster_ckpt.policies.trigger import MinPause, TriggerPolicy, TriggerProgre
 
 
 class TriggerKind(Enum):
-    """The kind of snapshot requested.
-
-    `STOP_WITH_SAVEPOINT` is a savepoint that ends the query: no batch starts after its cut.
-    """
+    """The kind of snapshot requested. After the cut of `STOP_WITH_SAVEPOINT` no batch starts."""
 
     CHECKPOINT = auto()
     SAVEPOINT = auto()
@@ -28,7 +25,7 @@ class TriggerKind(Enum):
 
 
 class TriggerOrigin(Enum):
-    """The origin of a request: a user's ignores the minimum pause, a periodic one does not."""
+    """A user's request ignores the minimum pause, a periodic one does not."""
 
     USER = auto()
     PERIODIC = auto()
@@ -36,7 +33,7 @@ class TriggerOrigin(Enum):
 
 @dataclass(frozen=True)
 class TriggerRequest:
-    """One request for a snapshot; an id of None is the coordinator's own timer, which needs no answer."""
+    """One request for a snapshot; an id of None is the coordinator's own timer."""
 
     request_id: str | None
     kind: TriggerKind
@@ -57,10 +54,7 @@ MAX_QUEUED_REQUESTS = 1000
 
 @dataclass(frozen=True)
 class Load:
-    """What a decision depends on besides the queued requests: attempts, deletions in progress, and the pause.
-
-    `pause_ends_ms` is when the minimum pause after the last completed snapshot ends.
-    """
+    """Attempts, deletions in progress, and when the minimum pause after the last snapshot ends (`pause_ends_ms`)."""
 
     now_ms: int
     triggering: bool
@@ -78,7 +72,7 @@ class Start:
 
 @dataclass(frozen=True)
 class TooSoon:
-    """Drop this request: the minimum pause lasts for another `remaining_ms`."""
+    """Drop this request: the minimum pause lasts for `remaining_ms`."""
 
     request: TriggerRequest
     remaining_ms: int
@@ -96,7 +90,7 @@ class RequestDecider:
     """The queue of requests and the limits that delay them.
 
     Order: savepoints before checkpoints, users' requests before periodic ones, older before newer. A forced request
-    ignores the number of pending attempts. Only savepoints are forced (Flink does so unless checkpoints are unaligned),
+    ignores the number of pending attempts. Only savepoints are forced (as in Flink unless checkpoints are unaligned),
     so Flink's rule that a forced request goes first needs no rank here.
     """
 
@@ -157,7 +151,7 @@ def _rank(request: TriggerRequest) -> tuple[bool, bool]:
 
 
 class PeriodicTrigger:
-    """Fires when its policy says that a checkpoint is due; no policy never fires. Off until it is started."""
+    """Fires when its policy says so; without a policy, never. Off until it is started."""
 
     def __init__(self, policy: TriggerPolicy | None, *, min_pause_ms: int, random: Random) -> None:
         self._policy = GuardedTrigger(policy) if policy is not None else None
@@ -182,7 +176,7 @@ class PeriodicTrigger:
         self._progress = None
 
     def progressed(self, now_ms: int, *, wall_ms: int, batches: int, rows: int) -> None:
-        """Record the query's progress since its start, and the wall clock."""
+        """Record the query's progress since its start."""
         self._batches, self._rows, self._wall_ahead_ms = batches, rows, wall_ms - now_ms
 
     def completed(self, now_ms: int) -> None:
@@ -208,7 +202,7 @@ class PeriodicTrigger:
         return True
 
     def postpone(self, until_ms: int) -> None:
-        """Undo the last firing, because its request came too soon, and fire again at this time."""
+        """Undo the last firing, whose request came too soon, and fire again at this time."""
         self._not_before_ms = until_ms
         if self._progress is not None and self._before_firing is not None:
             self._batches_before, self._rows_before = self._before_firing.batches, self._before_firing.rows

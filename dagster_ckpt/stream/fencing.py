@@ -1,8 +1,8 @@
 """Fence the previous holder's query before a successor starts.
 
 The JVM of a process that hangs or has lost the catalog may keep writing. The lease fences catalog writes
-(`Database.writing_under`). This module blocks further batches in the old live directory and, on the same machine, kills
-the JVM.
+(`Database.writing_under`). This module blocks further batches in the old live directory and kills a JVM of this
+machine.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ def fence_predecessor(
 ) -> None:
     """Stop the query of a previous holder that may still be alive before it can plan another batch.
 
-    Afterwards no query may start in the old live directory, even if this process dies: the next start continues from it
-    in a new directory. Does nothing if every previous holder is proven to have ended. `still_mine`, called before each
-    step, raises LeaseLostError if another execution has the lease.
+    Afterwards no query may start in the old live directory: the next start continues from it in a new one. Does nothing
+    if every previous holder is proven to have ended. `still_mine`, called before each step, raises LeaseLostError.
     """
     if acquired.predecessor_ended:
         return
@@ -54,7 +53,7 @@ def put_up_fence(
     own_jvm_pid: int | None = None,
     is_followed: bool = True,
 ) -> None:
-    """Fence as `fence_predecessor` does, but do not record that in the lease.
+    """`fence_predecessor` without recording that in the lease.
 
     If `is_followed`, a query will continue from this directory, so waiting for the batch in flight pays off.
     """
@@ -106,7 +105,7 @@ def _end_jvm(
 ) -> bool:
     """Kill the JVM of a holder whose lease has expired, if it runs on this machine. True if it has ended.
 
-    Spares a JVM that works for this process or for another lease in force.
+    Spares a JVM of this process or of another lease in force.
     """
     jvm = jvm_of(before)
     if jvm is None or jvm.liveness() is not Liveness.ALIVE:

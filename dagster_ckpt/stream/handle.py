@@ -29,7 +29,7 @@ _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(par
 
 
 def live_folders(live_root: str) -> list[str]:
-    """Folders in a live root that hold live directories: the ids of streams, sorted."""
+    """The ids of streams that have live directories in a live root, sorted."""
     root = LiveDirectory(live_root.rstrip("/")).folder
     return [
         name
@@ -42,7 +42,7 @@ def live_folders(live_root: str) -> list[str]:
 class BuiltDirectory:
     """A live directory that exists in storage, whether or not the catalog knows it.
 
-    `token` is that of the lease under which it was created; 0 if its name carries none.
+    `token` is that of the lease under which it was created, or 0.
     """
 
     live: LiveDirectory
@@ -64,11 +64,11 @@ class StreamHandle:
         asset_key: Dagster asset key as a user string ("a/b"), or the name outside Dagster.
         live_root: The stream's live directories are `<live_root>/<stream_id>/live-<generation>-<token>`.
         executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this, and must reach live
-            directories and snapshots by the same URLs. None: the supervising process always copies.
+            directories and snapshots by the same URLs. None: the supervising process copies.
         backend: None: the session's settings, unchecked. Its `transfer_threads` copy files.
         state_partitions: None: those of the state, or of the session for a query without state.
         stall_timeout_ms: Fails the run after this long without progress (see `StallDetector`); None: never.
-        storage: The configuration that `store` was opened from; None if unknown.
+        storage: The configuration that `store` was opened from, if known.
     """
 
     stream_id: str
@@ -98,7 +98,7 @@ class StreamHandle:
         return f"{self.live_root.rstrip('/')}/{self.stream_id}"
 
     def live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """The live directory that the holder of a token creates; no other holder builds or deletes it."""
+        """The live directory of the holder of a token; no other holder builds or deletes it."""
         return LiveDirectory(f"{self.live_folder}/live-{generation}-{token}")
 
     def new_live_directory(self, generation: int, token: int) -> LiveDirectory:
@@ -109,7 +109,7 @@ class StreamHandle:
     def token_in_use(self, record: StreamRecord) -> int:
         """The highest token in a live directory's name if the catalog knows no start of the stream, else 0.
 
-        A catalog that replaces a lost one must issue higher tokens, so that older directories count as older.
+        A catalog that replaces a lost one must issue higher tokens.
         """
         return 0 if record.live_generation > 0 else self.newest_token()
 
@@ -120,7 +120,7 @@ class StreamHandle:
     def directories_ahead(self, record: StreamRecord) -> list[BuiltDirectory]:
         """Live directories that the query used after what the catalog knows, oldest first.
 
-        Empty if the catalog knows no start of the stream: then their owner cannot be determined.
+        Empty if the catalog knows no start of the stream: their owner cannot be determined.
         """
         if record.live_generation == 0:
             return []

@@ -1,7 +1,7 @@
 """The sinks of a stream: which it wrote to, and what the catalog records of its tables and topics.
 
-`sink_ids`, in the progress of an execution and the properties of a snapshot, has an entry for each sink by name: the id
-of its table or topic, and the stream's newest batch in it.
+`sink_ids`, in an execution's progress and a snapshot's properties, has an entry for each sink by name: the id of its
+table or topic, and the stream's newest batch in it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KnownSink:
     """What is recorded of a table or topic.
 
     Attributes:
-        batch: The newest batch of the stream in it at that time; None: none.
+        batch: The stream's newest batch in it at that time, if any.
         goes_on: The stream has written there since, so what it committed later is there too.
     """
 
@@ -38,14 +38,14 @@ class KnownSink:
     goes_on: bool = False
 
     def expected(self, batch_id: int) -> int | None:
-        """The newest batch up to this one that it must have; None if it need not have any."""
+        """The newest batch up to this one that it must have, if any."""
         if self.goes_on:
             return batch_id
         return None if self.batch is None else min(batch_id, self.batch)
 
 
 def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, Any]:
-    """The entries of `sink_ids` for tables and topics as they are now; one that is unavailable has none."""
+    """The entries of `sink_ids` for tables and topics as they are now, without unavailable ones."""
     seen: dict[str, Any] = {}
     for sink in sinks:
         with suppress(CkptError):

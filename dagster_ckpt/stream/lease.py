@@ -38,7 +38,7 @@ class AcquiredLease:
 
     @property
     def predecessor_ended(self) -> bool:
-        """False if an earlier holder may still be writing, so that its query must be fenced first."""
+        """Otherwise an earlier holder may still be writing, so that its query must be fenced first."""
         return not self.record.predecessor_unproven
 
 
@@ -56,8 +56,8 @@ def acquire(
 
     An expired lease is taken over at once if nothing shows that its holder is alive. The catalog's clock may have
     jumped ahead, so a holder that lives on this machine gets the time of its lease again. If `holder_is_over` says that
-    the holder's run is recorded as finished, this call waits for the lease to expire, because its process may still be
-    alive. The new token is higher than `above`.
+    the holder's run is recorded as finished, this call waits for the lease to expire. The new token is higher than
+    `above`.
     """
     catalog.database.limit_calls(ttl_ms)
     grace = _GracePeriod()
@@ -90,10 +90,7 @@ class _GracePeriod:
         self._since = 0.0
 
     def lasts(self, lease: LeaseRecord) -> bool:
-        """Whether the lease has expired and its holder is known to be alive and still has time.
-
-        The time counts from the first call for a lease.
-        """
+        """From the first call for a lease that has expired although its holder is known to be alive."""
         seen = (lease.token, lease.renewed_at_ms)
         if seen != self._seen:
             self._seen, self._since = seen, time.monotonic()
@@ -112,7 +109,7 @@ def refuse_while_written(catalog: Catalog, stream_id: str, *, holder_is_over: Ho
 
 
 def has_living_holder(catalog: Catalog, stream_id: str) -> bool:
-    """Whether an execution of a stream holds its lease and may be alive."""
+    """Whether an execution holds the stream's lease and may be alive."""
     return is_held(catalog.leases.current(stream_id))
 
 
@@ -143,7 +140,7 @@ class LeaseKeeper:
 
     @property
     def lost(self) -> LeaseLostError | None:
-        """Why this process is no longer the writer, or None while it is.
+        """Why this process is no longer the writer, if so.
 
         Decided by the clock: the renewing thread may hang in a catalog call.
         """
@@ -175,9 +172,9 @@ class LeaseKeeper:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Hold the lease during one short step that changes what a successor would use, other than catalog writes.
+        """Hold the lease during a short step, other than catalog writes, that changes what a successor would use.
 
-        Raises CatalogError if the catalog did not hold the lease until the end of the step.
+        Raises CatalogError if the catalog did not hold it until the end of the step.
         """
         lost = self.lost
         if lost is not None:
@@ -192,7 +189,7 @@ class LeaseKeeper:
     def check(self) -> None:
         """Raise LeaseLostError if, according to the catalog, this process is no longer the writer.
 
-        Call it before long work that destroys nothing a successor uses.
+        For long work that destroys nothing a successor uses.
         """
         lost = self.lost
         if lost is not None:
@@ -218,7 +215,7 @@ class LeaseKeeper:
                 self._catalog.leases.release(self._lease.stream_id, self._lease.token)
 
     def _jvm_may_run(self) -> bool:
-        """Whether a query that did not stop may still write: the lease is then not released."""
+        """Then the lease is not released: a query that did not stop may still write."""
         jvm = jvm_of(self._lease)
         return jvm is None or jvm.liveness() is not Liveness.ENDED
 

@@ -25,8 +25,8 @@ from dagster_ckpt.stream.pods import pod_has_ended, this_pod
 JVM_GRACE_S = 10.0
 # Heartbeats come every two seconds.
 LIVELY_MS = 15_000
-# An unobservable process without a lease counts as inactive after this silence, which is longer than a driver applies
-# retention after releasing its lease.
+# An unobservable process without a lease counts as inactive after this silence, longer than a driver applies retention
+# after releasing its lease.
 SILENCE_MS = 60_000
 # The same for a run that is starting Spark and sends no heartbeats yet.
 SLOW_START_MS = 180_000
@@ -44,10 +44,7 @@ _HAS_PROC = (_PROC / "self/stat").exists()
 
 
 class Liveness(Enum):
-    """What is known of a process.
-
-    A process of another machine or boot is UNKNOWN, unless Kubernetes knows the end of its pod.
-    """
+    """A process of another machine or boot is UNKNOWN, unless Kubernetes knows the end of its pod."""
 
     ALIVE = "ALIVE"
     ENDED = "ENDED"
@@ -87,7 +84,7 @@ class ProcessIdentity:
         return Liveness.ALIVE if seen.start_ticks == self.start_ticks and seen.runs else Liveness.ENDED
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to exactly this process; none if it is not known to be running.
+        """Send a signal to exactly this process, if it is known to be running.
 
         Raises ProcessLookupError if it has ended, PermissionError if it belongs to another user.
         """
@@ -104,7 +101,7 @@ class ProcessIdentity:
             os.close(handle)
 
     def kill(self, *, within_s: float) -> bool:
-        """Kill exactly this process; returns whether it has provably ended within a time."""
+        """Returns whether exactly this process has provably ended within a time."""
         with suppress(ProcessLookupError, PermissionError):
             self.send(signal.SIGKILL)
         deadline = time.monotonic() + within_s
@@ -159,7 +156,7 @@ def jvm_of(lease: LeaseRecord) -> ProcessIdentity | None:
 def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness:
     """Whether the holder of a lease, expired or not, can still write: its Python process or its JVM lives.
 
-    `jvm_grace_s` is the time to wait for the JVM of a Python process that has ended.
+    `jvm_grace_s`: how long to wait for the JVM after its Python process.
     """
     python = holder_process(lease).liveness()
     jvm = jvm_of(lease)

@@ -1,4 +1,4 @@
-"""Open streams by the catalog's record of them, without the code that defines their queries."""
+"""Open streams by the catalog's record of them, without the code of their queries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StreamSource(Protocol):
 
 
 def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
-    """The storage that a user names by a path or URL, or as an object; savepoints go to `savepoints` in it."""
+    """The storage at a path or URL, or as an object; savepoints go to `savepoints` in it."""
     if not isinstance(storage, str):
         return storage
     root = location_url("storage", storage).rstrip("/")
@@ -55,9 +55,9 @@ class RecordedStreams:
     """Streams with the settings that the catalog recorded when they last ran.
 
     Attributes:
-        storage: Credentials for the recorded storages, and the storage of streams without a recorded one.
+        storage: Credentials for the recorded storages, and the storage of streams without one.
         live_root: Folder of live directories of streams without a recorded one.
-        options: Checkpointing options that take precedence over recorded ones, by stream id.
+        options: Checkpointing options by stream id, in place of recorded ones.
     """
 
     catalog: Catalog

@@ -4,9 +4,9 @@ Two environments that share a folder by mistake, or a copied catalog, would dele
 folder of live directories and every snapshot carry the id of their deployment, and a start never writes outside the
 stream's folders, even if the catalog names such a location.
 
-The exception is an adopted directory, which plain Spark wrote. Its query may run until the stream's first start, so
-adopting only reads, and a snapshot of it is no recovery point: a restore would roll back that query's sinks. The start
-leaves a claim in the directory, because only one of several deployments may continue from it.
+The exception is an adopted directory, which plain Spark wrote. Its query may run until the stream's first start, so a
+snapshot of it is no recovery point: a restore would roll back that query's sinks. The start leaves a claim in the
+directory, because only one of several deployments may continue from it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _RESUMES = frozenset({StartPoint.LATEST, StartPoint.BATCH})
 def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predecessor_ended: bool) -> None:
     """Refuse a verb that would use another deployment's files, or files that the catalog does not know.
 
-    Starts, forks, imports and rollbacks call it before anything is written, killed or fenced. Without a `start_from`,
-    the state comes from elsewhere.
+    Call it before anything is written, killed or fenced. Without a `start_from`, the state comes from elsewhere.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     resumes = start_from is not None and start_from.point in _RESUMES
@@ -54,7 +53,7 @@ def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predeces
 
 
 def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
-    """Refuse a catalog from a backup: the query has moved on to directories that it does not know."""
+    """From a backup: the query has moved on to directories that it does not know."""
     if not stream.directories_ahead(record):
         return
     # If this process was paused, its successor has registered them, and the lease refuses what comes next.
@@ -134,7 +133,7 @@ class Adopted:
     """The adopted directory that is a stream's current live directory.
 
     Attributes:
-        in_place: The stream's query runs in this very directory, instead of in a clone.
+        in_place: The stream's query runs in it, instead of in a clone.
         is_pending: No start of the stream has taken it over yet.
     """
 
@@ -144,7 +143,7 @@ class Adopted:
 
 
 def adopted_directory(record: StreamRecord) -> Adopted | None:
-    """The adopted directory of a stream; None if its live directory is one that it created."""
+    """None if the stream created its live directory itself."""
     origin, live = record.origin, record.live_directory
     if origin is None or origin.kind is not OriginKind.ADOPTED or origin.directory is None or live is None:
         return None
@@ -181,9 +180,7 @@ def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -
 def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> None:
     """Refuse to restore a snapshot of an adopted directory beside the query that wrote it.
 
-    Raises:
-        LiveDirectoryError: The stream has not taken that directory over, and will not.
-        StorageAccessError: The directory cannot be reached.
+    Raises LiveDirectoryError if the stream has not taken that directory over, and will not.
     """
     if stream.catalog.streams.get(stream.stream_id).live_directory is not None:
         # The adopted directory, which this start takes over, or one of the stream's own, after that.
@@ -199,7 +196,7 @@ def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> N
 
 
 def claim_of(live: LiveDirectory) -> str | None:
-    """The claim in a checkpoint directory: who has taken it over, as text; None if there is none."""
+    """Who has taken a checkpoint directory over, as text; None without a claim."""
     try:
         data = live.folder.read(CLAIM, _LONGEST_CLAIM)
     except FileNotFoundError:
@@ -208,10 +205,7 @@ def claim_of(live: LiveDirectory) -> str | None:
 
 
 def claim(stream: StreamHandle, live: LiveDirectory) -> None:
-    """Leave the claim of a stream in the directory that it is about to take over.
-
-    Raises LiveDirectoryError if another stream or deployment has taken it over.
-    """
+    """Leave the stream's claim in a directory; LiveDirectoryError if another stream or deployment has taken it over."""
     if claim_of(live) is None:
         live.folder.create_if_absent(CLAIM, _claim(stream).encode())
     refuse_without_claim(stream, live)

@@ -1,8 +1,8 @@
 """Kubernetes: which pod a process runs in, and whether another pod has ended.
 
-The API server knows what cannot be observed from here: a replaced pod does not exist or has another UID, and one whose
-containers have all terminated runs nothing. A pod takes part if its manifest passes its name, namespace and UID in the
-variables below (Downward API), and its service account may `get` pods.
+A replaced pod does not exist or has another UID, and one whose containers have all terminated runs nothing. A pod takes
+part if its manifest passes its name, namespace and UID in the variables below (Downward API), and its service account
+may `get` pods.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Pod:
 
 
 class KubernetesApi:
-    """The API server, as a pod reaches it: by default at the address in the environment, as its service account."""
+    """The API server, as a pod reaches it: by default from the environment, as its service account."""
 
     def __init__(
         self, url: str | None = None, account: Path = _ACCOUNT, *, clock: Callable[[], float] = time.monotonic
@@ -80,7 +80,7 @@ class KubernetesApi:
         self._known: dict[Pod, tuple[PodState, float]] = {}
 
     def state(self, pod: Pod) -> PodState:
-        """The state of a pod. A pod that has ended is not asked about again."""
+        """A pod that has ended is not asked about again."""
         known, at = self._known.get(pod, (PodState.UNKNOWN, None))
         if known in (PodState.GONE, PodState.TERMINATED):
             return known
@@ -158,7 +158,7 @@ _api = KubernetesApi()
 
 
 def pod_has_ended(recorded_boot: str | None) -> bool:
-    """Whether the pod in the recorded identity of a boot is proven to have ended; False if it names none."""
+    """Whether the pod in the recorded identity of a boot, if any, is proven to have ended."""
     pod = Pod.recorded(recorded_boot)
     if pod is None or pod == Pod.of(os.environ):
         return False

@@ -1,6 +1,6 @@
 """What the catalog records of a stream's configuration, so that operators without its code need not repeat it.
 
-Credentials are never recorded. Without Spark and storage: listing streams must load neither.
+Without Spark and storage: listing streams must load neither.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ _NOT_PLAIN = {"storage", "retention", "trigger"}
 class RecordedSettings:
     """The settings of a stream as of its last registration; None where unknown.
 
-    Operators without the stream's code open it with these: default options could delete checkpoints that its own
-    options keep.
+    Operators open the stream with these: default options could delete checkpoints that its own options keep.
 
     Attributes:
         storage: Where its snapshots are stored, without credentials.
@@ -85,7 +84,7 @@ class RecordedSettings:
 
 @dataclass(frozen=True)
 class RecordedRestartStrategy(DecidingRestartStrategy):
-    """The restart strategy of a stream whose code is elsewhere: only its description is known."""
+    """A restart strategy of which only the description is known, because its code is elsewhere."""
 
     description: str = _UNKNOWN_RESTART
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoint: bool) -> SnapshotRecord | None:
     """The snapshot that an automatic recovery uses, of restorable ones, newest first.
 
-    The newest one; with `prefer_checkpoint`, the newest checkpoint if there is any (Flink's
+    With `prefer_checkpoint`, the newest checkpoint if there is any (Flink's
     CompletedCheckpointStore.getLatestCheckpoint before FLINK-20427).
     """
     oldest_first = [retained(snapshot) for snapshot in reversed(snapshots)]
@@ -183,10 +183,7 @@ def unregistered_snapshot(
 
 
 def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
-    """The snapshot of another deployment at a location: URL of its folder, or of the `_metadata` in it.
-
-    The storage of `stream`, which will continue from it, must be able to reach it.
-    """
+    """The snapshot of another deployment at a location: URL of its folder, or of the `_metadata` in it."""
     refuse_user_info("The location of the snapshot", location)
     folder = location.strip().rstrip("/").removesuffix("/_metadata")
     if not is_location(folder):
@@ -206,7 +203,7 @@ def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
 
 
 def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> SnapshotRecord:
-    """The record of a snapshot that the catalog does not list, as far as its header describes it."""
+    """A snapshot that the catalog does not list, as far as its header describes it."""
     return SnapshotRecord(
         snapshot_id=header.snapshot_id,
         stream_id=header.stream_id,
@@ -227,8 +224,8 @@ def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> Snapsh
 def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
     """Raise a stream's counter above its stored checkpoints and the restored snapshot; returns the next number.
 
-    A catalog that was lost or restored from a backup counts from below the stored numbers, and every checkpoint would
-    fail because a number is never written twice. Flink likewise continues from the number of the restored checkpoint.
+    A catalog that was lost or restored from a backup counts from below the stored numbers, and a number is never
+    written twice. Flink likewise continues from the number of the restored checkpoint.
     """
     names = (location.rstrip("/").rpartition("/")[2] for location in stream.store.checkpoints())
     used = [number for name in names if (number := checkpoint_number(name)) is not None]

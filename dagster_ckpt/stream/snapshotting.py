@@ -99,9 +99,9 @@ _OF_ONE_SNAPSHOT = ("parent_snapshot_id", "trigger", "schedule", "pyspark_of_rea
 
 
 def renewable(stream: StreamHandle, base: SnapshotRecord | None) -> SnapshotRecord | None:
-    """The checkpoint that an attempt may renew instead of writing another one of the same position, or None.
+    """The checkpoint that an attempt may renew instead of writing another one of the same position.
 
-    It must be one that a recovery would use: not found broken, and no recovery from it failed.
+    A recovery must be able to use it: not found broken, and no recovery from it failed.
     """
     if base is None or base.kind != SnapshotKind.CHECKPOINT or base.verified_problem is not None:
         return None
@@ -146,8 +146,8 @@ def take_snapshot(
 
     The files are pinned first (a few are read, most are linked), and then `on_cut` gets the batch id, so that Spark may
     purge during a slow upload. If Spark purges or replaces a file before that, a new cut is taken. If `should_abort`
-    returns True, what was written is deleted. `progress` is called for a savepoint, with the number of files written,
-    and to write.
+    returns True, what was written is deleted. `progress` gets the number of files written, and to write, of a
+    savepoint.
     """
     return until_not_overtaken(
         lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort, progress=progress)
@@ -286,7 +286,7 @@ def trigger_properties(trigger: SnapshotTrigger, schedule: str | None) -> dict[s
 class NotRecorded:
     """A snapshot that, as far as can be determined, the catalog did not record.
 
-    Only if that `is_certain`, confirmed by the catalog, may the bytes be deleted.
+    Its bytes may be deleted only if that `is_certain`.
     """
 
     why: str
@@ -305,9 +305,9 @@ def record_snapshot(
     """Record that a snapshot is complete in storage; without a lease, one of a stream that is not running.
 
     If the connection breaks, this sends the catalog a change that only an incomplete snapshot accepts, and reads the
-    snapshot again. If the catalog does not answer, the outcome stays unknown and the bytes must stay, as in Flink after
-    a `PossibleInconsistentStateException` (the same holds after the LeaseLostError that this raises). `after_batch`:
-    the execution that took it has committed a batch.
+    snapshot again. If the outcome stays unknown, or after the LeaseLostError that this raises, the bytes must stay, as
+    in Flink after a `PossibleInconsistentStateException`. `after_batch`: the execution that took it has committed a
+    batch.
     """
     snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored
     facts = CompletedSnapshot(

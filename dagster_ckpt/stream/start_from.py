@@ -38,7 +38,7 @@ LONGEST_LABEL = 128
 
 
 def checked_label(label: str | None) -> str | None:
-    """Validate a label: `start_from` must be able to find the snapshot by it, unambiguously."""
+    """Validate a label: `start_from` must find the snapshot by it, unambiguously."""
     if label is None:
         return None
     why = _why_no_label(label)
@@ -204,7 +204,7 @@ class StartFrom:
 
     @classmethod
     def of(cls, start_from: str | StartFrom) -> StartFrom:
-        """The start itself, or the start without options from the point that a string names."""
+        """The start itself, or the start from the point that a string names."""
         return start_from if isinstance(start_from, StartFrom) else cls(start_from)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""`Catalog`: the entry point to the catalog, with a store for each kind of record, its schema and its home.
+"""`Catalog`: the entry point, with a store for each kind of record, its schema and its home.
 
 A copy of a catalog would have its own lease for each stream, and so two writers. The catalog therefore records where
 its database is; a copy is refused, a moved or restored catalog is not.
@@ -86,7 +86,7 @@ class Catalog:
 
     @property
     def deployment_id(self) -> str:
-        """Id of the deployment, which each of its snapshots carries."""
+        """Each snapshot carries it."""
         # `take_over_deployment` in another process may change it.
         with self.database.reading() as connection:
             return str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
@@ -117,7 +117,7 @@ class Catalog:
             connection.execute(deployment.update().values(deployment_id=deployment_id))
 
     def now_ms(self) -> int:
-        """The time by the catalog's clock, ms since the epoch: the one to compare recorded times with."""
+        """The time to compare recorded times with, in ms since the epoch."""
         with self.database.reading() as connection:
             return self.database.now_ms(connection)
 
@@ -146,7 +146,7 @@ def alembic_config() -> Config:
     return config
 
 
-# A constant, because alembic is slow to import; a test compares it with the migrations.
+# A test compares it with the migrations: alembic is slow to import.
 NEWEST_REVISION = "0001"
 
 
@@ -225,7 +225,7 @@ def check_home(database: Database) -> None:
 
 
 def accept_home(database: Database) -> None:
-    """Record that a catalog is where its database is now."""
+    """Record the catalog's current place as its home."""
     here = _home_of(database)
     with database.writing() as connection:
         connection.execute(deployment.update().values(home=as_text(asdict(here)) if here is not None else None))
@@ -238,7 +238,7 @@ def _parsed(recorded: object) -> CatalogHome | None:
 
 
 def _home_of(database: Database) -> CatalogHome | None:
-    """None if this cannot be determined: not a plain file, or a cluster that hides from this user."""
+    """None for anything but a plain file, or a cluster that hides from this user."""
     if database.url.get_backend_name() == "sqlite":
         path = database.url.database or ""
         if path.startswith("file:"):
@@ -248,6 +248,7 @@ def _home_of(database: Database) -> CatalogHome | None:
         try:
             return CatalogHome(str(found.stat().st_ino), f"{host}:{found}", host)
         except OSError:
+            # Deleted or moved: the next call to the database reports it.
             return None
     with database.reading() as connection:
         if not connection.execute(text("SELECT has_function_privilege('pg_control_system()', 'execute')")).scalar():

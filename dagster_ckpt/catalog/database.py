@@ -48,7 +48,7 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass
 class _Effect:
-    """What is known of a transaction that fails: until the commit is requested, nothing was changed."""
+    """Until the commit of a failing transaction is requested, nothing was changed."""
 
     is_known: bool = True
 
@@ -56,7 +56,7 @@ class _Effect:
 class Database:
     """A SQL database that several processes and threads use concurrently.
 
-    Without a `clock` (ms since the epoch), the database's clock counts: leases do not depend on their holders' clocks.
+    Without a `clock` (ms since the epoch), the database's clock counts: leases do not depend on their holders'.
     """
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
@@ -79,7 +79,7 @@ class Database:
 
     @contextmanager
     def writing(self, *, within_s: float | None = None) -> Iterator[Connection]:
-        """A write transaction. On SQLite it locks out other writers from its begin."""
+        """A write transaction. On SQLite it locks out other writers at once."""
         recorded: list[_Recorded] = []
         effect = _Effect()
         with (
@@ -104,7 +104,7 @@ class Database:
     def writing_under(self, lease: LeaseRecord) -> Iterator[Connection]:
         """A write transaction that commits only if the stream's lease is still held.
 
-        Every write of a run uses this: after an earlier check the process may be paused, and its lease taken over.
+        Every write of a run uses it: after an earlier check the process may be paused, and its lease taken over.
         """
         with self.writing() as connection:
             require_lease(connection, lease.stream_id, lease.token)
@@ -112,7 +112,7 @@ class Database:
 
     @contextmanager
     def writing_as(self, lease: LeaseRecord | None) -> Iterator[Connection]:
-        """A write transaction with a lease or, for what operators may do too, without one."""
+        """`writing_under` a lease or, for what operators may do too, `writing`."""
         with self.writing() if lease is None else self.writing_under(lease) as connection:
             yield connection
 
@@ -123,9 +123,9 @@ class Database:
         return int(connection.execute(text(_NOW[self.url.get_backend_name()])).scalar_one())
 
     def insert_if_absent(self, connection: Connection, table: Table, **values: Any) -> bool:
-        """Insert a row; returns False if one with its key exists.
+        """Insert a row; False if one with its key exists.
 
-        On PostgreSQL the later of two concurrent writers waits here and then gets False.
+        On PostgreSQL the later of two concurrent writers waits here.
         """
         insert: Any = sqlite_insert
         if self.url.get_backend_name() == "postgresql":
@@ -144,7 +144,7 @@ class Database:
         execution_id: str | None = None,
         payload: dict[str, Any] | None = None,
     ) -> None:
-        """Write an event in the transaction of the change that it reports; it is logged after the commit."""
+        """Write an event in the transaction of its change; it is logged after the commit."""
         kept = {name: _to_keep(name, value) for name, value in (payload or {}).items()}
         connection.info[_RECORDED].append((stream_id, what, kept))
         counted = event_counter.update().values(last_sequence=event_counter.c.last_sequence + 1)
@@ -194,7 +194,7 @@ def as_dict(value: str | None) -> dict[str, Any]:
 
 
 def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: list[str]) -> E:
-    """A stored status or kind; if unknown, returns `unreadable` and appends to `troubles`."""
+    """A stored status or kind; `unreadable`, and reported in `troubles`, if unknown."""
     try:
         return known(value)
     except ValueError:
@@ -203,7 +203,7 @@ def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: 
 
 
 def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, Any] | None:
-    """A stored JSON object; if it cannot be parsed, returns None and appends to `troubles`."""
+    """A stored JSON object; None, and reported in `troubles`, if unreadable."""
     read = optional_dict(value)
     if value is not None and read is None:
         troubles.append(f"{column} are not a JSON object: {value!r:.80}")
@@ -211,7 +211,7 @@ def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, 
 
 
 def optional_dict(value: str | None) -> dict[str, Any] | None:
-    """A stored JSON object; None if there is none or it cannot be parsed."""
+    """A stored JSON object; None if missing or unreadable."""
     if value is None:
         return None
     try:
@@ -222,7 +222,7 @@ def optional_dict(value: str | None) -> dict[str, Any] | None:
 
 
 def cells(row: Row[Any], table: Table, troubles: list[str]) -> dict[str, Any]:
-    """The cells of a row by column; any of another type than its column is emptied and appended to `troubles`.
+    """The cells of a row by column; one of another type than its column is emptied, and reported in `troubles`.
 
     SQLite accepts any type in any column, and a database may be damaged.
     """
@@ -248,7 +248,7 @@ def _secrets(url: URL) -> list[str]:
 
 
 def _make_file(url: URL) -> None:
-    """Create the file of a new SQLite catalog, readable by its owner only, and its folder."""
+    """A new SQLite catalog is readable by its owner only."""
     path = url.database or ""
     if url.get_backend_name() != "sqlite" or path.startswith("file:") or Path(path).exists():
         return
@@ -289,8 +289,8 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-# Cached for their compiled queries: a sensor opens the catalog at each tick. By process, because a forked child must
-# not share connections.
+# Cached for their compiled queries: a sensor opens the catalog at each tick. By process: a forked child must not share
+# connections.
 @lru_cache(maxsize=16)
 def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
     try:
@@ -324,7 +324,7 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
 
 
 def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:
-    """The lease of a stream as stored; None if it was never held."""
+    """The lease of a stream as stored; None if never held."""
     return connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one_or_none()
 
 
@@ -341,7 +341,7 @@ def require_lease(connection: Connection, stream_id: str, token: int) -> None:
 
 
 def was_renewed(connection: Connection, seen: LeaseRecord) -> bool:
-    """Whether the holder of a lease has renewed it since, with the row locked until this transaction ends."""
+    """Whether a lease was renewed since it was seen; locks its row until this transaction ends."""
     query = select(leases).where(leases.c.stream_id == seen.stream_id).with_for_update()
     row = connection.execute(query).one_or_none()
     return row is not None and row.token == seen.token and row.renewed_at_ms not in (None, seen.renewed_at_ms)

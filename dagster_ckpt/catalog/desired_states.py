@@ -42,12 +42,12 @@ class UpgradePhase(StrEnum):
 
     @property
     def refuses(self) -> bool:
-        """Whether the upgrade's code version is no longer started automatically."""
+        """Whether its code version is no longer started automatically."""
         return self.is_over and self is not UpgradePhase.STABLE
 
     @property
     def goes_back(self) -> bool:
-        """Whether a rollback is in progress, which finishes even if the desired state changes."""
+        """Whether a rollback is in progress, which finishes whatever the desired state."""
         return self in (UpgradePhase.ROLLING_BACK, UpgradePhase.RESTORING)
 
 
@@ -143,7 +143,7 @@ class DesiredStateRecords:
         self._database = database
 
     def find(self, stream_id: str) -> DesiredRecord | None:
-        """A managed stream; None if no desired state was ever recorded for it."""
+        """None if no desired state was ever recorded."""
         with self._database.reading() as connection:
             return _find(connection, stream_id)
 
@@ -160,7 +160,7 @@ class DesiredStateRecords:
             return {row.stream_id: _record(row) for row in rows}
 
     def ensure(self, stream_id: str, *, origin: str) -> DesiredRecord:
-        """The row of a known stream; in a new one the asset's definition decides the desired state."""
+        """The row of a known stream; in a new one the asset's definition decides."""
         with self._database.writing() as connection:
             return self._ensure(connection, stream_id, origin)
 
@@ -202,8 +202,8 @@ class DesiredStateRecords:
     ) -> bool:
         """Record the sensor's progress, with an event for each change.
 
-        Returns False, with nothing recorded, if the desired state changed concurrently or the rollback's snapshot is
-        being deleted. `begins` an upgrade: the generation increases. `lease` covers the work, if any was done under it.
+        False, with nothing recorded, if the desired state changed concurrently or the rollback's snapshot is being
+        deleted. `begins` an upgrade: the generation increases. `lease` covers the work, if done under one.
         """
         with self._database.writing_as(lease) as connection:
             _hold(connection, before.stream_id)
@@ -252,7 +252,7 @@ def _of(stream_id: str) -> Any:
 
 
 def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None) -> bool:
-    """Whether an upgrade newly names a snapshot that is or is being deleted; its row stays locked until the commit."""
+    """Whether an upgrade newly names a snapshot that is or is being deleted; locks its row until the commit."""
     is_new = before is None or before.snapshot_id != upgrade.snapshot_id
     if upgrade.snapshot_id is None or upgrade.phase.is_over or not is_new:
         return False
@@ -261,7 +261,7 @@ def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, befo
 
 
 def _hold(connection: Connection, stream_id: str) -> None:
-    """Lock the row until the commit on PostgreSQL; SQLite locks everything."""
+    """On PostgreSQL lock the row until the commit; SQLite locks everything."""
     connection.execute(select(desired_states.c.stream_id).where(_of(stream_id)).with_for_update())
 
 

@@ -29,7 +29,7 @@ _STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
 
 class ExecutionRecords:
-    """Run attempts of streams. A row that cannot be read is BROKEN, never omitted; a run's writes require its lease."""
+    """Run attempts of streams. An unreadable row is BROKEN, never omitted; a run's writes require its lease."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -58,24 +58,24 @@ class ExecutionRecords:
         return next(iter(self.of_stream(stream_id, limit=1)), None)
 
     def latest_of(self, stream_ids: Sequence[str]) -> dict[str, ExecutionRecord]:
-        """The newest execution of each of these streams that has one, in one query."""
+        """The newest execution of each of these streams."""
         with self._database.reading() as connection:
             return {row.stream_id: _record(row) for row in connection.execute(_newest_of(stream_ids))}
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
-        """Runs with unsettled executions that sent a heartbeat since a time (ms since the epoch)."""
+        """Runs with unsettled executions that sent a heartbeat since (ms since the epoch)."""
         lively = executions.c.settled.is_(False) & (executions.c.heartbeat_at_ms > since_ms)
         with self._database.reading() as connection:
             return frozenset(connection.execute(select(executions.c.run_id).where(lively)).scalars())
 
     def unsettled_runs(self) -> dict[str, str]:
-        """Runs with an unsettled or running execution, and the stream of each."""
+        """Runs with an unsettled or running execution, and its stream."""
         query = select(executions.c.run_id, executions.c.stream_id).where(executions.c.settled.is_(False))
         with self._database.reading() as connection:
             return {row.run_id: row.stream_id for row in connection.execute(query)}
 
     def unsettled(self, run_ids: Collection[str] | None = None) -> list[ExecutionRecord]:
-        """Unsettled or running executions, oldest first; of these runs, or of all."""
+        """Unsettled or running executions, oldest first; None: of all runs."""
         if run_ids is not None and not run_ids:
             return []
         query = select(executions).where(executions.c.settled.is_(False))
@@ -98,7 +98,7 @@ class ExecutionRecords:
         return failed[::-1]
 
     def failed_since(self, stream_ids: Sequence[str], since_ms: int) -> dict[str, list[RunFailure]]:
-        """The executions of these streams that failed since a time (ms since the epoch), oldest first."""
+        """Failed executions of these streams since a time (ms since the epoch), oldest first."""
         query = (
             select(executions.c.stream_id, executions.c.ended_at_ms, executions.c.reason)
             .where(executions.c.stream_id.in_(stream_ids), executions.c.ended_at_ms > since_ms)
@@ -114,7 +114,7 @@ class ExecutionRecords:
         return failed
 
     def first_started(self, stream_ids: Sequence[str]) -> dict[str, int]:
-        """When each of these streams was first started (ms since the epoch), in one query."""
+        """When each of these streams was first started (ms since the epoch)."""
         query = (
             select(executions.c.stream_id, func.min(executions.c.started_at_ms))
             .where(executions.c.stream_id.in_(stream_ids))
@@ -124,12 +124,12 @@ class ExecutionRecords:
             return {stream_id: int(first_ms) for stream_id, first_ms in connection.execute(query)}
 
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
-        """The newest batch in a live directory that an execution reported as committed."""
+        """The newest committed batch that an execution in a live directory reported."""
         there = (each for each in self.of_stream(stream_id) if each.live_directory == live_directory)
         return next((each.newest_batch for each in there if each.newest_batch is not None), None)
 
     def last_sources(self, stream_id: str, live_directory: str | None) -> Any | None:
-        """The sources that the newest execution in a live directory recorded."""
+        """The sources of the newest execution in a live directory."""
         query = newest_first(stream_id).where(
             executions.c.live_directory == live_directory,
             executions.c.recovery.contains(f'"{SOURCE_IDENTITIES}":[', autoescape=True),
@@ -143,11 +143,11 @@ class ExecutionRecords:
         return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.stream_id.in_(held)))
 
     def last_sinks(self, stream_id: str) -> list[str]:
-        """The sinks, as Spark names them, of the newest execution that reported any."""
+        """The sinks, as Spark names them, that an execution reported last."""
         return next((list(each.sinks) for each in self.of_stream(stream_id) if each.sinks), [])
 
     def sinks_of_others(self, stream_id: str) -> list[str]:
-        """The last known sinks of all other streams, as Spark names them."""
+        """The last sinks of all other streams."""
         return [sink for sinks in self.sinks_by_other(stream_id).values() for sink in sinks]
 
     def sinks_by_other(self, stream_id: str) -> dict[str, list[str]]:
@@ -173,7 +173,7 @@ class ExecutionRecords:
         holder: Holder,
         code_version: str | None = None,
     ) -> ExecutionRecord:
-        """Record the start of an execution of the stream whose lease this is; earlier ones are ended and settled."""
+        """Record the start of an execution of the lease's stream; earlier ones are ended and settled."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             now_ms = self._database.now_ms(connection)
@@ -221,7 +221,7 @@ class ExecutionRecords:
         recovery: dict[str, Any],
         application: dict[str, Any] | None = None,
     ) -> None:
-        """Record that the query was started, what it started from, and its Spark application."""
+        """Record that the query was started, from what, and its Spark application."""
         with self._database.writing_under(lease) as connection:
             stream_id = connection.execute(
                 executions.update()
@@ -281,7 +281,7 @@ class ExecutionRecords:
         settled: bool,
         request_id: str | None = None,
     ) -> bool:
-        """Record that an execution that failed, or whose process died, was stopped before its restart.
+        """Record that a failed or dead execution was stopped before its restart.
 
         False if it was settled or had ended normally, or if the request (as for `end`) was withdrawn.
         """
@@ -306,7 +306,7 @@ class ExecutionRecords:
     ) -> None:
         """Record the end of an execution whose process does not hold the lease; an ended one is unchanged.
 
-        Nothing is recorded if the lease `seen` when it was found dead was renewed since.
+        Nothing is recorded if the lease was renewed since it was `seen`.
         """
         with self._database.writing() as connection:
             if seen is None or not was_renewed(connection, seen):
@@ -321,7 +321,7 @@ class ExecutionRecords:
         self._change_end(connection, alive, values)
 
     def _change_end(self, connection: Connection, which: ColumnElement[bool], values: Mapping[str, Any]) -> bool:
-        """Set the end of an execution, with its event; returns False if it has ended already."""
+        """With its event; False if it has ended already."""
         row = connection.execute(executions.update().where(which).values(**values).returning(executions)).one_or_none()
         if row is None:
             return False
@@ -338,7 +338,7 @@ class ExecutionRecords:
     def record_terminal_failure(self, execution_id: str, reason: str) -> None:
         """Record once, as an event, that the stream is not restarted after this execution.
 
-        Not again if an earlier execution failed terminally and only restarts whose query never started followed.
+        Not again if, since an earlier terminal failure, only restarts without a query followed.
         """
         stream_id = self.get(execution_id).stream_id
         recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.TERMINALLY_FAILED.value)

@@ -1,6 +1,6 @@
 """The history of streams: snapshots page by page, timelines, and figures of many streams in one query.
 
-Each query starts from the streams and uses an index, so its cost does not grow with the length of the history.
+Each query starts from the streams and uses an index, so its cost does not grow with the history.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 @dataclass(frozen=True)
 class SnapshotTally:
-    """Totals over several checkpoints; bytes are those written for them."""
+    """Totals over several checkpoints; bytes are those written."""
 
     count: int
     rows: int
@@ -32,7 +32,7 @@ class SnapshotHistory:
     """Health indicators of a stream from its snapshots.
 
     Attributes:
-        newest: The newest restorable snapshot.
+        newest: The newest restorable one.
         verified: The last verified one; may have been deleted since.
         failures: Failed attempts since the newest snapshot.
         bytes_before: Full bytes of the first snapshot in the requested window.
@@ -161,7 +161,7 @@ def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
 def tallies(spans: Sequence[tuple[str, int, int]]) -> TextClause:
     """Totals over the checkpoints completed in spans of events (stream, sequence before the first, and the last).
 
-    Columns: place, the index of the span; taken; rows; incremental_bytes. Spans without checkpoints are omitted.
+    Columns: place, the index of the span; taken; rows; incremental_bytes. Empty spans are omitted.
     """
     # Compiling a `values()` of hundreds of rows takes longer than the query.
     rows = ", ".join(f"({place}, :stream_{place}, {after:d}, {last:d})" for place, (_, after, last) in enumerate(spans))
@@ -198,7 +198,7 @@ class HistoryCursor:
 
 @dataclass(frozen=True)
 class HistoryPage:
-    """One page of a history, newest first; `older` is where the next one begins."""
+    """One page of a history, newest first; the next one begins at `older`."""
 
     snapshots: tuple[SnapshotRecord, ...]
     older: HistoryCursor | None
@@ -206,10 +206,7 @@ class HistoryPage:
 
 @dataclass(frozen=True)
 class SnapshotFigures:
-    """The figures of a completed or since deleted snapshot; see `SnapshotRecord`.
-
-    `watermark_delay_ms` is between the watermark and the completion; None without a watermark.
-    """
+    """Figures of a `SnapshotRecord` that was completed; `watermark_delay_ms` is from watermark to completion."""
 
     snapshot_id: str
     kind: SnapshotKind
@@ -227,7 +224,7 @@ class SnapshotFigures:
 
 @dataclass(frozen=True)
 class ExecutionHistory:
-    """The snapshots of one execution; completed ones include those deleted since."""
+    """The snapshots of one execution; completed ones may be deleted since."""
 
     completed: int
     failed: int
@@ -262,7 +259,7 @@ class HistoryRecords:
         status: SnapshotStatus | None = None,
         older_than: HistoryCursor | None = None,
     ) -> HistoryPage:
-        """Snapshots of a stream, newest attempt first, including failed and deleted ones."""
+        """Snapshots of a stream, newest attempt first, with failed and deleted ones."""
         query = select(snapshots).where(snapshots.c.stream_id == stream_id)
         if kind is not None:
             query = query.where(snapshots.c.kind == kind.value)
@@ -285,7 +282,7 @@ class HistoryRecords:
         return HistoryPage(shown, HistoryCursor(shown[-1].created_at_ms, shown[-1].snapshot_id) if has_more else None)
 
     def figures(self, stream_id: str, *, limit: int) -> list[SnapshotFigures]:
-        """Figures of the last completed snapshots of a stream, oldest first."""
+        """Figures of the last completed snapshots, oldest first."""
         query = (
             select(*(snapshots.c[name] for name in _STORED), snapshots.c.watermark)
             .where(
@@ -330,7 +327,7 @@ class HistoryRecords:
             return {str(status): int(count) for status, count in connection.execute(query)}
 
     def branches(self, stream_id: str) -> list[Branch]:
-        """The origins of a stream's timelines, newest first; the first timeline has none."""
+        """Origins of a stream's timelines but the first, newest first."""
         query = (
             select(timelines.c.timeline, timelines.c.parent, timelines.c.to_batch)
             .where(timelines.c.stream_id == stream_id)
@@ -353,7 +350,7 @@ _FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
 
 
 def read_snapshot(row: Row[Any]) -> SnapshotRecord:
-    """A row as a record; what cannot be read makes it BROKEN."""
+    """A row as a record; an unreadable one is BROKEN."""
     troubles: list[str] = []
     values = {name: value for name, value in cells(row, snapshots, troubles).items() if name in _FIELDS}
     values["properties"] = read_dict(values["properties"], "properties", troubles) or {}

@@ -1,7 +1,7 @@
 """Holds protect snapshots from deletion while they are in use.
 
-A hold and a deletion both lock the snapshot's row, so one comes first: a reader with a hold never loses a byte, and a
-late reader gets an error before it reads.
+A hold and a deletion both lock the snapshot's row: a reader with a hold never loses a byte, and a late reader gets an
+error before it reads.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ class HoldRecords:
         self._database = database
 
     def use(self, wanted: Sequence[SnapshotRecord], *, holder: str, ttl_ms: int) -> list[HoldRecord]:
-        """Hold snapshots while they are read, until `ttl_ms` pass without a renewal.
-
-        One that the catalog does not list at its location is skipped, because nothing deletes it.
-        """
+        """Hold snapshots while they are read, until `ttl_ms` pass without a renewal; unlisted ones are skipped."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             run_out = (holds.c.kind == HoldKind.USE.value) & (holds.c.expires_at_ms <= now_ms)
@@ -62,19 +59,19 @@ class HoldRecords:
             return made
 
     def renew(self, hold_ids: Sequence[str], ttl_ms: int) -> bool:
-        """Returns False if a hold had expired and was removed."""
+        """False if a hold had expired and was removed."""
         with self._database.writing() as connection:
             expires_at_ms = self._database.now_ms(connection) + ttl_ms
             renewed = holds.update().where(holds.c.hold_id.in_(hold_ids)).values(expires_at_ms=expires_at_ms)
             return connection.execute(renewed).rowcount == len(hold_ids)
 
     def release(self, hold_ids: Sequence[str]) -> None:
-        """Release holds; a missing hold is not an error."""
+        """A missing hold is not an error."""
         with self._database.writing() as connection:
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
     def tag(self, snapshot_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
-        """Keep a snapshot until its tag is released. You can start from it by the label."""
+        """Keep a snapshot until its tag is released. You can start from its label."""
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is None or row.status != SnapshotStatus.COMPLETED.value:
@@ -87,7 +84,7 @@ class HoldRecords:
             return _insert(connection, row, HoldKind.TAG, holder, self._database.now_ms(connection))
 
     def release_tag(self, snapshot_id: str) -> bool:
-        """Remove a tag, and the label of a checkpoint; returns False if there was none."""
+        """Remove a tag, and the label of a checkpoint; False if there was none."""
         with self._database.writing() as connection:
             lock_snapshot(connection, snapshot_id)
             if not connection.execute(holds.delete().where(_tags(snapshot_id))).rowcount:
@@ -97,7 +94,7 @@ class HoldRecords:
             return True
 
     def tagged(self, stream_id: str) -> frozenset[str]:
-        """Ids of the snapshots of a stream that are tagged."""
+        """Ids of a stream's tagged snapshots."""
         query = select(holds.c.snapshot_id).where(holds.c.stream_id == stream_id, holds.c.kind == HoldKind.TAG.value)
         with self._database.reading() as connection:
             return frozenset(connection.execute(query).scalars())
@@ -110,7 +107,7 @@ class HoldRecords:
 
 
 def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: int) -> None:
-    """Hold a snapshot until a request is answered, in the transaction that creates the request."""
+    """Hold a snapshot until a request is answered, in the transaction that creates it."""
     row = lock_snapshot(connection, snapshot_id)
     if row is not None:
         _refuse_if_gone(connection, row)
@@ -118,7 +115,7 @@ def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: 
 
 
 def standing(connection: Connection, snapshot: Row[Any], now_ms: int) -> Iterator[HoldRecord]:
-    """Everything that holds a snapshot: recorded holds, and references in other tables."""
+    """Everything that holds a snapshot: holds, and references in other tables."""
     is_open = exists().where(requests.c.request_id == holds.c.request_id, requests.c.status.in_(_OPEN))
     stands = or_(
         holds.c.kind == HoldKind.TAG.value,
@@ -144,7 +141,7 @@ def _referring(connection: Connection, snapshot: Row[Any]) -> Iterator[str]:
 
 
 def describe_holds(held: Iterable[HoldRecord]) -> str:
-    """Holds as text for people, such as "tag by anna; use by verification"."""
+    """For people, such as "tag by anna; use by verification"."""
     return "; ".join(f"{hold.kind.value.lower()} by {hold.holder}" for hold in held)
 
 

@@ -74,7 +74,7 @@ class JournalRecords:
             )
 
     def note_rows(self, lease: LeaseRecord, rows: Mapping[int, int]) -> None:
-        """Record how many rows batches have read; unknown batches are skipped."""
+        """Record rows read by batches; unknown batches are skipped."""
         batches = (planned_batches.c.stream_id == lease.stream_id) & planned_batches.c.batch_id.in_(rows)
         with self._database.writing_under(lease) as connection:
             for row in connection.execute(select(planned_batches).where(batches)).all():
@@ -85,12 +85,12 @@ class JournalRecords:
                     connection.execute(planned_batches.update().where(this).values(files=files))
 
     def forget_after(self, lease: LeaseRecord, batch_id: int) -> None:
-        """Forget the batches after one, which a sink is about to undo."""
+        """Forget later batches, which a sink is about to undo."""
         with self._database.writing_under(lease) as connection:
             forget_after(connection, lease.stream_id, batch_id)
 
     def after(self, stream_id: str, batch_id: int) -> list[PlannedBatch]:
-        """The batches planned right after a batch, up to a gap or an unreadable entry."""
+        """The batches planned right after one, up to a gap or an unreadable entry."""
         wanted = (planned_batches.c.stream_id == stream_id) & (planned_batches.c.batch_id > batch_id)
         with self._database.reading() as connection:
             rows = connection.execute(select(planned_batches).where(wanted).order_by(planned_batches.c.batch_id)).all()
@@ -104,7 +104,7 @@ class JournalRecords:
 
 
 def forget_after(connection: Connection, stream_id: str, batch_id: int | None) -> None:
-    """Forget the batches after one (None: all), because the stream goes back to it."""
+    """Forget later batches (None: all): the stream goes back."""
     undone = planned_batches.c.stream_id == stream_id
     if batch_id is not None:
         undone &= planned_batches.c.batch_id > batch_id
@@ -112,7 +112,7 @@ def forget_after(connection: Connection, stream_id: str, batch_id: int | None) -
 
 
 def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
-    """Whether a batch is part of every checkpoint, or the journal has become too long."""
+    """Whether every checkpoint has the batch, or the journal is too long."""
     checkpoints = (
         (snapshots.c.stream_id == stream_id)
         & (snapshots.c.kind == SnapshotKind.CHECKPOINT.value)

@@ -98,7 +98,7 @@ class LeaseRecords:
             connection.execute(leases.update().where(of_stream).values(predecessor_unproven=False))
 
     def in_force_of_jvm(self, host: str, boot_id: str, jvm_pid: int) -> list[LeaseRecord]:
-        """Leases that have not expired, whose holders one JVM serves."""
+        """Unexpired leases whose holders one JVM serves."""
         of_jvm = (leases.c.host == host) & (leases.c.boot_id == boot_id) & (leases.c.jvm_pid == jvm_pid)
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
@@ -106,7 +106,7 @@ class LeaseRecords:
             return [_record(row, now_ms) for row in rows]
 
     def current(self, stream_id: str) -> LeaseRecord | None:
-        """The lease of a stream, expired or not; None if it is not held."""
+        """The lease of a stream, expired or not, if held."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.execution_id is None:
@@ -114,7 +114,7 @@ class LeaseRecords:
             return _record(row, self._database.now_ms(connection))
 
     def all_held(self) -> list[LeaseRecord]:
-        """The leases that are held, expired or not, in one query."""
+        """The held leases, expired or not."""
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
             rows = connection.execute(select(leases).where(leases.c.execution_id.is_not(None)))
@@ -124,13 +124,13 @@ class LeaseRecords:
     def held(self, lease: LeaseRecord) -> Iterator[None]:
         """Prevent a take-over of the lease during one short step outside of the catalog.
 
-        PostgreSQL ends a transaction that is idle for longer than a call may take; SQLite does not.
+        PostgreSQL ends a transaction that is idle for longer than a call may take.
         """
         with self._database.writing_under(lease):
             yield
 
     def check(self, stream_id: str, token: int) -> None:
-        """Check that a token is still that of the stream's writer."""
+        """LeaseLostError unless the token is that of the stream's writer."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.token != token or row.execution_id is None:

@@ -44,7 +44,7 @@ class PrunedHistory:
 
 
 class PruningRecords:
-    """Retention of the catalog's own history. Snapshots that exist are never touched."""
+    """Retention of the catalog's own history."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

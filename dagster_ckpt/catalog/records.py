@@ -16,9 +16,11 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 class OriginKind(StrEnum):
     """What the state in a live directory was made from.
 
-    EMPTY: The query started with empty state. SNAPSHOT: A checkpoint or savepoint. DIRECTORY: Another live directory,
-    at one of its batches. FORK: Another stream. ADOPTED: A checkpoint directory of plain Spark, which the stream
-    continues from.
+    EMPTY: The query started with empty state.
+    SNAPSHOT: A checkpoint or savepoint.
+    DIRECTORY: Another live directory, at one of its batches.
+    FORK: Another stream.
+    ADOPTED: A checkpoint directory of plain Spark.
     """
 
     EMPTY = "EMPTY"
@@ -30,7 +32,7 @@ class OriginKind(StrEnum):
 
 @dataclass(frozen=True)
 class StateOrigin:
-    """Where the state in a stream's live directory came from; a lost directory is re-created from here.
+    """Where the state in a live directory came from; if lost, it is re-created from here.
 
     Attributes:
         batch_id: The batch that the state was at; None if empty.
@@ -146,8 +148,9 @@ HANDS_OVER = "hands_over"
 class HoldKind(StrEnum):
     """Why a snapshot is held.
 
-    USE: A process reads it; the hold expires unless the reader renews it. TAG: A user keeps it until the tag is
-    released. REFERENCE: An unfinished request, restore or upgrade refers to it.
+    USE: A process reads it; the hold expires unless renewed.
+    TAG: A user keeps it until the tag is released.
+    REFERENCE: An unfinished request, restore or upgrade refers to it.
     """
 
     USE = "USE"
@@ -213,7 +216,7 @@ class StreamRecord:
         preferred_savepoint_id: What `preferred-savepoint` resolves to.
         pending_restore: A restore whose sinks have not been rolled back yet.
         plan: The plan of the state; None or empty if unknown.
-        accepted_plan: Fingerprint of another plan that a user allowed to continue.
+        accepted_plan: Fingerprint of another plan that a user allowed.
         state_edits: Ids of the edits in this state, oldest first.
         broken: Why the row could not be fully read.
     """
@@ -290,7 +293,7 @@ class ExecutionRecord:
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that acquires a lease, with enough detail to prove later that it has ended."""
+    """A process that acquires a lease, with enough detail to prove its end."""
 
     execution_id: str
     run_id: str
@@ -309,7 +312,7 @@ class LeaseRecord:
     Attributes:
         token: Increases with each change of holder.
         expired: By the database's clock, when it was read.
-        predecessor_unproven: A previous holder may still write, and its query is not fenced.
+        predecessor_unproven: A previous holder may still write, and is not fenced.
     """
 
     stream_id: str
@@ -386,19 +389,19 @@ class SnapshotRecord:
 
     @property
     def reference(self) -> str:
-        """What a user names it by: `chk-<n>` for a checkpoint, the label or id for a savepoint."""
+        """What a user names it by: `chk-<n>`, or a savepoint's label or id."""
         if self.kind is SnapshotKind.CHECKPOINT:
             return f"chk-{self.number}"
         return self.label or self.snapshot_id
 
     @property
     def name(self) -> str:
-        """Its reference for messages; "savepoint <reference>" for a savepoint."""
+        """For messages: its reference, after "savepoint" for a savepoint."""
         return self.reference if self.kind is SnapshotKind.CHECKPOINT else f"savepoint {self.reference}"
 
     @property
     def is_renewed(self) -> bool:
-        """Whether the last attempt found its position unchanged, and wrote nothing."""
+        """Whether the last attempt found its position unchanged."""
         return RENEWED_AT_MS in self.properties
 
     @property
@@ -411,35 +414,35 @@ class SnapshotRecord:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The plan that its state belongs to; empty if unknown."""
+        """The plan of its state; empty if unknown."""
         plan = self.properties.get("plan")
         return plan if isinstance(plan, dict) else {}
 
     @property
     def state_edits(self) -> tuple[str, ...]:
-        """Ids of the edits that its state contains, oldest first."""
+        """Ids of the edits in its state, oldest first."""
         edits = self.properties.get("state_edits")
         return tuple(map(str, edits)) if isinstance(edits, list) else ()
 
     @property
     def edit(self) -> dict[str, Any]:
-        """Who edited its state, why, and the id of the edit; empty without an edit."""
+        """Who edited its state, why, and the edit's id."""
         edit = self.properties.get("edit")
         return edit if isinstance(edit, dict) else {}
 
     @property
     def lags(self) -> dict[str, int]:
-        """Records that waited in each partition of the Kafka sources, if reported."""
+        """Records waiting in each partition of the Kafka sources."""
         return lags_in(self.properties)
 
     @property
     def watermark_ms(self) -> int | None:
-        """The watermark in ms since the epoch; None without one."""
+        """The watermark in ms since the epoch."""
         return watermark_ms_of(self.watermark)
 
 
 def watermark_ms_of(watermark: str | None) -> int | None:
-    """A watermark as Spark reports it, in ms since the epoch; None without a readable one."""
+    """A watermark as Spark reports it, in ms since the epoch."""
     try:
         # Before its first rows, Spark reports 1970.
         return round(datetime.fromisoformat(watermark).timestamp() * 1000) or None if watermark else None
@@ -456,14 +459,14 @@ def lags_in(properties: Mapping[str, Any]) -> dict[str, int]:
 
 
 def records_behind_in(properties: Mapping[str, Any]) -> int | None:
-    """Records that waited in all Kafka sources; None if they reported none."""
+    """Records waiting in all Kafka sources, if reported."""
     lags = lags_in(properties)
     return min(sum(lags.values()), LARGEST_LONG) if lags else None
 
 
 @dataclass(frozen=True)
 class CompletedSnapshot:
-    """What `SnapshotRecord` has once the snapshot is complete in storage."""
+    """What a `SnapshotRecord` has once complete in storage."""
 
     location: str
     batch_id: int | None = None

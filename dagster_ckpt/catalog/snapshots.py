@@ -36,7 +36,7 @@ _OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == Snapshot
 
 
 class SnapshotRecords:
-    """Checkpoints and savepoints. A row that cannot be read is listed as BROKEN, never omitted."""
+    """Checkpoints and savepoints. An unreadable row is BROKEN, never omitted."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -58,7 +58,7 @@ class SnapshotRecords:
     ) -> SnapshotRecord:
         """Record that a snapshot is being taken: by an execution with its lease, which consumes the number.
 
-        Or without a lease: a savepoint of a stopped stream, whose `stream_id` is given.
+        Or without a lease: a savepoint of the stopped stream `stream_id`.
         """
         with self._database.writing_as(lease) as connection:
             if lease is not None:
@@ -97,7 +97,7 @@ class SnapshotRecords:
     def renew(self, lease: LeaseRecord, snapshot_id: str, *, attempt_id: str) -> SnapshotRecord:
         """Record that an attempt found the position of an existing checkpoint unchanged.
 
-        The checkpoint counts as completed now, and the attempt is forgotten, without an event.
+        It counts as completed now, and the attempt is forgotten, without an event.
         """
         with self._database.writing_under(lease) as connection:
             existing = (
@@ -120,9 +120,9 @@ class SnapshotRecords:
         return renewed
 
     def proven(self, lease: LeaseRecord, batch_id: int) -> None:
-        """Record that a query loaded the state after a batch from storage, and committed a batch after it.
+        """Record that a query loaded the state after a batch from storage, and committed another one.
 
-        This proves every restorable snapshot of that state; see `SnapshotRecord.is_proven`.
+        This proves every restorable snapshot of that state.
         """
         loaded = [
             snapshot
@@ -148,7 +148,7 @@ class SnapshotRecords:
             self._fail(connection, snapshot_id, _of(lease), reason, counted)
 
     def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
-        """Record that a snapshot was verified, and why it cannot be restored; unknown ones are ignored.
+        """Record that a snapshot was verified, and its problem; unknown ones are ignored.
 
         `state_was_read`: Spark read its state from a restored copy, which proves it.
         """
@@ -163,13 +163,13 @@ class SnapshotRecords:
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(**values))
 
     def give_to_stream(self, snapshot_id: str) -> None:
-        """Record that the stream owns a savepoint and deletes it like a checkpoint."""
+        """Let the stream own a savepoint and delete it like a checkpoint."""
         with self._database.writing() as connection:
             _get(connection, snapshot_id)
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(claimed=True))
 
     def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of a snapshot are being deleted, so that no recovery uses it any more.
+        """Record that the bytes of a snapshot are being deleted, so that no recovery uses it.
 
         Raises SnapshotHeldError if a hold protects it and it is not being deleted. Operators have no lease.
         """
@@ -181,7 +181,7 @@ class SnapshotRecords:
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(status=SnapshotStatus.DELETING.value))
 
     def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of a snapshot were deleted, and why; repeated passes write only one event."""
+        """Record why the bytes of a snapshot were deleted; repeated passes write only one event."""
         with self._database.writing_as(lease) as connection:
             present = _is(snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
             gone = connection.execute(
@@ -220,12 +220,12 @@ class SnapshotRecords:
         return [snapshot for snapshot in self._all(query) if status is None or snapshot.status is status]
 
     def at_location(self, stream_id: str, location: str) -> SnapshotRecord | None:
-        """The newest snapshot of a stream that is or was at a location, in any state."""
+        """The newest snapshot of a stream that is or was at a location."""
         at_place = (snapshots.c.stream_id == stream_id) & (snapshots.c.location == location)
         return next(iter(self._all(select(snapshots).where(at_place))), None)
 
     def completed(self, stream_id: str) -> list[SnapshotRecord]:
-        """Snapshots of a stream that a user may name as a starting point, newest first."""
+        """Snapshots that a user may name as a starting point, newest first."""
         return self.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
 
     def newest_checkpoint(self, stream_id: str) -> SnapshotRecord | None:
@@ -235,14 +235,14 @@ class SnapshotRecords:
         )
 
     def by_id(self, snapshot_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        """The snapshots with these ids that the catalog knows."""
+        """Those of these snapshots that the catalog knows."""
         return {
             snapshot.snapshot_id: snapshot
             for snapshot in self._all(select(snapshots).where(snapshots.c.snapshot_id.in_(snapshot_ids)))
         }
 
     def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
-        """Totals over the checkpoints completed in spans of events; see `history.tallies`."""
+        """`history.tallies`."""
         if not spans:
             return []
         with self._database.reading() as connection:
@@ -255,16 +255,16 @@ class SnapshotRecords:
         ]
 
     def newest_of(self, stream_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        """The newest restorable snapshot of each of these streams that has one, in one query."""
+        """The newest restorable snapshot of each of these streams."""
         with self._database.reading() as connection:
             return {
                 row.stream_id: read_snapshot(row) for row in connection.execute(queries.newest_restorable(stream_ids))
             }
 
     def histories(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
-        """Health indicators of streams, in two queries if the windows are equal.
+        """Health indicators of streams since these times (ms since the epoch); empty for a stream that never started.
 
-        The windows begin at these times (ms since the epoch). A stream that never started has an empty history.
+        Two queries if the times are equal.
         """
         listed: list[Row[Any]] = []
         with self._database.reading() as connection:
@@ -394,7 +394,7 @@ def _refuse_held(snapshot: Row[Any], found: Sequence[HoldRecord]) -> None:
 
 
 def _of(lease: LeaseRecord | None) -> ColumnElement[bool]:
-    """The attempts that a writer may change: those of its stream, or an operator's savepoints of stopped streams."""
+    """A writer may change attempts of its stream, an operator savepoints of stopped streams."""
     return _OF_STOPPED if lease is None else snapshots.c.stream_id == lease.stream_id
 
 

@@ -1,4 +1,4 @@
-"""Streams, their live directories and timelines, and the registration of streams after the catalog was lost."""
+"""Streams, their live directories and timelines, and their registration after the catalog was lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StreamRecords:
         self._database = database
 
     def ensure(self, stream_id: str, *, name: str, asset_key: str, options: dict[str, Any]) -> StreamRecord:
-        """Register a stream, or update its name, asset key and options."""
+        """Register a stream, or update it."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             described = {"name": name, "asset_key": asset_key, "options": as_text(options), "updated_at_ms": now_ms}
@@ -57,7 +57,7 @@ class StreamRecords:
             return self.get(writers[0].stream_id)
 
     def all(self) -> list[StreamRecord]:
-        """All streams, by id; one whose row cannot be read has `broken` set."""
+        """All streams, by id; an unreadable one is `broken`."""
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(select(streams).order_by(streams.c.stream_id))]
 
@@ -66,7 +66,7 @@ class StreamRecords:
         self._change_under(lease, pending_restore=None)
 
     def forget_live_directory(self, lease: LeaseRecord) -> None:
-        """Record that the stream no longer has a live directory; its files may now be deleted."""
+        """The stream has no live directory any more: its files may be deleted."""
         self._change_under(lease, live_directory=None, pending_restore=None)
 
     def note_pending(self, lease: LeaseRecord, pending: PendingRestore | None) -> None:
@@ -96,27 +96,27 @@ class StreamRecords:
             )
 
     def count_from(self, lease: LeaseRecord, number: int) -> None:
-        """Raise the stream's counter to a number; a higher counter is unchanged."""
+        """Raise the stream's counter; a higher one is unchanged."""
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number)
 
     def prefer_savepoint(self, stream_id: str, snapshot_id: str) -> None:
-        """Record a user's choice of what `preferred-savepoint` resolves to."""
+        """Record what `preferred-savepoint` resolves to."""
         with self._database.writing() as connection:
             self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
     def accept_plan(self, stream_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
-        """Allow another plan to continue from a stream's state, once, after a user accepted the differences."""
+        """Allow another plan, whose differences a user accepted, to continue once from a stream's state."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             self._change(connection, stream_id, accepted_plan=fingerprint)
 
     def note_plan(self, lease: LeaseRecord, plan: Mapping[str, Any] | None) -> None:
-        """Record the plan of the query that is about to start; None means unknown."""
+        """Record the plan of the query that is about to start; None: unknown."""
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
     def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:
-        """The next number of the stream's counter, for a snapshot outside of a coordinator."""
+        """The stream's next number, for a snapshot outside of a coordinator."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             counted = (
@@ -310,7 +310,7 @@ def _edits_as_text(edits: Sequence[str]) -> str | None:
 
 
 def read_state_edits(value: str | None, troubles: list[str]) -> tuple[str, ...]:
-    """The stored ids of edits. If they cannot be read, returns none and appends to `troubles`."""
+    """The stored ids of edits; empty, and reported in `troubles`, if unreadable."""
     try:
         edits = from_json(value) if value is not None else []
     except ValueError:
@@ -323,7 +323,7 @@ def read_state_edits(value: str | None, troubles: list[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RebuiltStream:
-    """What to register for a stream that the catalog does not know.
+    """What to register for an unknown stream.
 
     Attributes:
         next_number: Greater than all numbers in use.

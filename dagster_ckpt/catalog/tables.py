@@ -22,7 +22,7 @@ from dagster_ckpt.values.redaction import without_secrets
 
 
 class FreeText(TypeDecorator[str]):
-    """Free text for people, redacted when it is stored."""
+    """Text for people, redacted when stored."""
 
     impl = Text
     cache_ok = True

@@ -1,4 +1,4 @@
-"""Time limits of catalog calls: shorter than a lease, so that a holder's lease cannot expire during a call.
+"""Time limits of catalog calls: shorter than a lease, which cannot expire during a call.
 
 A holder gives its lease up after most of its life; the rest limits a call, so that one begun right before has ended
 when the lease expires.
@@ -29,13 +29,13 @@ _deadline: ContextVar[float | None] = ContextVar("deadline of the catalog call",
 
 
 def call_limit_s(ttl_ms: int) -> float:
-    """Time limit of a call in seconds, including connecting, for leases with this time to live."""
+    """Of a call, including connecting, for leases with this time to live."""
     return max(ttl_ms / 1000 * (1 - GIVE_UP_AFTER), _SHORTEST_S)
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """End database calls in this context after the given time with an error of the driver."""
+    """End database calls in this context after that time with an error of the driver."""
     before = _deadline.set(time.monotonic() + seconds)
     try:
         yield
@@ -50,7 +50,7 @@ def limit_transaction(connection: Connection, seconds: float) -> None:
 
 
 def limit_connections(engine: Engine) -> None:
-    """Make the connections of an engine obey the limit that `limited` sets.
+    """Make an engine's connections obey `limited`.
 
     The client ends a call if server, proxy or network do not respond. The server ends statements that no client waits
     for, and transactions whose client froze while holding rows that others need.
@@ -97,7 +97,7 @@ def _limited_connection() -> Any:
     import psycopg  # noqa: PLC0415
 
     class LimitedConnection(psycopg.Connection[Any]):
-        """A connection whose waits end at the deadline; it is then closed."""
+        """Its waits end at the deadline; it is then closed."""
 
         @staticmethod
         def overdue() -> Exception:

@@ -1,7 +1,7 @@
 """Log each transition of a stream once, in Flink's words.
 
-The process that recorded an event logs it after the commit; transitions of a lease or restart are not events but logged
-here too. All lines go to the logger `dagster_ckpt.transitions` with the attributes `stream_id` and `event`.
+The process that recorded an event logs it after the commit; transitions of a lease or restart are no events, but logged
+too. The logger is `dagster_ckpt.transitions`, with the attributes `stream_id` and `event`.
 
 Example:
     Completed checkpoint 7 of stream orders: 12.3 MB (0.4 MB new), batch 812, 82 ms
@@ -32,7 +32,7 @@ def log_transition(
 
 
 def log_message(stream_id: str, message: str) -> None:
-    """Log what a step of a stream found or did, where that is not an event."""
+    """Log what a step of a stream found or did, if no event."""
     log_transition(stream_id, f"Stream {stream_id}: {message}")
 
 
@@ -44,7 +44,7 @@ def log_triggered(snapshot: SnapshotRecord) -> None:
 
 
 def log_renewed(checkpoint: SnapshotRecord) -> None:
-    """Log that the newest checkpoint still has the stream's position, so that none was taken."""
+    """Log that a checkpoint was renewed: none was taken."""
     message = (
         f"Renewed checkpoint {checkpoint.number} of stream {checkpoint.stream_id}: no batch since batch "
         f"{checkpoint.batch_id}"
@@ -93,7 +93,7 @@ def _failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> st
 
 
 def failure_streak(failures: int | None, tolerable: int | None) -> str:
-    """Failures in a row, of how many that are tolerated; empty if the failure does not count."""
+    """Failures in a row, of how many tolerated; empty if uncounted."""
     if failures is None or tolerable is None:
         return ""
     if failures <= tolerable:

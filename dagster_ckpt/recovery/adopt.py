@@ -1,11 +1,10 @@
 """Adopting: a stream continues the query of a checkpoint directory that plain Spark wrote, with its id and sinks.
 
 Adopting only reads, and takes the first snapshot; the query may keep running. The next start takes the directory over:
-its fence makes the query's next write to its offset log fail. The batch that it was running may still be written to the
-sink.
+its fence makes the query's next write to its offset log fail. A batch in flight may still reach the sink.
 
-The stream then continues in a clone, or in place. In place, the fence is replaced by the plan of one batch without
-data: at no moment can the other query plan that batch.
+The stream continues in a clone, or in place: there, the fence is replaced by the plan of one batch without data, which
+at no moment the other query can plan.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def adopt(
         sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's name; an
             Iceberg table as `IcebergTable[lake.sales.orders]`. With the log of its file sink, the first snapshot can be
             restored exactly.
-        in_place: Continue in the directory itself, instead of in a copy.
+        in_place: Continue in the directory itself, not in a copy.
     """
     live = LiveDirectory(checkpoint_location)
     _refuse_managed(stream, live)
@@ -180,7 +179,7 @@ def _register(
 
 
 def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
-    """Drop an adoption that no start has taken over, and delete its snapshots; may be repeated. Returns messages."""
+    """Drop an adoption that no start has taken over, and its snapshots; may be repeated. Returns messages."""
     catalog = stream.catalog
     _adopting(catalog.streams.get(stream.stream_id))
     holder = this_holder(f"adopt-{uuid.uuid4()}", origin, None)
@@ -405,7 +404,7 @@ def take_over(
     still_mine: Callable[[], None],
     wait_s: float = WAIT_S,
 ) -> bool:
-    """Take over the adopted directory of a stream, if no start has done so yet. May be repeated.
+    """Take over the adopted directory of a stream, if no start has done so. May be repeated.
 
     If a start `resumes`, it continues in a directory that was adopted in place. Returns whether the directory may have
     changed, so that plans must be made again.

@@ -1,7 +1,7 @@
 """Attempts whose process died before the catalog recorded how they ended: their rows stay IN_PROGRESS.
 
-The next start, or housekeeping of a stopped stream, settles them: a snapshot that is complete in storage is registered,
-any other attempt has failed. A snapshot completed after its attempt was recorded as failed is deleted.
+The next start, or housekeeping of a stopped stream, registers a snapshot that is complete in storage; any other attempt
+has failed. A snapshot completed after its attempt was recorded as failed is deleted.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
 def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
     """Numbers of the attempts whose process may be alive: it owns everything that it wrote, however old.
 
-    An execution's attempt is alive until its lease holder is proven to have ended; a savepoint of a stopped stream as
-    long as its process holds it.
+    Of an execution until its lease holder is proven to have ended; of a stopped stream while a process holds it.
     """
     begun = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS)
     lease = stream.catalog.leases.current(stream.stream_id) if begun else None
@@ -69,7 +68,7 @@ def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
 
 
 def settle_while_stopped(stream: StreamHandle) -> list[str]:
-    """Settle dead attempts of a stopped stream, and delete snapshots completed after their attempt failed."""
+    """Settle dead attempts of a stopped stream, and delete those completed after they had failed."""
     if not _has_something_to_settle(stream):
         return []
     try:

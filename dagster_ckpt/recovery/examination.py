@@ -1,7 +1,7 @@
 """Examines recovery points: damage is read there, never inferred from an error's words.
 
-The doctor, previews, preflights and starts all examine a live directory here, so that they agree. After a failure, a
-start examines its point: if it is intact, the cause is code, source, sink or environment, and no point is skipped.
+The doctor, previews, preflights and starts agree, because all examine a live directory here. If a start fails and its
+point is intact, the cause is code, source, sink or environment, and no point is skipped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong with a point: a finding's code or an error's class, and a text for messages."""
+    """A finding's code or an error's class, and a text for messages."""
 
     error: str
     detail: str
@@ -66,7 +66,7 @@ class Damage:
 def diagnose_live_directory(
     stream: StreamHandle, live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool, looks_back: bool = False
 ) -> Diagnosis:
-    """Diagnose a live directory, or a copy, with everything that the catalog knows of its content. Changes nothing.
+    """Diagnose a live directory, or a copy, with everything that the catalog knows of its content.
 
     `deep` also reads every state file that a resume needs, at the cost of loading it.
     """
@@ -109,7 +109,7 @@ def _older_copy(live: LiveDirectory, batch_id: int, newest: SnapshotRecord) -> F
 
 
 def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
-    """What the catalog and the newest snapshot of the timeline know of the query."""
+    """What the catalog and the timeline's newest snapshot know of the query."""
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     return KnownQuery.of(record.plan, newest.properties if newest is not None else None)
 
@@ -166,7 +166,7 @@ def _in_metadata(live: LiveDirectory, parse: Callable[[bytes, str], str | None])
 
 
 class Examiner:
-    """Examines the points that one run starts from. The start that follows does not read them again."""
+    """Examines the points that one run starts from; the start that follows does not read them again."""
 
     def __init__(self, stream: StreamHandle) -> None:
         self._stream = stream
@@ -207,7 +207,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(directory), plan.to_batch)
 
     def damage_of_origin(self, record: StreamRecord) -> Damage | None:
-        """Damage of the snapshot or directory that the live directory was made from."""
+        """Damage of what the live directory was made from."""
         origin = record.origin
         snapshot = snapshot_of_origin(record, origin) if origin is not None else None
         if snapshot is not None:
@@ -300,14 +300,14 @@ _ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|S
 
 
 def is_suspicious(error: Exception) -> bool:
-    """Whether a start may have failed because of its point. Only errors of this package rule that out."""
+    """Whether a start may have failed because of its point. Only this package's errors rule that out."""
     if isinstance(error, CkptError):
         return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
     return is_suspicious_end(str(error))
 
 
 def is_suspicious_end(reason: str) -> bool:
-    """Whether a query may have failed because of its live directory: always, unless it was interrupted."""
+    """Whether a query may have failed because of its live directory: unless interrupted, always."""
     return _ENDED.search(reason) is None
 
 
@@ -321,8 +321,7 @@ _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
     """What is wrong with a snapshot; empty if it can be restored.
 
-    Its data objects are long enough (`deep`: and match their digests), and it has all files that a resume needs, in
-    known formats.
+    Its data objects are long enough (`deep`: and match their digests), and it has all files that a resume needs.
     """
     try:
         return store.verify(location, deep=deep) or layout_problems(store, location)
@@ -347,7 +346,7 @@ def content_problems(stream: StreamHandle, location: str) -> list[str]:
 
 
 def layout_problems(store: SnapshotStore, location: str) -> list[str]:
-    """What a restore would lack, without restoring any state: of state files, the copy has names and lengths only."""
+    """What a restore would lack, found in a copy without the contents of state files."""
     manifest = store.manifest(location)
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:
         root = Path(scratch)

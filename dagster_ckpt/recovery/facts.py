@@ -46,7 +46,7 @@ def recovery_facts(
     output: NamedOutput | None = None,
     examiner: Examiner | None = None,
 ) -> RecoveryFacts:
-    """Gather everything that a recovery plan depends on. Changes nothing.
+    """Gather everything that a recovery plan depends on.
 
     A start by a user does not `remember` earlier recovery failures. With an `examiner`, the state that the query will
     load is read unless all executions in the live directory ended in order.
@@ -69,6 +69,7 @@ def recovery_facts(
     unregistered = unregistered_snapshot(stream, start_from, listed)
     is_lost = state is None or state.status is not LiveStatus.GOOD
     failures = with_equal_content(stream.store, failures, listed) if failures else []
+    # The state may belong to another catalog.
     is_unheard_of = record.live_generation == 0 and not listed
     return RecoveryFacts(
         stream=record,
@@ -99,7 +100,7 @@ _IN_ORDER = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatu
 
 
 def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> list[PointFailure]:
-    """Without what only Spark has seen under another version of the code."""
+    """Not what only Spark has seen, under another version of the code."""
     versions = {each.execution_id: each.code_version for each in executions}
     return [
         failure
@@ -116,7 +117,7 @@ def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str |
 
 
 def _last_ended_in_order(executions: Sequence[ExecutionRecord], live: LiveDirectory) -> bool:
-    """Deliberately; its start has read what earlier ones left. A reboot loses unwritten data of a local disk only."""
+    """Its start has read what earlier ones left. A reboot loses unwritten data of a local disk only."""
     last = next((each for each in executions if each.live_directory == live.url), None)
     same_boot = last is not None and (live.local_path is None or last.boot_id == boot_id())
     return last is not None and last.status in _IN_ORDER and same_boot
@@ -144,7 +145,7 @@ _NOT_IN_USE = "; it was built by a restore, rewind, fork or import that did not 
 
 
 def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> UnknownState:
-    """Look for live directories, snapshots and sink logs of a stream that its catalog does not know."""
+    """Live directories, snapshots and sink logs of a stream that its catalog does not know."""
     directories = [
         f"{built.live.url}, up to batch {commit}{_NOT_IN_USE if built.live.is_not_in_use() else ''}"
         for built in stream.live_directories()
@@ -192,7 +193,7 @@ _Key = tuple[int | None, str]
 
 
 def state_digest(store: SnapshotStore, location: str) -> str | None:
-    """Digest over names and contents of a snapshot's state files; None if it has none."""
+    """Digest over names and contents of a snapshot's state files, if any."""
     digest, is_empty = blake3(), True
     for entry in sorted(store.manifest(location).files, key=attrgetter("path")):
         if entry.path.partition("/")[0] == STATE:
@@ -204,9 +205,9 @@ def state_digest(store: SnapshotStore, location: str) -> str | None:
 def with_equal_content(
     store: SnapshotStore, failures: Sequence[PointFailure], snapshots: Sequence[SnapshotRecord]
 ) -> list[PointFailure]:
-    """The failures, with those at a snapshot repeated for every other snapshot of the same batch and state.
+    """The failures, repeated for each other snapshot of the same batch and state.
 
-    A checkpoint of restored damage has that damage under another id.
+    A checkpoint of restored damage is as damaged.
     """
     points = {snapshot_point(each.snapshot_id): each for each in snapshots}
     batches = {points[failure.point].batch_id for failure in failures if failure.point in points}

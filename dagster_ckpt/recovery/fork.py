@@ -1,7 +1,7 @@
 """Forking: another stream continues from this one's state as an independent query. The original may be running.
 
 A crash is harmless: the directory is built under a temporary name, and one transaction assigns it and its output to the
-new stream. What its first start must check stays recorded until that start has succeeded.
+new stream. What its first start must check stays recorded until that has succeeded.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def fork(
     Args:
         start_from: `latest` (the newest committed batch), `batch-<n>`, or a snapshot.
         outputs: Folders of the original's file sinks, mapped to folders of the fork that receive its rows up to the
-            fork. Other folders contain only what comes after.
+            fork. Others contain only what comes after.
     """
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
@@ -111,7 +111,7 @@ def fork(
 
 @dataclass(frozen=True)
 class ForkedState:
-    """Another stream's state in a prepared live directory, and what its first start has to check."""
+    """Another stream's state in a prepared live directory, and what its first start must check."""
 
     live_directory: str
     query_id: str
@@ -129,7 +129,7 @@ def assign_state(
 ) -> ForkedState:
     """Let the next start of a stream that is not running continue from another stream's state.
 
-    `plan` describes the plan that wrote it. `check` is called under the lease before anything is written.
+    `plan` is that of the state. `check` is called under the lease before anything is written.
     """
     above = stream.token_in_use(stream.register())
     acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
@@ -234,7 +234,7 @@ def give_outputs(
     *,
     may_link: bool = True,
 ) -> None:
-    """Copy rows of another stream's folders up to a batch into new folders. May be repeated.
+    """Copy rows of another stream's folders up to a batch. May be repeated.
 
     With `may_link`, files on the same disk are hard-linked.
     """

@@ -55,10 +55,9 @@ def import_snapshot(
     An interrupted import leaves the stream unchanged and can be repeated.
 
     Args:
-        outputs: Each sink that the snapshot names (a file sink by its folder), mapped to the folder, table or topic
-            that the stream writes to instead. The first start is refused if its query writes anywhere else.
-        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders, which otherwise
-            contain only what comes after.
+        outputs: Each sink of the snapshot (a file sink by its folder), mapped to the folder, table or topic that the
+            stream writes to instead. The first start is refused if its query writes anywhere else.
+        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders.
     """
     snapshot = foreign_snapshot(stream, location)
     logs = logs_in_snapshot(stream.store, snapshot_location(snapshot))

@@ -1,7 +1,6 @@
 """A stream's directories: built for a start, temporary copies of its state, and the deletion of those no start needs.
 
-Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses; a later
-start deletes them.
+Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses.
 
 Temporary copies are next to the live directories, where every executor can reach them. While one is in use, a thread
 writes the catalog's time into a file next to it, which distinguishes it from copies of killed processes.
@@ -70,7 +69,7 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
 
 
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
-    """Delete the live directories that earlier starts left; those with a higher token are a successor's.
+    """Delete the live directories that earlier starts left, not those of a successor (with a higher token).
 
     A fenced one stays: without its fence, a query that still runs there would plan further batches.
     """
@@ -89,10 +88,11 @@ def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, 
 
 
 def delete_forgotten_live_directories(stream: StreamHandle) -> str | None:
-    """Delete what a JVM's last uploads wrote into live directories after their deletion."""
+    """Delete what a JVM's last uploads wrote after the deletion of live directories."""
     try:
         record = stream.catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:
+        # The housekeeping schedule also covers streams that were never started.
         return None
     if record.live_directory is not None or stream.catalog.leases.current(stream.stream_id) is not None:
         return None
@@ -128,7 +128,7 @@ def _delete_live_directories(
 
 
 def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[BuiltDirectory]:
-    """Empty if the catalog does not know that the stream has run there: they may be another deployment's."""
+    """None may be this stream's if the catalog does not know that it has run there."""
     known = {record.live_directory} | {
         each.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
     }
@@ -145,10 +145,7 @@ def _is_in(folder: str, url: str) -> bool:
 
 
 def may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
-    """Whether the live directory may be another deployment's.
-
-    It is outside the stream's folder and was not adopted, or the folder has another owner now.
-    """
+    """Whether the live directory may be another deployment's: elsewhere and not adopted, or of another owner."""
     if adopted_directory(record) is not None:
         return False
     return lies_elsewhere(stream, record) or other_owner_of_live_folder(stream) is not None
@@ -212,7 +209,7 @@ class Building:
         )
 
     def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:
-        """Delete the directory and refuse if a sink would skip the batch in flight, whose state a rewrite drops."""
+        """If a sink would skip the batch in flight, whose state a rewrite drops, delete the directory and refuse."""
         if self.rewritten is None:
             return
         try:
@@ -239,10 +236,10 @@ def restore_into(
     Every byte is compared with its digest.
 
     Args:
-        new_query_id: Lets the query run alongside the original; None keeps the id of the snapshot.
-        donor: A good live directory whose files are linked if they match the snapshot.
+        new_query_id: Lets the query run alongside the original; None keeps the snapshot's.
+        donor: A good live directory whose matching files are linked.
         is_scratch: The directory need not survive a power loss.
-        progress: Called after each file, from several threads, with the numbers of placed and of all files.
+        progress: Called from several threads with the numbers of placed and of all files.
     """
     placed = itertools.count(1)
     total = stream.store.manifest(location).file_count if progress is not None else 0
@@ -271,6 +268,7 @@ def snapshot_location(snapshot: SnapshotRecord) -> str:
     return snapshot.location
 
 
+# Stream ids cannot begin with a dot.
 SCRATCH_FOLDER = ".scratch"
 # A copy without a report for this long was left by a dead process.
 LEFT_AFTER_MS = 6 * 3_600_000
@@ -280,7 +278,7 @@ _IN_USE = ".in-use"
 
 @contextmanager
 def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
-    """The place for a temporary copy of state, which the caller creates; deleted at the end."""
+    """The place for a temporary copy of state, deleted at the end."""
     remove_leftovers(stream)
     folder = _folder(stream)
     name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"

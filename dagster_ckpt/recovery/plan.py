@@ -32,7 +32,7 @@ class RecoveryKind(Enum):
 
 @dataclass(frozen=True)
 class PassedPoint:
-    """A better point that a recovery skips, and its distance to the stream's current state."""
+    """A better point that a recovery skips, and its distance to the current state."""
 
     name: str
     why: str
@@ -52,7 +52,7 @@ class _Plan:
 
         @property
         def to_batch(self) -> int | None:
-            """The batch after which the query resumes, if known; a rewind if below `from_batch`."""
+            """The batch after which the query resumes; a rewind if below `from_batch`."""
 
         @property
         def snapshot(self) -> SnapshotRecord | None:
@@ -60,7 +60,7 @@ class _Plan:
 
         @property
         def directory(self) -> str | None:
-            """A live directory to continue from, other than the stream's current one."""
+            """A live directory to continue from, other than the current one."""
 
         @property
         def point(self) -> str | None:
@@ -68,11 +68,11 @@ class _Plan:
 
         @property
         def rewound_ms(self) -> int | None:
-            """Time from the point to the query's last sign of life: the most that is processed again."""
+            """From the point to the query's last sign of life: the most that is processed again."""
 
     @property
     def rewound_batches(self) -> int:
-        """Number of committed batches that will be processed again."""
+        """Committed batches that will be processed again."""
         if self.from_batch is None or self.to_batch is None:
             return 0
         return max(0, self.from_batch - self.to_batch)
@@ -106,7 +106,7 @@ class _OfTheLiveDirectory(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class StartEmpty(_OfTheLiveDirectory):
-    """Discard the state, if there is any, and read the sources from the beginning."""
+    """Discard any state, and read the sources from the beginning."""
 
     kind = RecoveryKind.START_EMPTY
     to_batch: ClassVar[None] = None
@@ -208,7 +208,7 @@ class RestoreAndReplay(_Plan):
     Attributes:
         to_batch: The last lost batch.
         query_id: The id under which the sinks have these batches.
-        in_flight: The batch after them, if its plan is known: exactly its rows are processed first.
+        in_flight: The next batch, if its plan is known: exactly its rows are processed first.
         directory: Where the batches were replayed; None if not yet.
     """
 
@@ -243,10 +243,7 @@ RecoveryPlan = StartEmpty | FinishRestore | Resume | Clone | Restore | Rewind | 
 
 @dataclass(frozen=True)
 class UnknownState:
-    """What exists in the folders of a stream that its catalog knows no start of, each described briefly.
-
-    `sinks` are logs of file sinks.
-    """
+    """What exists in the folders of a stream that its catalog knows no start of; `sinks` are logs of file sinks."""
 
     directories: Sequence[str] = ()
     snapshots: Sequence[str] = ()
@@ -273,7 +270,7 @@ class RecoveryFacts:
         depth: Number of points considered besides the live directory; None: all.
         last_sign_ms: The last sign of life of a query in the live directory, by the catalog's clock.
         without_input: Points whose input is gone, each with what is gone.
-        damaged_logs: Logs of the stream's file sinks that only a snapshot brings back.
+        damaged_logs: File sinks' logs that only a snapshot brings back.
     """
 
     stream: StreamRecord
@@ -299,7 +296,7 @@ class RecoveryFacts:
 
     @property
     def before_the_edit(self) -> list[SnapshotRecord]:
-        """Snapshots that lack an edit of the stream's state, which no recovery uses."""
+        """Snapshots without an edit of the stream's state, which no recovery uses."""
         edits = set(self.stream.state_edits)
         return [snapshot for snapshot in self.all_snapshots if not edits <= set(snapshot.state_edits)]
 
@@ -321,7 +318,7 @@ class RecoveryFacts:
 
 @dataclass(frozen=True)
 class RewindDistance:
-    """Committed batches, recorded input rows and ms between two snapshots of one timeline; None: unknown."""
+    """Committed batches, recorded input rows and ms between two snapshots of one timeline."""
 
     batches: int | None
     rows: int | None
@@ -335,7 +332,7 @@ class RewindDistance:
 
 
 def skipped_distance(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
-    """How far `chosen` is behind the first of the restorable snapshots, newest first."""
+    """How far `chosen` is behind the first of these snapshots, newest first."""
     newer = snapshots[: next(at for at, snapshot in enumerate(snapshots) if snapshot.snapshot_id == chosen.snapshot_id)]
     if not newer:
         return None

@@ -1,4 +1,4 @@
-"""Compares the query to start with the one that wrote the state: their plans and state backends."""
+"""Compares the plan and the state backend of the query to start with those that wrote the state."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _NOTHING = "nothing"
 
 
 def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
-    """Differences that affect the state, one line each; empty if it means the same to both."""
+    """Differences that affect the state, one line each."""
     if before.as_record() == after.as_record():
         return ()
     return tuple(_differences(before, after))
@@ -137,10 +137,7 @@ class StateCheck:
 
 
 def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> StateCheck:
-    """Compare the state that the plan starts from with how the stream is to keep it.
-
-    A returned rewrite is possible and allowed.
-    """
+    """Compare the state to start from with how the stream is to keep it; a returned rewrite is possible and allowed."""
     if isinstance(plan, StartEmpty):
         return StateCheck()
     shape = _shape(stream, plan)
@@ -192,7 +189,7 @@ def _wanted_partitions(stream: StreamHandle, start_from: StartFrom, shape: State
 def _wanted_backend(
     stream: StreamHandle, plan: RecoveryPlan, shape: StateShape | None
 ) -> tuple[str | None, int | None, tuple[str, ...]]:
-    """Provider and checkpoint format to convert the state to, and what Spark keeps anyway."""
+    """Provider and checkpoint format to convert the state to, and what Spark keeps."""
     if stream.backend is None:
         return None, None, ()
     change = backend_change(_pinned(stream, plan), stream.backend)
@@ -254,7 +251,7 @@ def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
 
 @dataclass(frozen=True)
 class PlanChange:
-    """How a plan differs from that of a state, and whether a user has accepted exactly this plan."""
+    """How a plan differs from that of a state, and whether a user has accepted it."""
 
     differences: tuple[str, ...]
     came_from: str
@@ -263,7 +260,7 @@ class PlanChange:
 
 
 def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
-    """Compare the plan of a query to start with that of the state it would continue from.
+    """Compare the plan of a query to start with that of the state.
 
     None if they agree, there is no state, or a plan is unknown.
     """
@@ -280,7 +277,7 @@ def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescripti
 def check_plan(
     stream: StreamHandle, recovery: RecoveryPlan, new: PlanDescription | None, lease: LeaseRecord, *, accept: bool
 ) -> tuple[str, ...]:
-    """Refuse a start whose code reads the state differently, unless that is accepted. Returns one message per change.
+    """Refuse a start whose code reads the state differently, unless accepted. Returns one message per change.
 
     Acceptance also holds for restarts of a start that fails before it is recorded.
     """

@@ -73,10 +73,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def with_newer_point(facts: RecoveryFacts, plan: RecoveryPlan, gone: str) -> RecoveryFacts | None:
-    """The facts to continue from a newer point than one whose input is `gone`.
-
-    None without one, or if a person named the point.
-    """
+    """The facts to continue from a newer point than one whose input is `gone`, unless a person named the point."""
     if facts.start_from.point is not StartPoint.LATEST or not isinstance(plan, Restore | Rewind):
         return None
     beyond = replace(facts, without_input={**facts.without_input, plan.point: f"its input is gone. {gone}"})

@@ -4,8 +4,8 @@ The order of the steps makes a crash harmless. The new directory is built under 
 transaction makes it the stream's directory and records that sinks must still be rolled back; then the sinks are rolled
 back, which can be repeated; then that record is cleared.
 
-A start that has lost its lease changes nothing of its successor's: it builds under a name with its own token, the
-catalog refuses its writes, and it changes a sink's log only while the catalog holds its lease.
+A start that has lost its lease changes nothing of its successor's: its directory's name has its own token, the catalog
+refuses its writes, and it changes a sink's log only while the catalog holds its lease.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def prepare(
 
     An error before the switch to a new directory leaves everything as it was; after it, the next start finishes.
 
-    `output` is where the query will write, and no other sink is changed; if unknown, the known sinks are assumed. A
-    `survey` for this plan is used if nothing has happened since. With `rewrite`, the query always continues in a new
-    directory. `watch` is called while files are written and before the switch, and may raise.
+    Only the sinks of `output`, where the query will write, are changed; if unknown, the known ones. A `survey` for this
+    plan is used if nothing has happened since. With `rewrite`, the query always continues in a new directory. `watch`
+    is called while files are written and before the switch, and may raise.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)
@@ -160,7 +160,7 @@ class _Preparation:
         rolled_back, may_repeat = self._roll_back(pending)
         self._begin_logs()
         if is_fork:
-            # It may have been killed in its first batch. Until its query has started, where it writes is unknown.
+            # It may have been killed in its first batch, when it is unknown where it writes.
             self._settle_batch_in_flight(live)
         else:
             self.stream.catalog.streams.restore_finished(self.lease.record)
@@ -169,6 +169,7 @@ class _Preparation:
     def _continue(self, plan: Resume | Clone, current: str, building: Building) -> PreparedStart:
         started_ms, live = monotonic_ms(), building.live
         if isinstance(plan, Resume):
+            # Its last writer has ended, so it is read where it is.
             building.rewrite(LiveDirectory(current))
         else:
             self._clone(current, building)
@@ -182,7 +183,7 @@ class _Preparation:
         return self.resume(live)
 
     def _clone(self, current: str, building: Building) -> None:
-        # A sink that already has the batch in flight skips it, so the state of that batch must be carried along.
+        # A sink that already has the batch in flight skips it, so its state must be carried along.
         carry = not building.rewrites
         building.fill(
             lambda new: clone(LiveDirectory(current), new, carry_state=carry, marked=True, watch=building.watch)
@@ -287,7 +288,7 @@ class _Preparation:
         return StateOrigin.of_directory(old, batch_id, known.earlier if known is not None and is_made_again else known)
 
     def _moved(self, building: Building) -> StreamRecord:
-        """Switch an unfinished restore whose directory is fenced, or is rewritten, to one that a query may start in."""
+        """Switch an unfinished restore, if fenced or rewritten, to a directory that a query may start in."""
         record, live = self.record, building.live
         if record.live_directory is None:
             return record
@@ -347,7 +348,7 @@ class _Preparation:
         return [sink for sink in sinks if sink.rolls_back and self.sinks.allows(sink)]
 
     def _begin_logs(self) -> None:
-        """Where a file sink begins in a folder without a log, write an empty one up to the batch of the state."""
+        """An empty log up to the batch of the state, where a file sink begins in a folder without one."""
         for sink in self.sinks.of(Verdict.BEGIN):
             if isinstance(sink, FileSink):
                 begin_log(sink.folder, self.sinks.aim.batch_id, still_mine=self.lease.step)

@@ -70,7 +70,7 @@ def point_of_origin(origin: StateOrigin | None) -> str | None:
 
 
 def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
-    """The points that are damaged, each with what was found there.
+    """The damaged points, each with what was found there.
 
     A start examines its live directory itself: an earlier finding counts only if nothing but Spark can see it.
     """
@@ -88,7 +88,7 @@ def recovery_points(
 ) -> list[RecoveryPoint]:
     """The points besides the live directory that a stream can continue from, in order.
 
-    `batch_is_retained`: the directory from which the live one was created still has its batch.
+    `batch_is_retained`: the directory that the live one was created from still has its batch.
     """
     points = [
         RecoveryPoint(snapshot_point(snapshot.snapshot_id), snapshot.batch_id, snapshot=snapshot)
@@ -151,7 +151,7 @@ class SkippedSnapshot:
 
 @dataclass(frozen=True)
 class SnapshotChoice:
-    """The snapshot to use, the batches that it replays if known, and the newer ones that cannot be restored."""
+    """The snapshot to use, the batches that it replays if known, and newer ones that cannot be restored."""
 
     snapshot: SnapshotRecord | None
     replayed_batches: int | None
@@ -184,11 +184,9 @@ def choose_snapshot(
     newest_batch: int | None,
     problems: Callable[[SnapshotRecord], Sequence[str]],
 ) -> SnapshotChoice:
-    """Choose the newest snapshot that can be restored.
+    """Choose the newest snapshot without `problems`, which is called from the newest on.
 
-    Args:
-        newest_batch: The newest batch known to be committed. A later snapshot belongs to another history.
-        problems: What is wrong with a snapshot; called from the newest on, until one has none.
+    One after `newest_batch`, the newest batch known to be committed, belongs to another history.
     """
     skipped: list[SkippedSnapshot] = []
     for snapshot in sorted(snapshots, key=_age, reverse=True):

@@ -2,7 +2,7 @@
 
 A snapshot contains the state after batch N, the sinks have the batches up to M. If the query continued after N, Spark
 would divide the input of N+1 to M differently. Instead, a start runs these batches again with their offsets from the
-journal (`catalog/journal.py`), discards the rows, and continues after M as after a crash.
+journal (`catalog/journal.py`), discards the rows, and continues after M.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LostBatches:
         batches: Those that the query had committed, or that a sink has as a whole; empty if only the one in flight has
             to be planned again.
         query_id: The id of the query that wrote the last batch.
-        in_flight: The batch after them, if planned: the query runs it first.
+        in_flight: The next batch, if planned: the query runs it first.
     """
 
     restore: Restore
@@ -84,7 +84,7 @@ class LostBatches:
 def lost_batches(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
 ) -> LostBatches | None:
-    """The batches that a planned start can replay; None without any."""
+    """The batches that a planned start can replay, if any."""
     if (
         not isinstance(plan, Restore)
         or facts.start_from.point is not StartPoint.LATEST
@@ -101,7 +101,7 @@ def lost_batches(
     if not planned or (sink is not None and not sink.is_among(sinks)):
         return None
     newest = planned[-1]
-    # Not that of the snapshot: if the stream went back to it before, the sinks know undone batches under that id.
+    # If the stream went back to the snapshot before, the sinks know undone batches under its id.
     query_id = planned_by(newest)
     if query_id is None:
         return None
@@ -189,6 +189,6 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
 def _has_parts(sink: Sink) -> bool:
     """Whether a sink may have a batch in part, and drops that part when the query runs it again.
 
-    Of several writers into Kafka, some may have been killed before their share.
+    Several writers into Kafka may have been killed before their share.
     """
     return sink.has_parts or (sink.on_repeat is OnRepeat.RUNS and not sink.rolls_back)

@@ -48,8 +48,8 @@ class RetentionReport:
     """What a retention pass did.
 
     Attributes:
-        held: Snapshots still in use; a later pass deletes them.
-        failed: Deletions that failed; the next pass retries them.
+        held: Snapshots in use, for a later pass.
+        failed: Failed deletions, for the next pass.
         swept: Objects that nothing needed any more.
         settled: Attempts whose process had died, each with the outcome.
     """
@@ -135,7 +135,7 @@ def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:
 
 
 def newest_proven(restorable: Sequence[SnapshotRecord]) -> list[str]:
-    """Id of the restorable snapshot with the newest batch that is proven, in a list; empty if none is.
+    """Id of the restorable snapshot with the newest proven batch, in a list.
 
     No policy deletes it: state that no query has loaded may turn out to be damaged.
     """
@@ -154,8 +154,8 @@ def discard(
 ) -> RetentionReport:
     """Delete snapshots. Bytes that the store lists or that are `protected` stay.
 
-    Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor. Without a
-    lease, an operator deletes them alongside any writer.
+    Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor. An
+    operator has no lease and deletes alongside any writer.
     """
     record = lease.record if lease is not None else None
     deleted: list[str] = []
@@ -201,10 +201,9 @@ def apply_terminal_retention(
 ) -> RetentionReport:
     """Keep or delete checkpoints according to the clean-up option for the state in which the stream ended.
 
-    Savepoints are deleted only if a start has claimed them. While the live directory is incomplete, the newest snapshot
-    stays, except on canceling under DELETE_ON_CANCELLATION.
-
-    If a newer execution holds the lease, nothing is deleted and the execution stays unsettled.
+    Savepoints are deleted only if claimed. While the live directory is incomplete, the newest snapshot stays, except on
+    canceling under DELETE_ON_CANCELLATION. If a newer execution holds the lease, nothing is deleted and the execution
+    stays unsettled.
     """
     if dry_run:
         return _preview_at_end(stream, execution_id, state)
@@ -304,8 +303,8 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
     """Settle attempts, finish interrupted deletions, and remove bytes left by crashed attempts.
 
-    Bytes younger than `older_than_ms` by the storage's clock stay. Default: six hours, or twice the checkpoint timeout
-    if that is longer.
+    Bytes younger than `older_than_ms` by the storage's clock stay. Default: six hours, or twice a longer checkpoint
+    timeout.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)

@@ -49,7 +49,7 @@ _EFFECTS = {
 
 @dataclass(frozen=True)
 class RowCount:
-    """Rows that are processed again, at least if not exact; None if unknown."""
+    """Rows that are processed again; a minimum if not exact."""
 
     rows: int | None
     is_exact: bool
@@ -69,7 +69,7 @@ class RewindPreview:
         span_ms: Processing time that is repeated.
         left: Snapshots after the batch, newest first: they stay on the timeline that is left.
         undone_since_ms: Earliest time at which the first undone batch may have been written, in ms since the epoch.
-        safety_savepoint: How the current state will be preserved; None if nothing is left behind.
+        safety_savepoint: How the current state will be preserved, if left behind.
         undone_edits: Edits of the state that the start undoes, each described.
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
         inputs: Whether each source still has what is read again.
@@ -314,7 +314,7 @@ def _distance(live: LiveDirectory | None, plan: RecoveryPlan, files: Mapping[str
 
 
 def _undone_since_ms(facts: RecoveryFacts, plan: RecoveryPlan, apart: Distance | None) -> int | None:
-    """Later batches were written after the last kept batch was planned, or after its snapshot was begun."""
+    """After the last kept batch was planned, or its snapshot begun."""
     if plan.to_batch is None:
         return facts.stream.created_at_ms
     if apart is not None and apart.earlier_at_ms:

@@ -1,4 +1,4 @@
-"""Preserves the way back: before a start rewinds committed batches, the current state is kept under a name."""
+"""Before a start rewinds committed batches, the current state is kept under a name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LABEL = "before-rewind-"
 
 
 def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
-    """Whether a starting point named by a user discards committed batches."""
+    """Whether a starting point that a user named discards committed batches."""
     goes_back = isinstance(plan, Restore | Rewind) and plan.rewound_batches > 0
     return goes_back and start_from.point is not StartPoint.LATEST
 
@@ -45,7 +45,7 @@ def take_safety_savepoint(
 ) -> str | None:
     """Before a rewind, take a savepoint of the current state; if that is impossible, tag its newest snapshot.
 
-    Returns what was kept, for a message; None if nothing is left behind or it was declined.
+    Returns what was kept, for a message, if anything.
     """
     if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
         return None

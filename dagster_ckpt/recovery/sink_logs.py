@@ -1,4 +1,4 @@
-"""The damaged logs of a stream's file sinks: a recovery writes them back from a snapshot that captured them."""
+"""Damaged logs of a stream's file sinks: a recovery writes them back from a snapshot that captured them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def damaged_sink_logs(
 ) -> list[DamagedLog]:
     """The damaged logs that only this stream writes, and that a snapshot of its timeline captured.
 
-    The survey of the sinks refuses any other. If `output` is unknown, the sinks written last are examined.
+    The survey of the sinks refuses any other. If `output` is unknown, the last sinks are examined.
     """
     if not isinstance(record.pending_restore, ToBatch | None):
         # An interrupted start continues with the sinks whatever their logs say.
@@ -63,7 +63,7 @@ def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> st
 
 
 def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sink]) -> dict[str, Sequence[SinkEntry]]:
-    """The logs in a snapshot, and those of folders to which files of one of them were moved since."""
+    """The logs in a snapshot, and those of folders to which their files were moved since."""
     found = dict(logs)
     for sink in sinks:
         if not isinstance(sink, FileSink) or any(same_folder(place, sink.folder) for place in logs):
@@ -76,7 +76,7 @@ def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sin
 
 
 def is_moved_output(stream: StreamHandle, sink: FileSink, ours: Sequence[Sink]) -> bool:
-    """Whether a folder has the log that a snapshot captured for one of the stream's own folders."""
+    """Whether a folder has the log that a snapshot captured for another folder of the stream."""
     folders = [each.folder for each in ours if isinstance(each, FileSink)]
     return any(is_moved_log(sink.folder, _captured(stream, folder)) for folder in folders)
 

@@ -1,7 +1,6 @@
 """Surveys the sinks of a start: the facts that the guard decides on, and what its verdicts mean for users.
 
-A table or topic must also have the batches that the query continues after: one that was created again or restored from
-an older copy lacks batches that are not written again.
+A table or topic that was created again, or restored from an older copy, lacks batches that are not written again.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ class Aim:
         sinks: The sinks that the stream wrote to before.
         originals: Folders of the stream that a fork comes from.
         is_unfinished: The start was judged before, and interrupted while sinks were rolled back.
-        noted_batch: The batch of the snapshot, if it is not `batch_id`.
-        mapped: The only places that the query of an import may write to.
+        noted_batch: The batch of the snapshot, if another.
+        mapped: The only places that an import's query may write to.
     """
 
     start: Start
@@ -130,10 +129,7 @@ _ADVICE = "Let the query write to a new, empty folder, or to the one that its st
 
 
 def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
-    """Inspect the sinks of a planned start and decide what is done with each.
-
-    If `output` is unknown, the stream's known sinks are assumed.
-    """
+    """Decide what a planned start does with each sink; if `output` is unknown, with the stream's known ones."""
     return _survey(stream, _aim(stream, plan), output)
 
 
@@ -153,7 +149,7 @@ def refuse_to_clean(stream: StreamHandle) -> None:
 
 
 def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tuple[str, str]], batch_id: int) -> None:
-    """Refuse to copy rows from the first folder of a pair to the second if that is in use."""
+    """Refuse to copy rows to the second folder of a pair if that is in use."""
     judgements = []
     originals = [FileSink.at(path) for path in logs]
     for old, new in outputs:
@@ -276,7 +272,7 @@ def _trouble(sink: Sink, facts: SinkFacts) -> Refusal | None:
 
 
 def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> None:
-    """Refuse to write files where another running stream writes, even before this one has written any."""
+    """Refuse to write files where another running stream will write."""
     sink = described_sink(output)
     if sink is None or sink.knows_queries:
         return
@@ -353,7 +349,7 @@ def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
 def missing_batches(
     found: FoundSink, known: KnownSink, batch_id: int, sink: Sink, brought_back: int | None = None
 ) -> SinkForecast | None:
-    """Decide whether a sink lacks batches that the query does not write again; None if not, or if unknown. Pure.
+    """Decide whether a sink is known to lack batches that the query does not write again. Pure.
 
     `brought_back`: the newest undone batch that the roll-back of the start brings back.
     """
@@ -404,9 +400,9 @@ def forecast_sinks(
 def _forecast_missing_batches(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None
 ) -> tuple[SinkForecast, ...]:
-    """For the tables and topics that lack batches before the one that a start continues with.
+    """For tables and topics that lack batches before the one that a start continues with.
 
-    If `output` is unknown, those that the stream wrote to last. A roll-back (`replay`) may bring back undone batches.
+    If `output` is unknown, the last ones. A roll-back (`replay`) may bring back undone batches.
     """
     aim = survey.aim
     # A restore that is being finished was judged when it began. A fork has its own tables.
@@ -434,7 +430,7 @@ def _forecast_missing_batches(
 
 
 def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
-    """For a query that starts from the beginning in a table or topic that another stream wrote last.
+    """For a query that starts from the beginning where another stream wrote last.
 
     The guard judges folders of files. A fork, an import and an adopted query do not start from the beginning.
     """

@@ -1,7 +1,7 @@
 """Refuses a start whose query reads other sources than those that its offsets belong to.
 
-Where a path or a subscription changed, what was read decides: a source continues if it still reads the files or topics
-that its log and its offset name, because Spark then takes none of them for new.
+If a path or a subscription changed, a source continues if it still reads the files or topics that its log and its
+offset name, because Spark then takes none of them for new.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _FILES_LOOKED_AT = 3
 
 
 def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequence[SourceIdentity] | None) -> list[str]:
-    """Refuse a start whose sources differ from those of its state; returns the accepted differences, as messages.
+    """Refuse a start whose sources differ from those of its state; returns accepted differences, as messages.
 
-    What is unknown refuses nothing: a state of an earlier version of the package records only offsets.
+    What is unknown refuses nothing: a state of an earlier version of the package has only offsets.
     """
     if now is None or isinstance(plan, StartEmpty) or plan.to_batch is None or plan.to_batch < 0:
         return []
@@ -82,7 +82,7 @@ def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceId
 
 
 def read_sources(stream: StreamHandle, plan: RecoveryPlan, batch_id: int, expected: int) -> dict[str, ReadSource]:
-    """The sources that were read up to a batch, by name or position; the query has `expected` ones."""
+    """The sources read up to a batch, by name or position; the query has `expected` ones."""
     recorded = recorded_sources(stream, plan)
     read = partial(state_files, stream, plan)
     offsets = read_offsets(stream, plan, batch_id)
@@ -130,7 +130,7 @@ _NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class ReadSource:
-    """A source that was read: what was recorded, and what its offset and its log show."""
+    """A source that was read: what was recorded, and what its offset and log show."""
 
     identity: SourceIdentity | None = None
     kind: str | None = None
@@ -248,7 +248,7 @@ def _other(was: ReadSource, now: SourceIdentity) -> str | None:
 
 
 def reads(path: str, file: str) -> bool:
-    """Whether a file source reads the URI of a file; `path` is absolute, with its scheme, and may be a pattern."""
+    """Whether a file source reads the URI of a file; `path` has its scheme, and may be a pattern."""
     pattern = re.compile(_as_expression(plain_path(path)) + "(/.*)?")
     return pattern.fullmatch(uri_path(file)) is not None
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def refuse_gone_records(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter], *, accept_loss: bool
 ) -> list[str]:
-    """Refuse a start whose next batch would read deleted records; returns what is missing if that was accepted."""
+    """Refuse a start whose next batch would read deleted records; returns what is missing if accepted."""
     if plan.to_batch is None or plan.to_batch < 0:
         return []
     writer = describe()
@@ -69,7 +69,7 @@ def refuse_gone_records(
 def resolved_offsets(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter] | None
 ) -> RecoveryPlan:
-    """The plan with an offset for each partition that was positioned by time."""
+    """The plan with an offset for each partition positioned by time."""
     if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
     chosen = plan.source_offsets
@@ -116,7 +116,7 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
 
 
 def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) -> dict[str, bytes]:
-    """The existing ones of these files of the state that a plan continues from."""
+    """Those of these files that the state to continue from has."""
     if plan.snapshot is not None:
         return read_files(stream.store, snapshot_location(plan.snapshot), lambda path: path in paths)
     url = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
@@ -128,14 +128,14 @@ def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) 
 
 
 def read_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dict[str, str | None]:
-    """Up to where each source was read in a batch of that state; empty if unknown."""
+    """Up to where each source was read in a batch of that state, if known."""
     name = f"{OFFSETS}/{batch_id}"
     data = state_files(stream, plan, [name]).get(name)
     return dict(parse_offset_entry(data, name).sources) if data is not None else {}
 
 
 def topic_offsets(text: str | None) -> TopicOffsets | None:
-    """Parse the offset of a source; None if it is not one of Kafka."""
+    """Parse a Kafka source's offset; None for any other."""
     try:
         return {
             str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
@@ -164,7 +164,7 @@ def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) ->
 
 
 def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
-    """Let the next batch of a new live directory begin at chosen offsets, with times resolved."""
+    """Let the next batch of a new live directory begin at chosen offsets."""
     batch_id = live.positions().commit
     if batch_id is None:
         raise RestoreError(f"{live.url} has no committed batch, so its sources have no position to change.")

@@ -66,7 +66,6 @@ class InputStatus(StrEnum):
     """Whether a source still has what is read again.
 
     ASKED_BY_START: The start asks it, and is refused without it: Kafka, Delta and Iceberg.
-
     REPEATED: It also has files that were read before, and would be read once more.
     """
 
@@ -113,7 +112,7 @@ class _Again:
     """The batches that are read again.
 
     Attributes:
-        offsets: The offset of each source after the last batch that is kept.
+        offsets: The offset of each source after the last kept batch.
         goes_back: Whether committed batches are undone or replayed.
         is_named: Whether the files of all these batches are known.
         kept: The files that kept batches have read.
@@ -279,7 +278,7 @@ def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
 
 
 def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | None:
-    """The files in the logs of a live directory after some positions; None if unreadable."""
+    """From the logs of a live directory after some positions; None if unreadable."""
     try:
         return {source: files_after(directory.folder, source, position) for source, position in first.items()}
     except (FileNotFoundError, LiveDirectoryError, StorageAccessError):
@@ -315,12 +314,12 @@ def age_ms(text: str) -> int | None:
 
 
 def changed(files: Iterable[SourceFile], existing: Mapping[str, int | None]) -> list[str]:
-    """The files whose modification time differs from when they were read."""
+    """Files whose modification time changed since they were read."""
     return sorted({each.path for each in files if _has_changed(each, existing.get(each.path))})
 
 
 def forgotten(kept: Sequence[SourceFile], newest_ms: int, max_age_ms: int) -> list[SourceFile]:
-    """The files that Spark no longer remembers after reading one of this modification time."""
+    """Files that Spark no longer remembers after reading one of this modification time."""
     return [each for each in kept if each.modified_at_ms is not None and each.modified_at_ms < newest_ms - max_age_ms]
 
 

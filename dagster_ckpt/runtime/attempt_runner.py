@@ -86,7 +86,7 @@ class AttemptRunner:
     """The attempts of one execution.
 
     `facts` is called in the thread that talks to the JVM; `predecessor_ended` allows deleting older live directories;
-    `tally` says how a failure that is about to be recorded counts.
+    `tally` says how a failure counts.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class AttemptRunner:
     def sinks(self) -> tuple[str, ...]:
         """The sinks in the query's last report; before the first one, those of the previous execution.
 
-        No snapshot is taken while they are unknown: a restore could not roll them back.
+        While they are unknown, no snapshot is taken: a restore could not roll them back.
         """
         return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
 
@@ -147,10 +147,9 @@ class AttemptRunner:
         return False
 
     def has_progressed(self) -> bool:
-        """Whether this execution has planned and committed a batch, for which it loaded its state.
+        """Whether this execution has planned and committed a batch, which proves the snapshots that it resumed from.
 
-        One that an earlier execution had planned does not count: if the sink has it, Spark commits it without running
-        it. The first that counts proves the snapshots of the position where the execution resumed.
+        If an earlier execution had planned the batch and the sink has it, Spark commits it without loading the state.
         """
         if self._has_progressed:
             return True
@@ -168,7 +167,7 @@ class AttemptRunner:
         return True
 
     def start(self, attempt: Attempt) -> list[Event]:
-        """Record an attempt, whose cut waits for its batch boundary; returns a failure event if that is impossible."""
+        """Record an attempt, whose cut waits for its batch boundary; if impossible, returns a failure event."""
         snapshot_id = str(uuid.uuid4())
         try:
             self._running[attempt.number] = self._recorded(attempt, snapshot_id)
@@ -242,7 +241,7 @@ class AttemptRunner:
             self._clean(lambda: self._discard_own(taken))
 
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
-        """Start the cuts at their batch boundaries; `stop_query` precedes that of a stop-with-savepoint."""
+        """Start due cuts; `stop_query` precedes that of a stop-with-savepoint."""
         for running in list(self._running.values()):
             try:
                 is_due = not running.cut_ordered and self._at_boundary(running)
@@ -274,7 +273,7 @@ class AttemptRunner:
     def subsume_checkpoints(self) -> list[Event]:
         """Delete the checkpoints that the newest one subsumes, in the background.
 
-        Not before this execution has committed a batch: no query has loaded the newest state yet.
+        Not before this execution has committed a batch, having loaded the state.
         """
         if not self.has_progressed():
             return []
@@ -304,7 +303,7 @@ class AttemptRunner:
         return self._completed.get(number)
 
     def close(self, why: str) -> None:
-        """Abort all attempts and wait for their threads; pending requests are answered with the reason."""
+        """Abort all attempts, wait for their threads, and answer pending requests with the reason."""
         for running in self._running.values():
             running.aborted.set()
             self._record_failure(running.attempt, running.order.snapshot_id, f"the query ended: {why}")
@@ -403,7 +402,7 @@ class AttemptRunner:
         )
 
     def _discard_own(self, taken: TakenSnapshot) -> None:
-        """Delete a snapshot of this execution that is not in the catalog."""
+        """A snapshot that is not in the catalog."""
         if taken.renews is not None:
             # Nothing was written: the location is that of an earlier checkpoint.
             return
@@ -434,7 +433,7 @@ class AttemptRunner:
     def answer(
         self, request_id: str | None, status: RequestStatus, *, snapshot_id: str | None = None, error: str | None = None
     ) -> None:
-        """Resolve a request, now or once the catalog is available."""
+        """Resolve a request, once the catalog is available."""
         if request_id is not None:
             lease, requests = self._lease.record, self._catalog.requests
             self._retry_queue.run(

@@ -39,7 +39,7 @@ class BatchLog:
             self.batches += 1
 
     def rows_after(self, batch_id: int) -> dict[int, int]:
-        """The rows that each later batch has read, if a replay of the batch reads the same.
+        """The rows that each later batch has read, if a replay would read the same.
 
         A `foreachBatch` function may read a batch several times, or in part.
         """
@@ -94,7 +94,7 @@ class PositionWatch:
         return self._seen
 
     def latest(self) -> Positions:
-        """The current positions; where a read costs requests, those after the last reported batch."""
+        """The current positions; in object storage, those after the last reported batch."""
         is_new = self._log.latest is not self._seen_after or self._clock() >= self._seen_at_ms + LOOK_AGAIN_MS
         if self._seen is None or is_new or self._live.local_path is not None:
             return self.look()
@@ -102,7 +102,7 @@ class PositionWatch:
 
 
 class Journal:
-    """Keeps the journal of one execution (`catalog/journal.py`) up to date."""
+    """Keeps an execution's journal (`catalog/journal.py`) up to date."""
 
     def __init__(
         self, stream: StreamHandle, live: LiveDirectory, lease: LeaseKeeper, positions: PositionWatch, log: BatchLog
@@ -121,11 +121,8 @@ class Journal:
     def note(self, mode: ExecutionMode | None, *, has_ended: bool = False) -> None:
         """Record the batches that Spark has planned since the last call.
 
-        Also if none may be replayed: with a lost live directory, only the journal names their input.
-
-        Args:
-            mode: Only micro-batches can be replayed.
-            has_ended: Also record whether the newest batch is committed.
+        Also if none may be replayed (only micro-batches can): with a lost live directory, only the journal names their
+        input. `has_ended`: also record whether the newest batch is committed.
         """
         if mode is not ExecutionMode.MICRO_BATCH:
             return

@@ -14,10 +14,11 @@ from dagster_ckpt.values.modes import CheckpointingMode
 class Alignment(Enum):
     """The batch that a snapshot ends at, if a batch is running when the attempt begins.
 
-    WAIT_FOR_COMMIT: Aligned. Wait until the running batch is committed and take the cut there. CARRY_IN_FLIGHT:
-    Unaligned. Take the cut at the newest commit at once and include the planned offsets of the running batch, so that a
-    restore replays exactly that batch. NEWEST_COMMIT: At least once. Take the cut at the newest commit at once, without
-    that plan. A restore may plan the batch differently, so its rows may be emitted twice, but are never lost.
+    WAIT_FOR_COMMIT: Aligned. Wait until the running batch is committed and take the cut there.
+    CARRY_IN_FLIGHT: Unaligned. Take the cut at the newest commit and include the planned offsets of the running batch,
+    so that a restore replays exactly that batch.
+    NEWEST_COMMIT: At least once. Take the cut at the newest commit without that plan. A restore may plan the batch
+    differently, so its rows may be emitted twice, but are never lost.
     """
 
     WAIT_FOR_COMMIT = auto()
@@ -31,7 +32,7 @@ class Attempt:
 
     Attributes:
         number: The `n` of `chk-<n>`; a savepoint takes a number too, as in Flink.
-        request_id: None if the timer triggered the attempt.
+        request_id: None if the timer triggered it.
         alignment_deadline_ms: When it stops waiting for a commit and continues as `CARRY_IN_FLIGHT`; None: never.
     """
 
@@ -46,8 +47,8 @@ class Attempt:
 def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
     """How an attempt treats a batch that is running when it begins.
 
-    In the order of Flink's `CheckpointOptions.forConfig`: the mode comes first, a savepoint is never unaligned, and an
-    alignment timeout of 0 does not wait.
+    As in Flink's `CheckpointOptions.forConfig`: the mode comes first, a savepoint is never unaligned, and an alignment
+    timeout of 0 does not wait.
     """
     if options.mode is CheckpointingMode.AT_LEAST_ONCE:
         return Alignment.NEWEST_COMMIT
@@ -73,18 +74,14 @@ def new_attempt(
 
 
 class FailureSide(Enum):
-    """The side on which a failure occurs.
-
-    Flink tolerates a savepoint that fails on the coordinator's side, because restarting the query would not help, and
-    counts one that fails on the side of the running tasks.
-    """
+    """Flink tolerates a savepoint that fails on the coordinator's side, where restarting the query would not help."""
 
     COORDINATOR = "coordinator"
     QUERY = "query"
 
 
 class CheckpointFailureReason(Enum):
-    """Why an attempt failed or a request was refused, and whether it `counts` against the tolerable failures."""
+    """Why an attempt failed or a request was refused; `counts`: against the tolerable failures."""
 
     counts: bool
     side: FailureSide
@@ -183,7 +180,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class FailQuery:
-    """Fail the query, so that the restart strategy takes over."""
+    """Fail the query, for the restart strategy."""
 
     reason: CheckpointFailureReason
     detail: str
@@ -217,8 +214,7 @@ class QueryStopped:
 class Tick:
     """Time has passed. Due at `CheckpointCoordinator.next_deadline_ms`; harmless at any other time.
 
-    Attempts expire and the timer fires only here, so a snapshot stored in time is never discarded because its report
-    arrives late.
+    Attempts expire only here, so a snapshot stored in time is never discarded because its report arrives late.
     """
 
     at_ms: int
@@ -226,7 +222,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Progressed:
-    """What a trigger policy may depend on has changed; `wall_ms` is in ms since the epoch."""
+    """What a trigger policy may depend on has changed (`wall_ms` since the epoch)."""
 
     at_ms: int
     wall_ms: int
@@ -272,7 +268,7 @@ class AttemptFailed:
 class CleaningChanged:
     """The number of snapshots being deleted changed.
 
-    Failed deletions that wait for a retry do not count: a storage that denies deletion would stop all checkpoints.
+    Deletions that wait for a retry do not count: a storage that denies them would stop all checkpoints.
     """
 
     at_ms: int

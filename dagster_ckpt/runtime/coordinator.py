@@ -69,9 +69,9 @@ class FailureCounter:
         return len(self._counted)
 
     def exceeded_by(self, number: int, kind: TriggerKind, reason: Reason) -> bool:
-        """Record a failure and return whether it exceeds the tolerated number.
+        """Record a failure and return whether it exceeds the tolerated number, which restarts the counter.
 
-        An attempt counts once, and not at all if it or a later one succeeded. After True the counter restarts.
+        An attempt counts once, and not at all if it or a later one succeeded.
         """
         if self.tally(number, kind, reason) is None:
             return False
@@ -163,9 +163,9 @@ class PendingAttempts:
 
 
 def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
-    """Match the older checkpoints, which a completed attempt makes obsolete.
+    """Match the older checkpoints, which a completed checkpoint makes obsolete.
 
-    Never by a savepoint: since FLIP-193 its user may delete it, so it replaces no checkpoint.
+    A savepoint replaces none: since FLIP-193 its user may delete it.
     """
     return lambda attempt: (
         completed.kind is attempt.kind is TriggerKind.CHECKPOINT and attempt.number < completed.number
@@ -224,13 +224,13 @@ class CheckpointCoordinator:
 
     @property
     def consecutive_failures(self) -> int:
-        """Failures since the last success that count against the tolerable ones."""
+        """Failures since the last success that count."""
         return self._failures.consecutive
 
     def handle(self, event: Event) -> list[Action]:
         """Process an event and return the actions to carry out in this order.
 
-        The report of an unknown attempt changes nothing. A late event happens now: time never goes back.
+        The report of an unknown attempt changes nothing. A late event happens now.
         """
         self._now_ms = max(self._now_ms, event.at_ms)
         return list(chain(self._react(event), self._start_waiting()))
@@ -270,7 +270,7 @@ class CheckpointCoordinator:
         yield from self._suspend()
 
     def _suspend(self) -> Iterator[Action]:
-        """As Flink: stop the periodic scheduler, abort pending attempts and drop queued requests."""
+        """As Flink: stop the timer, abort pending attempts and drop queued requests."""
         self._timer.stop()
         self._stop_request = None
         yield from self._abort(lambda _attempt: True, Reason.CHECKPOINT_COORDINATOR_SUSPEND)

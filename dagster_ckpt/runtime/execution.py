@@ -26,7 +26,7 @@ from dagster_ckpt.values.durations import monotonic_ms
 
 
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
-    """Run a stream until it ends, is stopped or canceled, or its restart strategy does not allow another restart.
+    """Run a stream until it ends, is stopped or canceled, or its restart strategy does not restart it.
 
     On return the last execution has ended in the catalog. The caller applies retention.
     """
@@ -60,7 +60,7 @@ class StreamRun:
         self._examiner = Examiner(stream)
 
     def until_the_end(self, execution_id: str) -> Outcome:
-        """Execute the stream, again after each failure that its restart strategy allows a restart for."""
+        """Execute the stream, again after each failure that allows a restart."""
         start_from = self._request.start_from
         cause = self._request.cause
         while True:
@@ -175,7 +175,7 @@ def await_restart(
 def _wait_until(
     until_ms: int, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str
 ) -> QueryEnd | None:
-    """Wait, and return early if the run has to stop."""
+    """Returns early if the run has to stop."""
     stop_requests = StopRequests(stream, lease, execution_id)
     while monotonic_ms() < until_ms:
         if request.interrupted():
@@ -190,7 +190,7 @@ def _wait_until(
 
 
 class StopRequests:
-    """Carries out a CANCEL or SUSPEND request while no query runs that could answer it."""
+    """Carries out CANCEL and SUSPEND requests while no query runs."""
 
     def __init__(self, stream: StreamHandle, lease: LeaseKeeper, execution_id: str) -> None:
         self._stream = stream
@@ -199,7 +199,7 @@ class StopRequests:
         self._tried: list[RequestRecord] = []
 
     def carry_out(self) -> QueryEnd | None:
-        """How the run ends; None if nothing was requested, or the catalog is unavailable."""
+        """How the run ends; None without a request or catalog."""
         catalog, lease = self._stream.catalog, self._lease.record
         try:
             # A request whose answer was lost comes first: the stop may have been recorded.

@@ -31,10 +31,14 @@ if TYPE_CHECKING:
 class EndKind(Enum):
     """How a query ended.
 
-    FINISHED: Stopped with a savepoint. ENDED_BY_ITSELF: It processed all of a bounded input. SUSPENDED: A user stopped
-    it in order to start it again later. CANCEL_REQUESTED: A user canceled it through the catalog. INTERRUPTED: The
-    surrounding process was interrupted. FAILED: The query failed, or too many checkpoints did. LEASE_LOST: Another
-    execution is the writer. SAVEPOINT_FAILED: It was stopped for a savepoint that then failed, and is restarted.
+    FINISHED: Stopped with a savepoint.
+    ENDED_BY_ITSELF: It processed all of a bounded input.
+    SUSPENDED: A user stopped it in order to start it again later.
+    CANCEL_REQUESTED: A user canceled it through the catalog.
+    INTERRUPTED: The surrounding process was interrupted.
+    FAILED: The query failed, or too many checkpoints did.
+    LEASE_LOST: Another execution is the writer.
+    SAVEPOINT_FAILED: The savepoint that it was stopped for failed; it is restarted.
     STALLED: It made no progress for longer than the stream allows, or its JVM did not answer.
     """
 
@@ -57,7 +61,7 @@ ENDS_BY_REQUEST = {
 
 @dataclass(frozen=True)
 class QueryEnd:
-    """The end of one query; `trace` is the stack trace from the JVM, if it FAILED with one."""
+    """The end of one query; `trace` is the JVM's stack trace of a failure, if any."""
 
     kind: EndKind
     reason: str
@@ -73,7 +77,7 @@ class RunRequest:
     """How to run a stream in this process.
 
     Attributes:
-        describe: Describes the query that `start_query` will start, before anything is changed; None: it cannot.
+        describe: Describes the query that `start_query` will start, before anything is changed.
         jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM.
         interrupted_as: The status of an interrupted execution; None if the supervisor decides.
         holder_is_over: Whether the run of a lease holder is recorded as ended.
@@ -99,7 +103,7 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its last query and execution; `terminal_failure` is why a failed query is not restarted."""
+    """The last query and execution of a run; `terminal_failure` is why a failed query is not restarted."""
 
     end: QueryEnd
     execution_id: str

@@ -1,7 +1,7 @@
 """The end of an execution: what is recorded for it, who is answered, and what is deleted afterwards.
 
-`Settlement` records ends while the lease is held; afterwards `settle_run` and `settle_execution` apply retention under
-their own lease. `record_death` or the next execution records that a process died.
+`Settlement` records ends while the lease is held; then `settle_run` and `settle_execution` apply retention under their
+own lease. `record_death` or the next execution records that a process died.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class _End:
 _ENDS = {
     EndKind.FINISHED: _End(ExecutionStatus.FINISHED, terminal=TerminalState.FINISHED),
     EndKind.ENDED_BY_ITSELF: _End(ExecutionStatus.SUSPENDED, terminal=TerminalState.SUSPENDED),
+    # A suspended execution keeps all its snapshots.
     EndKind.SUSPENDED: _End(ExecutionStatus.SUSPENDED, settled=True),
     EndKind.CANCEL_REQUESTED: _End(ExecutionStatus.CANCELED, terminal=TerminalState.CANCELED),
     # No restart is allowed any more: otherwise the run would not have ended.
@@ -83,7 +84,7 @@ def record_end(
     """Record how the query of an execution ended, unless it has already ended.
 
     A request for this end is answered in the same transaction, so that a process killed after the answer stays stopped.
-    Returns False if it was withdrawn: nothing is recorded, and the query must continue.
+    False if it was withdrawn: nothing is recorded, and the query must continue.
     """
     meaning = _ENDS[end.kind]
     if meaning.status is None:
@@ -97,7 +98,7 @@ def record_end(
 def stop_before_restart(
     catalog: Catalog, lease: LeaseRecord, execution_id: str, end: QueryEnd, *, asked_by: RequestRecord | None = None
 ) -> bool:
-    """Record that an execution that failed or died is not restarted: the stream is canceled or suspended.
+    """Record that a failed or dead execution is not restarted: the stream is canceled or suspended.
 
     False if there was nothing to stop, or the request was withdrawn.
     """
@@ -116,7 +117,7 @@ def stop_before_restart(
 def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecord:
     """Record that the process of an execution died, as an observer without its lease.
 
-    Changes nothing if the execution has ended, lives on this machine with its lease, or renews it meanwhile.
+    Changes nothing if it has ended, lives on this machine with its lease, or renews it meanwhile.
     """
     lease = catalog.leases.current(execution.stream_id)
     held = lease if lease is not None and lease.execution_id == execution.execution_id else None
@@ -126,7 +127,7 @@ def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecor
 
 
 def settle_run(stream: StreamHandle, outcome: Outcome, *, is_canceled: bool = False) -> RetentionReport | None:
-    """Do what is left after a run has released its lease; None if the stream may continue."""
+    """What is left after a run has released its lease; None if the stream may continue."""
     state = _ENDS[outcome.end.kind].terminal
     if outcome.end.kind is EndKind.INTERRUPTED and is_canceled:
         state = TerminalState.CANCELED
@@ -145,7 +146,7 @@ def settle_execution(
 ) -> RetentionReport:
     """Apply retention for the state in which a stream ended, and record that nothing is left to do.
 
-    May be repeated. `failure` says why a FAILED execution is not restarted.
+    May be repeated. `failure`: why a FAILED execution is not restarted.
     """
     report = apply_terminal_retention(stream, execution_id, state)
     if state is TerminalState.FAILED and failure is not None:
@@ -154,7 +155,7 @@ def settle_execution(
 
 
 class Settlement:
-    """Records how the executions of one run end, while the run holds the lease."""
+    """Records how the executions of one run end, while it holds the lease."""
 
     def __init__(self, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper) -> None:
         self._stream = stream
@@ -182,8 +183,8 @@ class Settlement:
     ) -> QueryEnd | None:
         """Record that a start was stopped before its query, and answer the requests that wait for it.
 
-        Returns None if the request `asked_by` was withdrawn meanwhile: start again. `message` is for the run's log and
-        for the request that asked for the start.
+        None if the request `asked_by` was withdrawn meanwhile: start again. `message` is for the log and the request
+        that asked for the start.
         """
         try:
             if asked_by is None:
@@ -207,7 +208,7 @@ class Settlement:
             self._executions.record_terminal_failure(execution_id, reason)
 
     def failed(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
-        """Record that an execution failed. A LeaseLostError explains it: a successor was changing its files."""
+        """LeaseLostError explains the failure: a successor was changing its files."""
         try:
             self._executions.end(self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         except LeaseLostError:
@@ -233,7 +234,7 @@ Change = Callable[[], object]
 class RetryQueue:
     """Catalog writes, applied in order and retried until the catalog accepts them.
 
-    Each must be idempotent, because its response may be lost. A process without the lease drops them.
+    They must be idempotent: a response may be lost. A process without the lease drops them.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Detects a query that has stalled, and kills a JVM that does not answer.
+"""Detects a query that has stalled, and kills a JVM that does not answer. Flink's counterpart is `heartbeat.timeout`.
 
 Polling sources, waiting for a trigger, and a long batch whose tasks finish are activity. A stalled query looks alive:
-it keeps its lease, and checkpoints of the same batch complete. A hanging JVM keeps its driver in a call, and the driver
-its lease, so that no successor could start. Flink's counterpart is `heartbeat.timeout`.
+it keeps its lease, and checkpoints of the same batch complete. A hanging JVM keeps its driver in a call, and so the
+lease from a successor.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class QueryInactivity:
     """What a query is doing, and for how long nothing has changed.
 
     Attributes:
-        is_idle: Whether it waits for its next trigger, for any length of time.
-        tasks: Tasks of its active Spark jobs; None if not counted.
+        is_idle: Whether it waits for its next trigger.
+        tasks: Tasks of its active Spark jobs, if counted.
     """
 
     doing: str
@@ -137,6 +137,7 @@ class JvmWatch:
     ) -> None:
         self._over.set()
         if self._thread.ident is not None:
+            # Afterwards, `ended` is final.
             self._thread.join()
 
     def _watch(self) -> None:

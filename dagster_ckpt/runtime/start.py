@@ -159,7 +159,7 @@ class Start:
         self._lease.check()
 
     def _start_at_best_point(self) -> StartedQuery:
-        """If a point is damaged, try the next one; if it would read again what a source no longer has, a newer one."""
+        """After a damaged point try the next one; after one whose input is gone, a newer one."""
         stream = self._stream
         passed: set[str] = set()
         while True:
@@ -204,12 +204,11 @@ class Start:
 
     @cached_property
     def _writer(self) -> DataStreamWriter:
-        """The query, described once for all checks of this start."""
         assert self._request.describe is not None
         return self._request.describe()
 
     def _of_query(self, ask: Callable[[DataStreamWriter], _T]) -> _T | None:
-        """What the query tells of itself; None if that is not known before it runs."""
+        """None if it is not known before the query runs."""
         return ask(self._writer) if self._request.describe is not None else None
 
     @cached_property
@@ -284,6 +283,7 @@ class Start:
             log_message(stream.stream_id, str(prepared.rewritten))
         self._widen_schemas(prepared.live)
         self._report_sinks(plan, prepared)
+        # The restore may have outlived the lease.
         self._lease.check()
         query_plan = checked.query_plan
         stream.catalog.streams.note_plan(self._lease.record, query_plan.as_record() if query_plan is not None else None)
@@ -304,7 +304,7 @@ class Start:
         return lost_batches(self._stream, facts, plan, self._output) if self._replays else None
 
     def _replayed(self, facts: RecoveryFacts, lost: LostBatches) -> tuple[RecoveryPlan, Survey | None]:
-        """Returns the plan to continue after the lost batches, and the survey of its sinks if there is one."""
+        """The plan to continue after the lost batches, and the survey of its sinks if there is one."""
         stream, describe = self._stream, self._request.describe
         if describe is None:
             return lost.restore, None
@@ -374,7 +374,7 @@ class Start:
             )
 
     def _note_output(self, live: LiveDirectory) -> None:
-        """In case the query is killed before it reports that itself.
+        """The query may be killed before it reports that itself.
 
         Without its id, its batches in a table would be another writer's, which no roll-back undoes.
         """

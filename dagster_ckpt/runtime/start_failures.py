@@ -1,7 +1,7 @@
 """After a start or its query failed: examine what it began from, and note damage in the catalog.
 
-State files without a checksum are tried: Spark loads them from a copy. A failure proves damage only if the same Spark
-loads the state of a snapshot in the same way; otherwise code, session or environment may be its cause.
+Spark loads state files without a checksum from a copy. A failure proves damage only if the same Spark loads the state
+of a snapshot in the same way; otherwise code, session or environment may be its cause.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class StartFailures:
         return True
 
     def examined(self, live: LiveDirectory, end: QueryEnd) -> QueryEnd:
-        """The end of a failed query, with what an examination of its live directory found; damage is noted."""
+        """The end of a failed query, with what was found in its live directory; damage is noted."""
         if self._request.interrupted() or not is_suspicious_end(end.trace or end.reason):
             return end
         try:
@@ -141,8 +141,8 @@ def unloadable_state(
 ) -> str | None:
     """Why Spark cannot load the state of a live directory whose files look good; None if not proven.
 
-    Nothing is tried if all state files have checksums, or without a snapshot. Spark 3.5 has no reader of state: it runs
-    a batch without data.
+    Nothing is tried if all state files have checksums, or without a snapshot. Spark 3.5 runs a batch without data: it
+    has no reader of state.
     """
     snapshot = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     if describe is None or snapshot is None or not _without_checksum(live):
@@ -190,7 +190,7 @@ def _unjudged(live: LiveDirectory, files: Iterable[NeededFile]) -> Iterable[Need
 
 @dataclass(frozen=True)
 class _Trial:
-    """Loads the state in a copy: with Spark's reader, which runs no code of the user, or in a batch without data."""
+    """With Spark's reader of state, which runs no code of the user, or in a batch without data."""
 
     session: SparkSession
     has_reader: bool
@@ -198,7 +198,7 @@ class _Trial:
     interrupted: Callable[[], bool]
 
     def trouble(self, copy: LiveDirectory) -> str | None:
-        """Why the state cannot be loaded; None if it can, or if that took too long."""
+        """None if the state can be loaded, or if that took too long."""
         batch_id = copy.positions().commit or 0
         if self.has_reader:
             try:

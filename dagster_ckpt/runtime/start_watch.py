@@ -17,10 +17,7 @@ from dagster_ckpt.values.durations import Clock, monotonic_ms
 
 
 class StartWatch:
-    """Checks between the steps of a start whether it has to stop.
-
-    That may be after any step, as if the process were killed there; the next start finishes the rest.
-    """
+    """Checks between the steps of a start whether it has to stop; the next start finishes what it left."""
 
     def __init__(
         self, catalog: Catalog, lease: LeaseRecord, interrupted: Callable[[], bool], *, clock: Clock = monotonic_ms
@@ -53,6 +50,7 @@ class StartWatch:
         if self._interrupted():
             self.end = QueryEnd(EndKind.INTERRUPTED, "the process was asked to stop while it started")
             return
+        # A temporarily unavailable catalog does not stop a start.
         with suppress(CatalogError):
             for request in self._catalog.requests.pending(self._stream_id):
                 if request.kind in ENDS_BY_REQUEST:

@@ -255,7 +255,7 @@ class Supervisor:
             self._beat()
 
     def _note_sinks(self) -> None:
-        """The first batches may write to tables and topics that the start did not know."""
+        """The first batches may write where the start did not know."""
         latest = self._log.latest
         if latest is None or latest.batch_id in self._looked_after or len(self._looked_after) == LOOKS_AT_SINKS:
             return

@@ -54,7 +54,7 @@ MAX_QUEUED_REQUESTS = 1000
 
 @dataclass(frozen=True)
 class Load:
-    """Attempts, deletions in progress, and when the minimum pause after the last snapshot ends (`pause_ends_ms`)."""
+    """Attempts, deletions in progress, and when the minimum pause ends (`pause_ends_ms`)."""
 
     now_ms: int
     triggering: bool
@@ -112,10 +112,7 @@ class RequestDecider:
         return tuple(self._queue)
 
     def submit(self, request: TriggerRequest) -> TriggerRequest | None:
-        """Queue a request; returns the one that a full queue drops.
-
-        That is the lowest-ranked one, or the new one if the lowest-ranked one is a user's.
-        """
+        """Queue a request; returns the one that a full queue drops: the lowest-ranked, unless that is a user's."""
         is_full = len(self._queue) >= self._max_queued
         if is_full and self._queue[-1].origin is TriggerOrigin.USER:
             return request
@@ -123,7 +120,7 @@ class RequestDecider:
         return self._queue.pop() if is_full else None
 
     def decide(self, load: Load) -> Decision:
-        """Take the next request from the queue if it can start or must be dropped now."""
+        """Take the next request if it can start or must be dropped now."""
         if load.triggering or not self._queue or load.cleaning > self._max_concurrent:
             return Wait()
         request = self._queue[0]
@@ -192,7 +189,7 @@ class PeriodicTrigger:
         return None if due_ms is None else max(due_ms, self._not_before_ms)
 
     def fires(self, now_ms: int) -> bool:
-        """Return whether it is due, and if so count from here."""
+        """Whether it is due; if so, count from here."""
         due_ms = self.due_at_ms(now_ms)
         if self._progress is None or due_ms is None or now_ms < due_ms:
             return False
@@ -202,14 +199,14 @@ class PeriodicTrigger:
         return True
 
     def postpone(self, until_ms: int) -> None:
-        """Undo the last firing, whose request came too soon, and fire again at this time."""
+        """Undo the last firing, which came too soon, and fire again at this time."""
         self._not_before_ms = until_ms
         if self._progress is not None and self._before_firing is not None:
             self._batches_before, self._rows_before = self._before_firing.batches, self._before_firing.rows
             self._progress = self._before_firing
 
     def pause_ends_ms(self, now_ms: int) -> int:
-        """When the minimum pause after the last completed snapshot ends."""
+        """When the minimum pause after the last snapshot ends."""
         progress = TriggerProgress(now_ms, now_ms, now_ms, last_completed_ms=self._last_completed_ms)
         return self._pause.due_at_ms(progress) or 0
 

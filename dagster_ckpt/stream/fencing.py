@@ -1,8 +1,7 @@
 """Fence the previous holder's query before a successor starts.
 
-The JVM of a process that hangs or has lost the catalog may keep writing. The lease fences catalog writes
-(`Database.writing_under`). This module blocks further batches in the old live directory and kills a JVM of this
-machine.
+A JVM whose process hangs or has lost the catalog may keep writing. The lease fences its catalog writes
+(`Database.writing_under`). This module blocks further batches in its live directory and kills a JVM of this machine.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def fence_predecessor(
 ) -> None:
     """Stop the query of a previous holder that may still be alive before it can plan another batch.
 
-    Afterwards no query may start in the old live directory: the next start continues from it in a new one. Does nothing
-    if every previous holder is proven to have ended. `still_mine`, called before each step, raises LeaseLostError.
+    Afterwards the next start continues in a new directory. Does nothing if every previous holder is proven to have
+    ended. `still_mine`, called before each step, raises LeaseLostError.
     """
     if acquired.predecessor_ended:
         return
@@ -103,7 +102,7 @@ def _end_jvm(
     own_jvm_pid: int | None,
     still_mine: Callable[[], None],
 ) -> bool:
-    """Kill the JVM of a holder whose lease has expired, if it runs on this machine. True if it has ended.
+    """Kill the JVM of an expired lease's holder, if it runs on this machine. True if it has ended.
 
     Spares a JVM of this process or of another lease in force.
     """

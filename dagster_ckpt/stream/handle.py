@@ -1,4 +1,4 @@
-"""A stream as its operators and its executions see it: its settings, also as recorded, and its directories."""
+"""A stream as its operators and its executions see it: its settings and its directories."""
 
 from __future__ import annotations
 
@@ -40,10 +40,7 @@ def live_folders(live_root: str) -> list[str]:
 
 @dataclass(frozen=True)
 class BuiltDirectory:
-    """A live directory that exists in storage, whether or not the catalog knows it.
-
-    `token` is that of the lease under which it was created, or 0.
-    """
+    """A live directory in storage, known to the catalog or not; `token` is that of the lease that created it, or 0."""
 
     live: LiveDirectory
     generation: int
@@ -67,7 +64,7 @@ class StreamHandle:
             directories and snapshots by the same URLs. None: the supervising process copies.
         backend: None: the session's settings, unchecked. Its `transfer_threads` copy files.
         state_partitions: None: those of the state, or of the session for a query without state.
-        stall_timeout_ms: Fails the run after this long without progress (see `StallDetector`); None: never.
+        stall_timeout_ms: Fails the run after this long without progress; None: never.
         storage: The configuration that `store` was opened from, if known.
     """
 
@@ -98,23 +95,23 @@ class StreamHandle:
         return f"{self.live_root.rstrip('/')}/{self.stream_id}"
 
     def live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """The live directory of the holder of a token; no other holder builds or deletes it."""
+        """The live directory that only the holder of a token builds or deletes."""
         return LiveDirectory(f"{self.live_folder}/live-{generation}-{token}")
 
     def new_live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """The next live directory, unused even if the catalog, which gives `generation`, has lost track."""
+        """The next unused live directory, even if the catalog (`generation`) has lost track."""
         newest = max((built.generation for built in self.live_directories()), default=0)
         return self.live_directory(max(generation, newest) + 1, token)
 
     def token_in_use(self, record: StreamRecord) -> int:
-        """The highest token in a live directory's name if the catalog knows no start of the stream, else 0.
+        """The highest token of a live directory if the catalog knows no start of the stream, else 0.
 
         A catalog that replaces a lost one must issue higher tokens.
         """
         return 0 if record.live_generation > 0 else self.newest_token()
 
     def newest_token(self) -> int:
-        """The highest token in a live directory's name; 0 if there is none."""
+        """The highest token of a live directory, or 0."""
         return max((built.token for built in self.live_directories()), default=0)
 
     def directories_ahead(self, record: StreamRecord) -> list[BuiltDirectory]:
@@ -134,7 +131,7 @@ class StreamHandle:
         ]
 
     def live_directories(self) -> list[BuiltDirectory]:
-        """Every live directory in the stream's folder, oldest first: in use, abandoned or unfinished."""
+        """All in the stream's folder, oldest first: in use, abandoned or unfinished."""
         folder = LiveDirectory(self.live_folder)
         found = [
             BuiltDirectory(folder.sibling(f"/{name}"), int(match["generation"]), int(match["token"] or 0))
@@ -178,5 +175,5 @@ def register(
     asset_key: str,
     settings: RecordedSettings,
 ) -> StreamRecord:
-    """Register a stream in the catalog, or update its entry, without opening its storage."""
+    """`StreamHandle.register` without opening the storage."""
     return catalog.streams.ensure(stream_id, name=name, asset_key=asset_key, options=settings.as_record())

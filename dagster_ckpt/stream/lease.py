@@ -38,7 +38,7 @@ class AcquiredLease:
 
     @property
     def predecessor_ended(self) -> bool:
-        """Otherwise an earlier holder may still be writing, so that its query must be fenced first."""
+        """If not, an earlier holder may still be writing, and its query must be fenced first."""
         return not self.record.predecessor_unproven
 
 
@@ -55,9 +55,8 @@ def acquire(
     """Become the writer of a stream; LeaseHeldError if a live execution is, or `interrupted` returns True.
 
     An expired lease is taken over at once if nothing shows that its holder is alive. The catalog's clock may have
-    jumped ahead, so a holder that lives on this machine gets the time of its lease again. If `holder_is_over` says that
-    the holder's run is recorded as finished, this call waits for the lease to expire. The new token is higher than
-    `above`.
+    jumped ahead, so a holder that lives on this machine gets the time of its lease again. If `holder_is_over` (its run
+    is recorded as finished), this call waits for the lease to expire. The new token is higher than `above`.
     """
     catalog.database.limit_calls(ttl_ms)
     grace = _GracePeriod()
@@ -83,14 +82,14 @@ def acquire(
 
 
 class _GracePeriod:
-    """The time that a living process has to renew its lease, which expired by the catalog's clock."""
+    """Time for a living process to renew its lease, which expired by the catalog's clock."""
 
     def __init__(self) -> None:
         self._seen: tuple[int, int] | None = None
         self._since = 0.0
 
     def lasts(self, lease: LeaseRecord) -> bool:
-        """From the first call for a lease that has expired although its holder is known to be alive."""
+        """Counts from the first call for an expired lease whose holder is known to be alive."""
         seen = (lease.token, lease.renewed_at_ms)
         if seen != self._seen:
             self._seen, self._since = seen, time.monotonic()
@@ -102,7 +101,7 @@ class _GracePeriod:
 
 
 def refuse_while_written(catalog: Catalog, stream_id: str, *, holder_is_over: HolderIsOver) -> None:
-    """Refuse a start before anything slow if a live run writes the stream. `acquire` decides."""
+    """Refuse a start early if a live run writes the stream. `acquire` decides."""
     present = catalog.leases.current(stream_id)
     if present is not None and is_held(present) and not holder_is_over(present):
         raise LeaseHeldError(lease_held_message(present, catalog.now_ms()))
@@ -174,7 +173,7 @@ class LeaseKeeper:
     def step(self) -> Iterator[None]:
         """Hold the lease during a short step, other than catalog writes, that changes what a successor would use.
 
-        Raises CatalogError if the catalog did not hold it until the end of the step.
+        Raises CatalogError if the catalog did not hold it until the end.
         """
         lost = self.lost
         if lost is not None:
@@ -187,10 +186,7 @@ class LeaseKeeper:
             raise
 
     def check(self) -> None:
-        """Raise LeaseLostError if, according to the catalog, this process is no longer the writer.
-
-        For long work that destroys nothing a successor uses.
-        """
+        """LeaseLostError if the catalog has another writer. For long work that destroys nothing a successor uses."""
         lost = self.lost
         if lost is not None:
             raise lost

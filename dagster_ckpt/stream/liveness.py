@@ -53,10 +53,7 @@ class Liveness(Enum):
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, distinct from later ones with the same pid and from those of other machines or boots.
-
-    Without `start_ticks` (since boot), nothing can be proven.
-    """
+    """A process, distinct from any other with its pid. Without `start_ticks` (since boot), nothing can be proven."""
 
     pid: int
     start_ticks: int | None
@@ -65,12 +62,12 @@ class ProcessIdentity:
 
     @staticmethod
     def of(pid: int) -> ProcessIdentity:
-        """A process of this machine; ProcessLookupError if there is none."""
+        """ProcessLookupError if this machine has none."""
         seen = _seen(pid)
         return ProcessIdentity(pid, seen.start_ticks if seen is not None else None, socket.gethostname(), boot_id())
 
     def liveness(self) -> Liveness:
-        """Whether exactly this process is still running. A zombie has ended: it writes nothing more."""
+        """Whether exactly this process is still running. A zombie has ended."""
         if not self.boot_id or self.start_ticks is None:
             return Liveness.UNKNOWN
         if (self.host, self.boot_id) != (socket.gethostname(), boot_id()):
@@ -126,7 +123,7 @@ def boot_id() -> str:
 
 
 def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
-    """This process as a lease holder; `jvm_pid` may be `UNSEEN_JVM`, or None for work without a query."""
+    """This process; `jvm_pid` may be `UNSEEN_JVM`, or None for work without a query."""
     me = ProcessIdentity.of(os.getpid())
     jvm = ProcessIdentity.of(jvm_pid) if jvm_pid else None
     return Holder(
@@ -147,14 +144,14 @@ def holder_process(lease: LeaseRecord) -> ProcessIdentity:
 
 
 def jvm_of(lease: LeaseRecord) -> ProcessIdentity | None:
-    """The JVM of a lease's holder, or None. Nothing can be proven of an `UNSEEN_JVM`."""
+    """The JVM of a lease's holder. Nothing can be proven of an `UNSEEN_JVM`."""
     if lease.jvm_pid is None:
         return None
     return ProcessIdentity(lease.jvm_pid, lease.jvm_start_ticks, lease.host, lease.boot_id)
 
 
 def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness:
-    """Whether the holder of a lease, expired or not, can still write: its Python process or its JVM lives.
+    """Whether the Python process or the JVM of a lease's holder lives, and can still write.
 
     `jvm_grace_s`: how long to wait for the JVM after its Python process.
     """
@@ -174,7 +171,7 @@ def is_held(lease: LeaseRecord | None) -> bool:
 
 
 def holds_lease(catalog: Catalog, stream_id: str, run_id: str) -> bool:
-    """Whether a run holds the lease of a stream, and its process is not proven to have ended."""
+    """Whether a run holds a stream's lease, and its process is not proven to have ended."""
     lease = catalog.leases.current(stream_id)
     return lease is not None and lease.run_id == run_id and is_held(lease)
 

@@ -30,15 +30,15 @@ class StreamSource(Protocol):
         """The catalog."""
 
     def id_of(self, stream: str) -> str:
-        """The id of a stream, without opening its storage; StreamNotFoundError if there is none."""
+        """Without opening the storage; StreamNotFoundError if there is no such stream."""
 
     def on_storage(self) -> list[str]:
-        """Ids of the streams that may have state, whether or not the catalog knows them."""
+        """Ids of streams that may have state, known to the catalog or not."""
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
         """Open a stream, by its id or the key of an asset that it writes; StreamNotFoundError if there is none.
 
-        With `new_like` it may never have been started, and then gets the settings of that stream.
+        With `new_like`, one that never started gets the settings of that stream.
         """
 
 
@@ -141,14 +141,13 @@ class RecordedStreams:
 
 
 def storage_place(storage: CheckpointStorage | None) -> str | None:
-    """The folder of a storage's checkpoints; None for a storage of your own."""
+    """The folder of a storage's checkpoints; None for your own kind of storage."""
     if not isinstance(storage, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
         return None
     return storage.checkpoint_location.url if storage.checkpoint_location is not None else None
 
 
 def _with_access(recorded: CheckpointStorage, given: CheckpointStorage) -> CheckpointStorage:
-    """The recorded storage with the credentials of the given one."""
     if not isinstance(given, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
         return given if storage_place(recorded) is None else recorded
     if (

@@ -2,11 +2,11 @@
 
 Two environments that share a folder by mistake, or a copied catalog, would delete each other's data. Therefore the
 folder of live directories and every snapshot carry the id of their deployment, and a start never writes outside the
-stream's folders, even if the catalog names such a location.
+stream's folders.
 
-The exception is an adopted directory, which plain Spark wrote. Its query may run until the stream's first start, so a
-snapshot of it is no recovery point: a restore would roll back that query's sinks. The start leaves a claim in the
-directory, because only one of several deployments may continue from it.
+The exception is an adopted directory. Its query may run until the stream's first start, so a snapshot of it is no
+recovery point: a restore would roll back that query's sinks. The start leaves a claim in the directory, because only
+one of several deployments may continue from it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
 
 
 def claim_live_folder(stream: StreamHandle) -> None:
-    """Mark the folder of the stream's live directories as this deployment's."""
+    """Mark the folder of live directories as this deployment's."""
     if owner_of_live_folder(stream) is None:
         LiveDirectory(stream.live_folder).folder.create_if_absent(OWNER, stream.catalog.deployment_id.encode())
     _refuse_anothers_folder(stream)
@@ -97,7 +97,7 @@ IF_LOST = (
 
 
 def owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Id of the deployment that owns the stream's folder of live directories; None if it is not marked."""
+    """Id of the deployment that owns the stream's folder of live directories, if marked."""
     try:
         return LiveDirectory(stream.live_folder).folder.read(OWNER, _LONGEST_OWNER).decode(errors="replace").strip()
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def owner_of_live_folder(stream: StreamHandle) -> str | None:
 
 
 def lies_elsewhere(stream: StreamHandle, record: StreamRecord) -> bool:
-    """Whether the live directory in the catalog is outside the stream's folder."""
+    """Whether the catalog's live directory is outside the stream's folder."""
     live = record.live_directory
     return live is not None and not same_folder(live.rstrip("/").rpartition("/")[0], stream.live_folder)
 
@@ -157,7 +157,7 @@ def adopted_directory(record: StreamRecord) -> Adopted | None:
 
 
 def refuse_unfinished_adoption(record: StreamRecord) -> None:
-    """Raise LiveDirectoryError if the stream's adoption was begun and not finished."""
+    """LiveDirectoryError if the stream's adoption was begun and not finished."""
     if isinstance(record.pending_restore, Adopting):
         directory = record.pending_restore.directory
         raise LiveDirectoryError(
@@ -178,9 +178,9 @@ def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -
 
 
 def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> None:
-    """Refuse to restore a snapshot of an adopted directory beside the query that wrote it.
+    """LiveDirectoryError for a snapshot of an adopted directory that the stream has not taken over, and will not.
 
-    Raises LiveDirectoryError if the stream has not taken that directory over, and will not.
+    Its restore would run beside the query that wrote it.
     """
     if stream.catalog.streams.get(stream.stream_id).live_directory is not None:
         # The adopted directory, which this start takes over, or one of the stream's own, after that.
@@ -212,7 +212,7 @@ def claim(stream: StreamHandle, live: LiveDirectory) -> None:
 
 
 def refuse_without_claim(stream: StreamHandle, live: LiveDirectory) -> None:
-    """Raise LiveDirectoryError if another stream has taken over this adopted directory, or there is no claim."""
+    """LiveDirectoryError if another stream has taken over this adopted directory, or there is no claim."""
     found = claim_of(live)
     if found != _claim(stream):
         raise LiveDirectoryError(

@@ -32,7 +32,9 @@ _PREFIX = "pod:"
 class PodState(Enum):
     """What the API server says of a pod.
 
-    GONE: It was deleted or replaced. TERMINATED: All its containers have terminated. RUNS: A container may be running.
+    GONE: It was deleted or replaced.
+    TERMINATED: All its containers have terminated.
+    RUNS: A container may be running.
     UNKNOWN: There is no answer.
     """
 
@@ -44,7 +46,7 @@ class PodState(Enum):
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod, distinguishable from a later one with the same name."""
+    """A pod, distinct from a later one with the same name."""
 
     namespace: str
     name: str
@@ -56,14 +58,14 @@ class Pod:
 
     @staticmethod
     def recorded(text: str | None) -> Pod | None:
-        """The pod in the recorded identity of a boot; None if it names none."""
+        """The pod in the recorded identity of a boot, if any."""
         word = next((each for each in (text or "").split() if each.startswith(_PREFIX)), None)
         parts = word.removeprefix(_PREFIX).split("/") if word is not None else []
         return Pod(*parts) if len(parts) == 3 and all(parts) else None
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> Pod | None:
-        """The pod that this process runs in, if its manifest says so."""
+        """This process's pod, if its manifest says so."""
         parts = [environment.get(name, "") for name in (POD_NAMESPACE, POD_NAME, POD_UID)]
         return Pod(*parts) if all(part and not set(part) & set("/ ") for part in parts) else None
 
@@ -166,6 +168,6 @@ def pod_has_ended(recorded_boot: str | None) -> bool:
 
 
 def this_pod() -> str | None:
-    """How a lease records the pod of this process; None outside a pod."""
+    """This process's pod, as a lease records it."""
     pod = Pod.of(os.environ)
     return str(pod) if pod is not None else None

@@ -40,11 +40,11 @@ _NOT_PLAIN = {"storage", "retention", "trigger"}
 class RecordedSettings:
     """The settings of a stream as of its last registration; None where unknown.
 
-    Operators open the stream with these: default options could delete checkpoints that its own options keep.
+    Operators open the stream with these: default options could delete checkpoints that its own keep.
 
     Attributes:
-        storage: Where its snapshots are stored, without credentials.
-        is_own_storage: The stream's own configuration names that storage, not the deployment's.
+        storage: Without credentials.
+        is_own_storage: The stream's own configuration names it, not the deployment's.
     """
 
     options: CheckpointOptions | None = None
@@ -65,7 +65,7 @@ class RecordedSettings:
 
     @staticmethod
     def of_record(record: Mapping[str, Any]) -> RecordedSettings:
-        """The settings from plain data; CatalogError if they cannot be read."""
+        """From plain data; CatalogError if unreadable."""
         options, storage, live_root = record.get("checkpointing"), record.get("storage"), record.get("live_root")
         try:
             return RecordedSettings(
@@ -84,7 +84,7 @@ class RecordedSettings:
 
 @dataclass(frozen=True)
 class RecordedRestartStrategy(DecidingRestartStrategy):
-    """A restart strategy of which only the description is known, because its code is elsewhere."""
+    """A restart strategy whose code is elsewhere; only its description is known."""
 
     description: str = _UNKNOWN_RESTART
 

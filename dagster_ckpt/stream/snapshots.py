@@ -1,4 +1,4 @@
-"""Snapshots of a stream: their names and numbers, holds on them, and those that the catalog does not list."""
+"""Snapshots of a stream: names, numbers, holds, and those that the catalog does not list."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoint: bool) -> SnapshotRecord | None:
     """The snapshot that an automatic recovery uses, of restorable ones, newest first.
 
-    With `prefer_checkpoint`, the newest checkpoint if there is any (Flink's
-    CompletedCheckpointStore.getLatestCheckpoint before FLINK-20427).
+    With `prefer_checkpoint`, the newest checkpoint if any (Flink's CompletedCheckpointStore.getLatestCheckpoint before
+    FLINK-20427).
     """
     oldest_first = [retained(snapshot) for snapshot in reversed(snapshots)]
     chosen = snapshot_to_recover_from(oldest_first, prefer_checkpoint=prefer_checkpoint)
@@ -36,7 +36,7 @@ def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoin
 
 
 def retained(snapshot: SnapshotRecord) -> RetainedSnapshot:
-    """What the policies of retention and recovery know of a snapshot."""
+    """What retention and recovery policies know of a snapshot."""
     return RetainedSnapshot(
         snapshot.snapshot_id,
         _retained_kind(snapshot),
@@ -57,7 +57,7 @@ def _retained_kind(snapshot: SnapshotRecord) -> RetainedKind:
 
 
 def is_owned_by_stream(snapshot: SnapshotRecord) -> bool:
-    """Whether the stream deletes a snapshot itself: a checkpoint, or a savepoint that a start claimed."""
+    """Whether the stream deletes it: a checkpoint, or a savepoint that a start claimed."""
     return snapshot.kind is SnapshotKind.CHECKPOINT or snapshot.claimed
 
 
@@ -67,7 +67,7 @@ def describe_snapshot(snapshot: SnapshotRecord) -> str:
 
 
 def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
-    """Whether a reference is the id, label, location or, for a checkpoint, the `chk-<n>` of a snapshot."""
+    """Whether a reference is the snapshot's id, label, location or, for a checkpoint, `chk-<n>`."""
     location = (snapshot.location or "").rstrip("/")
     plain = reference.rstrip("/").removesuffix("/_metadata")
     names = {snapshot.snapshot_id, location, location.removeprefix("file://"), snapshot.label}
@@ -75,7 +75,7 @@ def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
 
 
 def named(snapshots: Sequence[SnapshotRecord], reference: str) -> SnapshotRecord | None:
-    """The snapshot that a reference names, or None; OptionError if several have this label."""
+    """The snapshot that a reference names; OptionError if several have this label."""
     found = [snapshot for snapshot in snapshots if is_named(snapshot, reference)]
     if len(found) > 1:
         ids = "\n".join(
@@ -129,7 +129,7 @@ def holding(
 
 @contextmanager
 def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterator[None]:
-    """Hold the snapshot at a location if the catalog lists one there."""
+    """Hold the snapshot that the catalog lists at a location, if any."""
     known = stream.catalog.snapshots.at_location(stream.stream_id, location)
     with holding(stream.catalog, [known], reader):
         yield
@@ -144,7 +144,7 @@ TAKEN_FROM = "live_directory"
 def unregistered_snapshot(
     stream: StreamHandle, start_from: StartFrom, listed: Sequence[SnapshotRecord]
 ) -> SnapshotRecord | None:
-    """The snapshot at the location that a start names; None if it names a listed snapshot or no location.
+    """The unlisted snapshot at the location that a start names, if any.
 
     Raises SnapshotNotFoundError if it is another stream's or deployment's, or was to be claimed.
     """
@@ -203,7 +203,7 @@ def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
 
 
 def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> SnapshotRecord:
-    """A snapshot that the catalog does not list, as far as its header describes it."""
+    """An unlisted snapshot, as far as its header describes it."""
     return SnapshotRecord(
         snapshot_id=header.snapshot_id,
         stream_id=header.stream_id,
@@ -224,8 +224,8 @@ def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> Snapsh
 def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
     """Raise a stream's counter above its stored checkpoints and the restored snapshot; returns the next number.
 
-    A catalog that was lost or restored from a backup counts from below the stored numbers, and a number is never
-    written twice. Flink likewise continues from the number of the restored checkpoint.
+    A catalog that was lost or restored from a backup counts from below, and a number is never written twice. Flink
+    likewise continues from the number of the restored checkpoint.
     """
     names = (location.rstrip("/").rpartition("/")[2] for location in stream.store.checkpoints())
     used = [number for name in names if (number := checkpoint_number(name)) is not None]

@@ -46,7 +46,7 @@ class SnapshotOrder:
         carry_in_flight: Include the planned offsets of the running batch (unaligned).
         base: Location of a snapshot whose bytes may be shared; None writes everything.
         sinks: Sinks as named in the query's progress.
-        renews: The checkpoint at `base`, if it may be renewed: nothing is written for the same position.
+        renews: The checkpoint at `base`, if nothing need be written for the same position.
     """
 
     kind: SnapshotKind
@@ -72,7 +72,7 @@ class SnapshotOrder:
 class TakenSnapshot:
     """A stored snapshot, after whose `batch_id` a restore resumes.
 
-    `renews` is the id of the existing checkpoint that it is, if nothing was written.
+    `renews`: the id of an existing checkpoint, if nothing was written.
     """
 
     order: SnapshotOrder
@@ -99,7 +99,7 @@ _OF_ONE_SNAPSHOT = ("parent_snapshot_id", "trigger", "schedule", "pyspark_of_rea
 
 
 def renewable(stream: StreamHandle, base: SnapshotRecord | None) -> SnapshotRecord | None:
-    """The checkpoint that an attempt may renew instead of writing another one of the same position.
+    """The checkpoint that an attempt may renew instead of writing the same position again.
 
     A recovery must be able to use it: not found broken, and no recovery from it failed.
     """
@@ -146,8 +146,7 @@ def take_snapshot(
 
     The files are pinned first (a few are read, most are linked), and then `on_cut` gets the batch id, so that Spark may
     purge during a slow upload. If Spark purges or replaces a file before that, a new cut is taken. If `should_abort`
-    returns True, what was written is deleted. `progress` gets the number of files written, and to write, of a
-    savepoint.
+    returns True, what was written is deleted. `progress` gets the numbers of a savepoint's written and of all files.
     """
     return until_not_overtaken(
         lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort, progress=progress)
@@ -235,7 +234,7 @@ class BatchFigures:
 
     Attributes:
         rows: Input rows since the previous snapshot, as far as this execution saw them.
-        watermark: Event-time watermark as ISO-8601, or None if the query has none.
+        watermark: Event-time watermark as ISO-8601, if any.
         lags: Records waiting in each partition of the Kafka topics that it reads.
     """
 
@@ -284,10 +283,7 @@ def trigger_properties(trigger: SnapshotTrigger, schedule: str | None) -> dict[s
 
 @dataclass(frozen=True)
 class NotRecorded:
-    """A snapshot that, as far as can be determined, the catalog did not record.
-
-    Its bytes may be deleted only if that `is_certain`.
-    """
+    """A snapshot that the catalog apparently did not record; if that `is_certain`, its bytes may be deleted."""
 
     why: str
     is_certain: bool
@@ -306,8 +302,7 @@ def record_snapshot(
 
     If the connection breaks, this sends the catalog a change that only an incomplete snapshot accepts, and reads the
     snapshot again. If the outcome stays unknown, or after the LeaseLostError that this raises, the bytes must stay, as
-    in Flink after a `PossibleInconsistentStateException`. `after_batch`: the execution that took it has committed a
-    batch.
+    in Flink after a `PossibleInconsistentStateException`. `after_batch`: the execution has committed a batch.
     """
     snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored
     facts = CompletedSnapshot(

@@ -1,4 +1,4 @@
-"""Starting points: where a start resumes, and its options, from which every interface takes them."""
+"""Starting points: where a start resumes, and its options for every interface."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def is_location(reference: str) -> bool:
 
 
 class Described(NamedTuple):
-    """What interfaces show of a field of `StartFrom`, and whether it only confirms what a start otherwise refuses."""
+    """How interfaces show a field of `StartFrom`, and whether it only confirms what a start otherwise refuses."""
 
     description: str
     confirms: bool = False
@@ -252,14 +252,14 @@ class StartFrom:
 
 
 def set_options(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in a record that differ from their defaults, unchecked, and always `start_from`."""
+    """The options in a record that differ from their defaults, unchecked, and `start_from`."""
     options = {field.name: record.get(field.name, field.default) for field in fields(StartFrom)}
     defaults = {field.name: field.default for field in fields(StartFrom)}
     return {name: value for name, value in options.items() if name == "start_from" or value != defaults[name]}
 
 
 class StartOption(NamedTuple):
-    """A field of `StartFrom` for an interface: `kind` is bool, int, str or an enum, `default` None means no value."""
+    """A field of `StartFrom`: `kind` is bool, int, str or an enum, `default` None means no value."""
 
     name: str
     kind: type[Any]

@@ -260,11 +260,7 @@ class HistoryRecords:
         older_than: HistoryCursor | None = None,
     ) -> HistoryPage:
         """Snapshots of a stream, newest attempt first, with failed and deleted ones."""
-        query = select(snapshots).where(snapshots.c.stream_id == stream_id)
-        if kind is not None:
-            query = query.where(snapshots.c.kind == kind.value)
-        if status is not None:
-            query = query.where(snapshots.c.status == status.value)
+        query = of_stream(stream_id, kind, status)
         if older_than is not None:
             same_time = (snapshots.c.created_at_ms == older_than.created_at_ms) & (
                 snapshots.c.snapshot_id < older_than.snapshot_id
@@ -347,6 +343,14 @@ def _figures(row: Row[Any]) -> SnapshotFigures:
 
 
 _FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
+
+
+def of_stream(stream_id: str, kind: SnapshotKind | None, status: SnapshotStatus | None) -> Select[Any]:
+    """The snapshots of a stream, of one kind and status if given."""
+    query = select(snapshots).where(snapshots.c.stream_id == stream_id)
+    if kind is not None:
+        query = query.where(snapshots.c.kind == kind.value)
+    return query.where(snapshots.c.status == status.value) if status is not None else query
 
 
 def read_snapshot(row: Row[Any]) -> SnapshotRecord:

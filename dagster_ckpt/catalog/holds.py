@@ -17,10 +17,10 @@ from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.history import read_snapshot
 from dagster_ckpt.catalog.pending_restore import refers_to
 from dagster_ckpt.catalog.records import (
+    UNANSWERED,
     HoldKind,
     HoldRecord,
     LeaseRecord,
-    RequestStatus,
     SnapshotRecord,
     SnapshotStatus,
 )
@@ -29,12 +29,7 @@ from dagster_ckpt.errors import SnapshotNotFoundError
 from dagster_ckpt.values.modes import SnapshotKind
 
 _THERE = (SnapshotStatus.COMPLETED.value, SnapshotStatus.IN_PROGRESS.value)
-
-
 _UPGRADE_IS_OVER = frozenset(phase.value for phase in UpgradePhase if phase.is_over)
-
-
-_OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
 class HoldRecords:
@@ -116,7 +111,7 @@ def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: 
 
 def standing(connection: Connection, snapshot: Row[Any], now_ms: int) -> Iterator[HoldRecord]:
     """Everything that holds a snapshot: holds, and references in other tables."""
-    is_open = exists().where(requests.c.request_id == holds.c.request_id, requests.c.status.in_(_OPEN))
+    is_open = exists().where(requests.c.request_id == holds.c.request_id, requests.c.status.in_(UNANSWERED))
     stands = or_(
         holds.c.kind == HoldKind.TAG.value,
         and_(holds.c.kind == HoldKind.USE.value, holds.c.expires_at_ms > now_ms),

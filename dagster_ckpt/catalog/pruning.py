@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, func, or_, select
 
 from dagster_ckpt.catalog.database import Database
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestStatus, SnapshotStatus
+from dagster_ckpt.catalog.records import UNANSWERED, ExecutionStatus, SnapshotStatus
 from dagster_ckpt.catalog.tables import (
     events,
     executions,
@@ -134,7 +134,7 @@ def _old_requests(stream_id: str, before_ms: int) -> ColumnElement[bool]:
     referring = (holds.c.request_id, launches.c.request_id)
     return and_(
         requests.c.stream_id == stream_id,
-        requests.c.status.not_in((RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)),
+        requests.c.status.not_in(UNANSWERED),
         requests.c.resolved_at_ms < before_ms,
         *(
             requests.c.request_id.not_in(

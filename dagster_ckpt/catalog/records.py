@@ -181,6 +181,9 @@ class RequestStatus(StrEnum):
     BROKEN = "BROKEN"
 
 
+UNANSWERED = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
+
+
 class EventType(StrEnum):
     """Types of events in the outbox."""
 

@@ -10,13 +10,20 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
 from dagster_ckpt.catalog.holds import refer
-from dagster_ckpt.catalog.records import EventType, LaunchRecord, LeaseRecord, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.records import (
+    UNANSWERED,
+    EventType,
+    LaunchRecord,
+    LeaseRecord,
+    RequestKind,
+    RequestRecord,
+    RequestStatus,
+)
 from dagster_ckpt.catalog.tables import launches, requests
 from dagster_ckpt.errors import CatalogError
 
 # How long a sender waits for the answer.
 REQUEST_TIMEOUT_S = 600.0
-_OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
 class RequestRecords:
@@ -81,7 +88,7 @@ class RequestRecords:
 
     def unanswered(self, stream_id: str | None = None) -> list[RequestRecord]:
         """Requests that are neither answered nor withdrawn, oldest first; None: of all streams."""
-        query = select(requests).where(requests.c.status.in_(_OPEN)).order_by(requests.c.created_at_ms)
+        query = select(requests).where(requests.c.status.in_(UNANSWERED)).order_by(requests.c.created_at_ms)
         if stream_id is not None:
             query = query.where(requests.c.stream_id == stream_id)
         with self._database.reading() as connection:
@@ -103,7 +110,7 @@ class RequestRecords:
 
     def withdraw(self, request_id: str, *, only_pending: bool = False) -> bool:
         """False if it was already answered."""
-        allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else _OPEN)
+        allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else UNANSWERED)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, allowed, RequestStatus.WITHDRAWN)
 
@@ -117,7 +124,7 @@ class RequestRecords:
         error: str | None = None,
     ) -> bool:
         """Answer as the stream's writer; False if it was already answered or withdrawn."""
-        answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(_OPEN)
+        answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(UNANSWERED)
         with self._database.writing_under(lease) as connection:
             return _answer(
                 self._database, connection, request_id, answerable, status, snapshot_id=snapshot_id, error=error
@@ -125,7 +132,7 @@ class RequestRecords:
 
     def fail_start(self, request_id: str, error: str) -> bool:
         """Fail as its launcher; False if it was already answered."""
-        unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(_OPEN)
+        unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(UNANSWERED)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, unanswered, RequestStatus.FAILED, error=error)
 
@@ -135,7 +142,7 @@ def complete_request(database: Database, connection: Connection, request_id: str
 
     True again if already completed: a caller whose answer was lost may repeat the call.
     """
-    is_open = requests.c.status.in_(_OPEN)
+    is_open = requests.c.status.in_(UNANSWERED)
     if _answer(database, connection, request_id, is_open, RequestStatus.COMPLETED):
         return True
     status = select(requests.c.status).where(requests.c.request_id == request_id)

@@ -211,13 +211,9 @@ class SnapshotRecords:
         self, stream_id: str, *, kind: SnapshotKind | None = None, status: SnapshotStatus | None = None
     ) -> list[SnapshotRecord]:
         """Snapshots of a stream, newest first."""
-        query = select(snapshots).where(snapshots.c.stream_id == stream_id)
-        if kind is not None:
-            query = query.where(snapshots.c.kind == kind.value)
-        if status is not None:
-            query = query.where(snapshots.c.status == status.value)
+        found = self._all(queries.of_stream(stream_id, kind, status))
         # BROKEN rows do not count.
-        return [snapshot for snapshot in self._all(query) if status is None or snapshot.status is status]
+        return [snapshot for snapshot in found if status is None or snapshot.status is status]
 
     def at_location(self, stream_id: str, location: str) -> SnapshotRecord | None:
         """The newest snapshot of a stream that is or was at a location."""

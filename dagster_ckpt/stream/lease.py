@@ -17,7 +17,7 @@ from dagster_ckpt.catalog.records import Holder, LeaseRecord
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
-from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, holder_liveness, holder_process, is_held, jvm_of
+from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, holder_liveness, is_held, jvm_of, process_of
 
 _LOOK_S = 0.5
 
@@ -97,7 +97,7 @@ class _GracePeriod:
         ttl_s = (lease.expires_at_ms - lease.renewed_at_ms) / 1000
         if not lease.expired or time.monotonic() - self._since >= ttl_s:
             return False
-        return lease.pid != os.getpid() and holder_process(lease).liveness() is Liveness.ALIVE
+        return lease.pid != os.getpid() and process_of(lease).liveness() is Liveness.ALIVE
 
 
 def refuse_while_written(catalog: Catalog, stream_id: str, *, holder_is_over: HolderIsOver) -> None:

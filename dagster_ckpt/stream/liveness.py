@@ -138,9 +138,9 @@ def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
     )
 
 
-def holder_process(lease: LeaseRecord) -> ProcessIdentity:
-    """The Python process of a lease's holder."""
-    return ProcessIdentity(lease.pid, lease.process_start_ticks, lease.host, lease.boot_id)
+def process_of(record: LeaseRecord | ExecutionRecord | LaunchRecord) -> ProcessIdentity:
+    """The Python process that a record names."""
+    return ProcessIdentity(record.pid, record.process_start_ticks, record.host, record.boot_id)
 
 
 def jvm_of(lease: LeaseRecord) -> ProcessIdentity | None:
@@ -155,7 +155,7 @@ def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness
 
     `jvm_grace_s`: how long to wait for the JVM after its Python process.
     """
-    python = holder_process(lease).liveness()
+    python = process_of(lease).liveness()
     jvm = jvm_of(lease)
     if python is not Liveness.ENDED or jvm is None:
         return python
@@ -183,7 +183,7 @@ def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness
     """
     if is_held(catalog.leases.current(execution.stream_id)):
         return Liveness.ALIVE
-    if _process_of(execution).liveness() is Liveness.ENDED:
+    if process_of(execution).liveness() is Liveness.ENDED:
         return Liveness.ENDED
     # By the clock that dated the heartbeats: this machine's may be hours off.
     silent_ms = catalog.now_ms() - execution.heartbeat_at_ms
@@ -192,7 +192,7 @@ def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness
 
 def launch_liveness(launch: LaunchRecord) -> Liveness:
     """Whether the launched process is still running."""
-    return ProcessIdentity(launch.pid, launch.process_start_ticks, launch.host, launch.boot_id).liveness()
+    return process_of(launch).liveness()
 
 
 def run_liveness(
@@ -208,13 +208,9 @@ def run_liveness(
     if holds_lease(catalog, stream_id, run_id):
         return Liveness.ALIVE
     executions = catalog.executions.of_run(run_id)
-    if executions and _process_of(executions[0]).liveness() is Liveness.ENDED:
+    if executions and process_of(executions[0]).liveness() is Liveness.ENDED:
         return Liveness.ENDED
     return Liveness.UNKNOWN if silent_ms > SLOW_START_MS else Liveness.ALIVE
-
-
-def _process_of(execution: ExecutionRecord) -> ProcessIdentity:
-    return ProcessIdentity(execution.pid, execution.process_start_ticks, execution.host, execution.boot_id)
 
 
 @dataclass(frozen=True)

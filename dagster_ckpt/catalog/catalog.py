@@ -78,7 +78,7 @@ class Catalog:
 
     @staticmethod
     def accept(url: str) -> None:
-        """Use a copy of a catalog from now on. Nothing may use the original any more."""
+        """Use a copy of a catalog, whose original nothing may use any more."""
         database = Database(url)
         upgrade(database)
         accept_home(database)
@@ -138,7 +138,7 @@ _ADVISORY_LOCK = 7_246_019_381
 
 
 def alembic_config() -> Config:
-    """Without a file: the migrations are part of the package."""
+    """Without a file: the package has the migrations."""
     from alembic.config import Config  # noqa: PLC0415
 
     config = Config()
@@ -205,7 +205,7 @@ class CatalogHome:
 
 
 def check_home(database: Database) -> None:
-    """Record where a catalog is, or refuse a copy of one that may still be used."""
+    """Record where a catalog is; refuse a copy of one that may still be used."""
     here = _home_of(database)
     if here is None:
         return

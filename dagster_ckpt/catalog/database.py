@@ -48,7 +48,7 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass
 class _Effect:
-    """Until the commit of a failing transaction is requested, nothing was changed."""
+    """Nothing was changed until the commit is requested."""
 
     is_known: bool = True
 
@@ -97,7 +97,7 @@ class Database:
             log_event(stream_id, what, payload)
 
     def limit_calls(self, ttl_ms: int) -> None:
-        """Limit each call to what a lease with this time to live allows; never raises the limit."""
+        """Limit calls to what a lease with this time to live allows; never raises the limit."""
         self._call_limit_s = min(self._call_limit_s, call_limit_s(ttl_ms))
 
     @contextmanager
@@ -361,7 +361,7 @@ def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
 
 
 def lock_snapshot(connection: Connection, snapshot_id: str) -> Row[Any] | None:
-    """Lock and return the row of a snapshot until the commit."""
+    """Lock and return a snapshot's row until the commit."""
     return connection.execute(
         select(snapshots).where(snapshots.c.snapshot_id == snapshot_id).with_for_update()
     ).one_or_none()

@@ -63,13 +63,13 @@ class ExecutionRecords:
             return {row.stream_id: _record(row) for row in connection.execute(_newest_of(stream_ids))}
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
-        """Runs with unsettled executions that sent a heartbeat since (ms since the epoch)."""
+        """Runs with unsettled executions and a heartbeat since then (ms since the epoch)."""
         lively = executions.c.settled.is_(False) & (executions.c.heartbeat_at_ms > since_ms)
         with self._database.reading() as connection:
             return frozenset(connection.execute(select(executions.c.run_id).where(lively)).scalars())
 
     def unsettled_runs(self) -> dict[str, str]:
-        """Runs with an unsettled or running execution, and its stream."""
+        """Runs with an unsettled or running execution, each with its stream."""
         query = select(executions.c.run_id, executions.c.stream_id).where(executions.c.settled.is_(False))
         with self._database.reading() as connection:
             return {row.run_id: row.stream_id for row in connection.execute(query)}
@@ -242,7 +242,7 @@ class ExecutionRecords:
                 )
 
     def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
-        """Record the newest progress of the query."""
+        """Record the query's newest progress."""
         with self._database.writing_under(lease) as connection:
             connection.execute(
                 executions.update()
@@ -357,7 +357,7 @@ class ExecutionRecords:
             )
 
     def settle(self, execution_id: str, status: ExecutionStatus) -> None:
-        """Record that an execution needs no further work; it ends with `status` if it has not ended yet."""
+        """An execution needs no further work; if not ended, it ends with `status`."""
         with self._database.writing() as connection:
             self._end(connection, execution_id, status, f"settled as {status.value}", settled=True)
             this = executions.c.execution_id == execution_id
@@ -369,7 +369,7 @@ class ExecutionRecords:
 
 
 def newest_first(stream_id: str) -> Select[Any]:
-    """Executions of a stream, the newest first."""
+    """A stream's executions."""
     return select(executions).where(executions.c.stream_id == stream_id).order_by(executions.c.ordinal.desc())
 
 
@@ -396,7 +396,7 @@ def _record(row: Row[Any]) -> ExecutionRecord:
 
 
 def _refused_alike(connection: Connection, stream_id: str, execution_id: str) -> list[str]:
-    """An execution and its direct predecessors, up to the last that ran or that a user started."""
+    """An execution and its predecessors, up to the last that ran or that a user started."""
     columns = (executions.c.execution_id, executions.c.cause, executions.c.recovery)
     alike: list[str] = []
     for row in connection.execute(newest_first(stream_id).with_only_columns(*columns)):

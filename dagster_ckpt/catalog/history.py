@@ -102,7 +102,7 @@ def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, i
 
 
 def newest_restorable(stream_ids: Sequence[str]) -> Select[Any]:
-    """The snapshot that a recovery of each of these streams would use."""
+    """The snapshot that a recovery of each stream would use."""
     return (
         select(snapshots)
         .select_from(streams.join(snapshots, snapshots.c.snapshot_id == _newest_restorable(_restorable.c.snapshot_id)))
@@ -293,7 +293,7 @@ class HistoryRecords:
             return [_figures(row) for row in reversed(connection.execute(query).all())]
 
     def of_execution(self, stream_id: str, execution_id: str, *, limit: int) -> ExecutionHistory:
-        """What one execution of a stream has taken."""
+        """What one execution has taken."""
         its_own = (snapshots.c.stream_id == stream_id) & (snapshots.c.execution_id == execution_id)
         totals = (
             select(snapshots.c.status, func.count(), func.coalesce(func.sum(snapshots.c.incremental_bytes), 0))
@@ -313,7 +313,7 @@ class HistoryRecords:
         )
 
     def counts(self, stream_id: str) -> Mapping[str, int]:
-        """Number of snapshots of a stream by status."""
+        """A stream's number of snapshots by status."""
         query = (
             select(snapshots.c.status, func.count())
             .where(snapshots.c.stream_id == stream_id)
@@ -323,7 +323,7 @@ class HistoryRecords:
             return {str(status): int(count) for status, count in connection.execute(query)}
 
     def branches(self, stream_id: str) -> list[Branch]:
-        """Origins of a stream's timelines but the first, newest first."""
+        """Origins of a stream's timelines, newest first; the first has none."""
         query = (
             select(timelines.c.timeline, timelines.c.parent, timelines.c.to_batch)
             .where(timelines.c.stream_id == stream_id)
@@ -346,7 +346,7 @@ _FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
 
 
 def of_stream(stream_id: str, kind: SnapshotKind | None, status: SnapshotStatus | None) -> Select[Any]:
-    """The snapshots of a stream, of one kind and status if given."""
+    """A stream's snapshots, of one kind and status if given."""
     query = select(snapshots).where(snapshots.c.stream_id == stream_id)
     if kind is not None:
         query = query.where(snapshots.c.kind == kind.value)

@@ -54,19 +54,19 @@ class HoldRecords:
             return made
 
     def renew(self, hold_ids: Sequence[str], ttl_ms: int) -> bool:
-        """False if a hold had expired and was removed."""
+        """Renew holds; False if one had expired and was removed."""
         with self._database.writing() as connection:
             expires_at_ms = self._database.now_ms(connection) + ttl_ms
             renewed = holds.update().where(holds.c.hold_id.in_(hold_ids)).values(expires_at_ms=expires_at_ms)
             return connection.execute(renewed).rowcount == len(hold_ids)
 
     def release(self, hold_ids: Sequence[str]) -> None:
-        """A missing hold is not an error."""
+        """Release holds; a missing one is no error."""
         with self._database.writing() as connection:
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
     def tag(self, snapshot_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
-        """Keep a snapshot until its tag is released. You can start from its label."""
+        """Keep a snapshot until its tag is released; a start may name it by its label."""
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is None or row.status != SnapshotStatus.COMPLETED.value:

@@ -74,7 +74,7 @@ class JournalRecords:
             )
 
     def note_rows(self, lease: LeaseRecord, rows: Mapping[int, int]) -> None:
-        """Record rows read by batches; unknown batches are skipped."""
+        """Record how many rows batches have read; unknown batches are skipped."""
         batches = (planned_batches.c.stream_id == lease.stream_id) & planned_batches.c.batch_id.in_(rows)
         with self._database.writing_under(lease) as connection:
             for row in connection.execute(select(planned_batches).where(batches)).all():

@@ -84,7 +84,7 @@ class LeaseRecords:
             return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
 
     def release(self, stream_id: str, token: int) -> None:
-        """Release a lease; not an error if it is no longer held."""
+        """Release a lease; not held is no error."""
         with self._database.writing() as connection:
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token)
             released = connection.execute(leases.update().where(mine).values(**_EMPTY)).rowcount
@@ -157,7 +157,7 @@ def _holder(lease: LeaseRecord) -> str:
 
 
 def lease_held_message(lease: LeaseRecord, now_ms: int) -> str:
-    """Why a stream cannot be started: who writes it."""
+    """Who writes a stream, which therefore cannot start."""
     return (
         f"Stream {lease.stream_id!r} is being written by run {lease.run_id} (process {lease.pid} on {lease.host}), "
         f"whose lease expires in {(lease.expires_at_ms - now_ms) / 1000:.0f} s unless it is renewed. A stream has one "

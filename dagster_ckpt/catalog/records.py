@@ -278,7 +278,7 @@ class ExecutionRecord:
 
     @property
     def newest_batch(self) -> int | None:
-        """The newest batch that it reported as committed."""
+        """The newest batch that it reported."""
         batch_id = (self.progress or {}).get("batch_id")
         return batch_id if isinstance(batch_id, int) else None
 
@@ -296,7 +296,7 @@ class ExecutionRecord:
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that acquires a lease, with enough detail to prove its end."""
+    """A process that acquires a lease, with what can later prove its end."""
 
     execution_id: str
     run_id: str

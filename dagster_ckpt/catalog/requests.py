@@ -87,7 +87,7 @@ class RequestRecords:
             return [_record(row) for row in rows]
 
     def unanswered(self, stream_id: str | None = None) -> list[RequestRecord]:
-        """Requests that are neither answered nor withdrawn, oldest first; None: of all streams."""
+        """Requests neither answered nor withdrawn, oldest first; None: of all streams."""
         query = select(requests).where(requests.c.status.in_(UNANSWERED)).order_by(requests.c.created_at_ms)
         if stream_id is not None:
             query = query.where(requests.c.stream_id == stream_id)
@@ -103,13 +103,13 @@ class RequestRecords:
             return [request for request in map(_record, rows) if request.kind is RequestKind.START]
 
     def accept(self, lease: LeaseRecord, request_id: str) -> bool:
-        """As the stream's writer; False if it was withdrawn or accepted concurrently."""
+        """Accept as the stream's writer; False if it was withdrawn or accepted concurrently."""
         pending = (requests.c.stream_id == lease.stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.writing_under(lease) as connection:
             return _move(connection, request_id, pending, status=RequestStatus.ACCEPTED.value)
 
     def withdraw(self, request_id: str, *, only_pending: bool = False) -> bool:
-        """False if it was already answered."""
+        """Withdraw; False if already answered."""
         allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else UNANSWERED)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, allowed, RequestStatus.WITHDRAWN)
@@ -123,7 +123,7 @@ class RequestRecords:
         snapshot_id: str | None = None,
         error: str | None = None,
     ) -> bool:
-        """Answer as the stream's writer; False if it was already answered or withdrawn."""
+        """Answer as the stream's writer; False if already answered or withdrawn."""
         answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(UNANSWERED)
         with self._database.writing_under(lease) as connection:
             return _answer(
@@ -131,7 +131,7 @@ class RequestRecords:
             )
 
     def fail_start(self, request_id: str, error: str) -> bool:
-        """Fail as its launcher; False if it was already answered."""
+        """Fail as its launcher; False if already answered."""
         unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(UNANSWERED)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, unanswered, RequestStatus.FAILED, error=error)
@@ -231,7 +231,7 @@ class LaunchRecords:
         return self._first(select(launches).where(launches.c.request_id == request_id))
 
     def latest(self, stream_id: str) -> LaunchRecord | None:
-        """The newest launch of a stream, or None."""
+        """A stream's newest launch."""
         return self._first(
             select(launches)
             .where(launches.c.stream_id == stream_id)

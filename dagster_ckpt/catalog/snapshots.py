@@ -225,20 +225,20 @@ class SnapshotRecords:
         return self.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
 
     def newest_checkpoint(self, stream_id: str) -> SnapshotRecord | None:
-        """The newest completed checkpoint, with which the next one may share bytes."""
+        """The newest completed checkpoint, with which the next may share bytes."""
         return next(
             iter(self.of_stream(stream_id, kind=SnapshotKind.CHECKPOINT, status=SnapshotStatus.COMPLETED)), None
         )
 
     def by_id(self, snapshot_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        """Those of these snapshots that the catalog knows."""
+        """The known ones of these snapshots."""
         return {
             snapshot.snapshot_id: snapshot
             for snapshot in self._all(select(snapshots).where(snapshots.c.snapshot_id.in_(snapshot_ids)))
         }
 
     def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
-        """`history.tallies`."""
+        """See `history.tallies`."""
         if not spans:
             return []
         with self._database.reading() as connection:

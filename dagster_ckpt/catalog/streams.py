@@ -66,11 +66,11 @@ class StreamRecords:
         self._change_under(lease, pending_restore=None)
 
     def forget_live_directory(self, lease: LeaseRecord) -> None:
-        """The stream has no live directory any more: its files may be deleted."""
+        """From now on the stream has no live directory: its files may be deleted."""
         self._change_under(lease, live_directory=None, pending_restore=None)
 
     def note_pending(self, lease: LeaseRecord, pending: PendingRestore | None) -> None:
-        """Record what remains to be done before a query may start."""
+        """Record what remains before a query may start."""
         self._change_under(lease, pending_restore=_as_stored(pending))
 
     def forget_adoption(self, lease: LeaseRecord) -> None:
@@ -106,7 +106,7 @@ class StreamRecords:
             self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
     def accept_plan(self, stream_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
-        """Allow another plan, whose differences a user accepted, to continue once from a stream's state."""
+        """Let another plan, whose differences a user accepted, continue once from a stream's state."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             self._change(connection, stream_id, accepted_plan=fingerprint)
@@ -348,7 +348,7 @@ class RebuildRecords:
         self._database = database
 
     def add_snapshots(self, lease: LeaseRecord, added: Sequence[SnapshotRecord], *, next_number: int) -> None:
-        """Register snapshots of a stream that the catalog knows."""
+        """Register snapshots of a known stream."""
         with self._database.writing_under(lease) as connection:
             for snapshot in added:
                 connection.execute(snapshots.insert().values(**_columns(snapshot)))

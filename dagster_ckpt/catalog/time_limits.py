@@ -29,7 +29,7 @@ _deadline: ContextVar[float | None] = ContextVar("deadline of the catalog call",
 
 
 def call_limit_s(ttl_ms: int) -> float:
-    """Of a call, including connecting, for leases with this time to live."""
+    """Limit of a call with its connecting, in seconds, for leases with this time to live."""
     return max(ttl_ms / 1000 * (1 - GIVE_UP_AFTER), _SHORTEST_S)
 
 
@@ -44,7 +44,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def limit_transaction(connection: Connection, seconds: float) -> None:
-    """Raise the server's limit for this transaction too."""
+    """Raise the server's limit for this transaction."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(_settings(seconds, is_local=True)))
 

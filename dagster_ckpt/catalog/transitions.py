@@ -32,7 +32,7 @@ def log_transition(
 
 
 def log_message(stream_id: str, message: str) -> None:
-    """Log what a step of a stream found or did, if no event."""
+    """Log what a step found or did that is no event."""
     log_transition(stream_id, f"Stream {stream_id}: {message}")
 
 
@@ -44,7 +44,7 @@ def log_triggered(snapshot: SnapshotRecord) -> None:
 
 
 def log_renewed(checkpoint: SnapshotRecord) -> None:
-    """Log that a checkpoint was renewed: none was taken."""
+    """Log that a checkpoint was renewed and none taken."""
     message = (
         f"Renewed checkpoint {checkpoint.number} of stream {checkpoint.stream_id}: no batch since batch "
         f"{checkpoint.batch_id}"
@@ -53,7 +53,7 @@ def log_renewed(checkpoint: SnapshotRecord) -> None:
 
 
 def log_event(stream_id: str, event: EventType, payload: Mapping[str, Any]) -> None:
-    """Log an event that was recorded in the catalog."""
+    """Log an event of the catalog."""
     level, message = describe_event(stream_id, event, payload)
     log_transition(stream_id, message, level=level, event=event, **payload)
 

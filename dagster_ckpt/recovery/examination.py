@@ -115,7 +115,7 @@ def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
 
 
 def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot | None, str | None]:
-    """The newest snapshot whose files the directory must have, and its query's id."""
+    """The newest snapshot whose files must be there, and its query's id."""
     record = stream.catalog.streams.get(stream.stream_id)
     rewrite_id, query_id, commit = (
         _in_metadata(live, parse_rewrite_id),
@@ -152,7 +152,7 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
 
 
 def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
-    """Also of a directory that the live directory is an exact copy of."""
+    """A directory that the live directory is an exact copy of also counts."""
     origin = record.origin
     is_adopted = origin is not None and origin.kind is OriginKind.ADOPTED and snapshot.snapshot_id == origin.snapshot_id
     return is_adopted or snapshot.timeline == record.timeline
@@ -217,7 +217,7 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(origin.directory), origin.batch_id)
 
     def damage_of_snapshot(self, snapshot: SnapshotRecord) -> Damage | None:
-        """Damage of a snapshot, or captured in it."""
+        """Damage of a snapshot, or inside it."""
         if snapshot.location is None:
             return Damage("SnapshotNotFoundError", "the catalog does not record its location")
         try:
@@ -231,7 +231,7 @@ class Examiner:
 
 
 def describe_point(plan: RecoveryPlan, live: LiveDirectory | None) -> str:
-    """What a start began from, for a message."""
+    """What a start began from."""
     if plan.snapshot is not None:
         return describe_snapshot(plan.snapshot)
     return f"the live directory {live.url}" if live is not None else f"batch {plan.to_batch} of {plan.directory}"
@@ -300,14 +300,14 @@ _ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|S
 
 
 def is_suspicious(error: Exception) -> bool:
-    """Whether a start may have failed because of its point. Only this package's errors rule that out."""
+    """Whether a start may have failed because of its point. Only errors of this package rule that out."""
     if isinstance(error, CkptError):
         return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
     return is_suspicious_end(str(error))
 
 
 def is_suspicious_end(reason: str) -> bool:
-    """Whether a query may have failed because of its live directory: unless interrupted, always."""
+    """Whether a query may have failed because of its live directory: always, unless it was interrupted."""
     return _ENDED.search(reason) is None
 
 
@@ -330,7 +330,7 @@ def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True)
 
 
 def content_problems(stream: StreamHandle, location: str) -> list[str]:
-    """Like `snapshot_problems`, and what checksums in its files say after a temporary restore."""
+    """`snapshot_problems`, and what checksums in its files say after a temporary restore."""
     problems = snapshot_problems(stream.store, location)
     if problems:
         return problems

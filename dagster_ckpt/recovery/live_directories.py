@@ -128,7 +128,7 @@ def _delete_live_directories(
 
 
 def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[BuiltDirectory]:
-    """None may be this stream's if the catalog does not know that it has run there."""
+    """Empty if the catalog does not know that the stream has run there: they may be another deployment's."""
     known = {record.live_directory} | {
         each.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
     }
@@ -167,7 +167,7 @@ def left_to_another(stream: StreamHandle) -> str:
 
 @dataclass(frozen=True)
 class StateRewrite:
-    """How a start rewrites the state that it continues from."""
+    """How a start rewrites the state."""
 
     spark: SparkSession
     shape: StateShape
@@ -189,7 +189,7 @@ class Building:
         return self._rewrite is not None
 
     def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
-        """Create the directory, from a temporary copy if its state is rewritten."""
+        """Create the directory; if its state is rewritten, from a temporary copy."""
         if self._rewrite is None:
             fill(self.live)
             return
@@ -209,7 +209,7 @@ class Building:
         )
 
     def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:
-        """If a sink would skip the batch in flight, whose state a rewrite drops, delete the directory and refuse."""
+        """Delete the directory and refuse if a sink would skip the batch in flight, whose state a rewrite drops."""
         if self.rewritten is None:
             return
         try:
@@ -319,7 +319,7 @@ def remove_leftovers(stream: StreamHandle) -> None:
 
 
 def scratch_copies(stream: StreamHandle) -> list[LiveDirectory]:
-    """The temporary copies of a stream, in use or left by a killed process."""
+    """A stream's temporary copies, in use or left by a killed process."""
     folder = _folder(stream)
     return [folder.sibling(f"/{name}") for name, entry in sorted(folder.folder.list().items()) if entry.is_directory]
 

@@ -19,7 +19,7 @@ from dagster_ckpt.values.durations import rounded_duration
 
 
 class RecoveryKind(Enum):
-    """The kinds of plans, as the catalog records them."""
+    """Kinds of plans, as the catalog records them."""
 
     START_EMPTY = "START_EMPTY"
     RESUME = "RESUME"
@@ -32,7 +32,7 @@ class RecoveryKind(Enum):
 
 @dataclass(frozen=True)
 class PassedPoint:
-    """A better point that a recovery skips, and its distance to the current state."""
+    """A better point that a recovery skips, and its distance from the current state."""
 
     name: str
     why: str
@@ -68,7 +68,7 @@ class _Plan:
 
         @property
         def rewound_ms(self) -> int | None:
-            """From the point to the query's last sign of life: the most that is processed again."""
+            """Time from the point to the query's last sign of life: the most that is processed again."""
 
     @property
     def rewound_batches(self) -> int:
@@ -182,7 +182,7 @@ class Restore(_GoBack):
 
     @property
     def point(self) -> str:
-        """The name of the snapshot as a point."""
+        """The snapshot, as a point."""
         return snapshot_point(self.snapshot.snapshot_id)
 
     def _details(self) -> dict[str, object]:
@@ -301,11 +301,11 @@ class RecoveryFacts:
         return [snapshot for snapshot in self.all_snapshots if not edits <= set(snapshot.state_edits)]
 
     def batches_since(self, batch_id: int | None) -> int | None:
-        """Committed batches after this one; None if unknown."""
+        """Committed batches after this one, if known."""
         return _difference(self.live_batch, batch_id)
 
     def time_since(self, snapshot: SnapshotRecord | None) -> int | None:
-        """Ms from a snapshot to the query's last sign of life; None if unknown."""
+        """Ms from a snapshot to the query's last sign of life, if known."""
         return _difference(self.last_sign_ms, (snapshot.created_at_ms or None) if snapshot is not None else None)
 
     @property

@@ -102,7 +102,7 @@ def _in_operator(old: PlanOperator, new: PlanOperator, number: int) -> Iterator[
 
 
 def _by_place(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
-    """Spark finds keys and values by position, not by name."""
+    """Spark finds keys and values by position."""
     for index in range(max(len(old), len(new))):
         was = " ".join(old[index]) if index < len(old) else _NOTHING
         now = " ".join(new[index]) if index < len(new) else _NOTHING
@@ -137,7 +137,10 @@ class StateCheck:
 
 
 def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> StateCheck:
-    """Compare the state to start from with how the stream is to keep it; a returned rewrite is possible and allowed."""
+    """Compare the state to start from with how the stream is to keep it.
+
+    A returned rewrite is possible and allowed.
+    """
     if isinstance(plan, StartEmpty):
         return StateCheck()
     shape = _shape(stream, plan)

@@ -187,7 +187,6 @@ def _can_be_finished(facts: RecoveryFacts, pending: PendingRestore) -> bool:
 
 
 def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPlan:
-    """Continue from the best point besides the live directory."""
     failed = failed_points(facts.failures)
     points = recovery_points(
         facts.stream,
@@ -354,7 +353,7 @@ _SHOWN = 12
 
 
 def refuse_to_forget(facts: RecoveryFacts) -> None:
-    """Refuse a start if the catalog knows none of the stream, but state of it exists."""
+    """Refuse a start if state of the stream exists, but the catalog knows no start of it."""
     names_a_snapshot = facts.start_from.point is StartPoint.NAMED
     found = [*facts.unknown.directories, *(() if names_a_snapshot else facts.unknown.snapshots)]
     if not found or facts.snapshots:
@@ -372,7 +371,7 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
 
 
 def refuse_unconfirmed(facts: RecoveryFacts) -> None:
-    """Refuse an empty start that would discard state without confirmation."""
+    """Refuse an unconfirmed empty start that would discard state."""
     if facts.start_from.discard_state:
         return
     given_up = []

@@ -119,7 +119,6 @@ class _Preparation:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether no query may start in the live directory."""
         live = self.record.live_directory
         return live is not None and LiveDirectory(live).fenced_at() is not None
 
@@ -338,7 +337,7 @@ class _Preparation:
         )
 
     def _is_skipped_under(self, query_id: str | None, batch_id: int | None) -> bool:
-        """Whether a sink would skip the next, undone batches of this query."""
+        """Whether a sink would skip the next batches of this query."""
         after = BEFORE_THE_FIRST_BATCH if batch_id is None else batch_id
         remembering = [sink for sink in self.sinks.of(Verdict.ROLL_BACK) if sink.remembers_undone]
         newest = (newest_batch(sink, query_id) for sink in remembering)

@@ -39,7 +39,7 @@ class RecoveryPoint:
 
 
 def live_point(directory: str) -> str:
-    """The point of a live directory itself."""
+    """The point of a live directory."""
     return f"{_LIVE}{directory}"
 
 
@@ -59,7 +59,7 @@ def batch_point(directory: str, batch_id: int) -> str:
 
 
 def point_of_origin(origin: StateOrigin | None) -> str | None:
-    """The point that a live directory was created from, or None."""
+    """The point that a live directory was created from."""
     if origin is None:
         return None
     if origin.kind is OriginKind.SNAPSHOT and origin.snapshot_id is not None:
@@ -137,7 +137,7 @@ def _insert(points: list[RecoveryPoint], point: RecoveryPoint) -> None:
 
 
 def batch_of(point: RecoveryPoint) -> int:
-    """The batch of a point; -1 if unknown or before the first one."""
+    """-1 if unknown or before the first one."""
     return -1 if point.batch_id is None else point.batch_id
 
 

@@ -175,7 +175,7 @@ def replay(
 
 
 def _newest_whole(sink: Sink, query_id: str) -> int:
-    """The newest batch of which a sink certainly has all rows; else -1."""
+    """The newest batch of which a sink certainly has all rows, or -1."""
     try:
         newest = newest_batch(sink, query_id)
     except CkptError:

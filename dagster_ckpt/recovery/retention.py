@@ -64,7 +64,7 @@ class RetentionReport:
     dry_run: bool = False
 
     def and_then(self, later: RetentionReport) -> RetentionReport:
-        """This report combined with a later pass's."""
+        """Combined with the report of a later pass."""
         return RetentionReport(
             deleted=(*self.deleted, *later.deleted),
             kept=(*self.kept, *later.kept),
@@ -77,7 +77,7 @@ class RetentionReport:
         )
 
     def messages(self, *, unlogged: bool = False) -> list[str]:
-        """`unlogged` leaves out what the catalog has logged as events."""
+        """`unlogged`: without what the catalog has logged as events."""
         would = "would have " if self.dry_run else ""
         logged = [f"{would}deleted {name}" for name in self.deleted]
         lines = [] if unlogged and not self.dry_run else logged
@@ -129,7 +129,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
 
 
 def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:
-    """The stream's own snapshots whose deletion was interrupted."""
+    """The stream's own DELETING snapshots."""
     deleting = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
     return [snapshot for snapshot in deleting if is_owned_by_stream(snapshot)]
 

@@ -49,7 +49,7 @@ _EFFECTS = {
 
 @dataclass(frozen=True)
 class RowCount:
-    """Rows that are processed again; a minimum if not exact."""
+    """Rows that are processed again; at least so many if not exact."""
 
     rows: int | None
     is_exact: bool
@@ -90,12 +90,12 @@ class RewindPreview:
 
     @property
     def gone(self) -> str:
-        """What is read again and the sources no longer have, in sentences."""
+        """What the sources no longer have of what is read again, in sentences."""
         return reasons(self.inputs, InputStatus.GONE)
 
     @property
     def repeated(self) -> str:
-        """What the sources would hand out again although it was read, in sentences."""
+        """What the sources would hand out a second time, in sentences."""
         return reasons(self.inputs, InputStatus.REPEATED)
 
     @property
@@ -115,7 +115,7 @@ class RewindPreview:
 
     @property
     def downstream(self) -> str:
-        """What this means for readers of the output."""
+        """What readers of the output see."""
         if not self.undoes:
             return "No committed batch is undone."
         snapshots = f", with {len(self.left)} snapshots reported since" if self.left else ""
@@ -206,7 +206,7 @@ def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkF
 
 
 def undone_edits(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[str, ...]:
-    """Descriptions of the edits that the state to start from lacks."""
+    """The edits, described, that the state to start from lacks."""
     if not facts.stream.state_edits or isinstance(plan, Rewind | FinishRestore):
         return ()
     kept: Sequence[str] = ()

@@ -15,7 +15,7 @@ LABEL = "before-rewind-"
 
 
 def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
-    """Whether a starting point that a user named discards committed batches."""
+    """Whether a user's starting point discards committed batches."""
     goes_back = isinstance(plan, Restore | Rewind) and plan.rewound_batches > 0
     return goes_back and start_from.point is not StartPoint.LATEST
 

@@ -76,13 +76,12 @@ def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sin
 
 
 def is_moved_output(stream: StreamHandle, sink: FileSink, ours: Sequence[Sink]) -> bool:
-    """Whether a folder has the log that a snapshot captured for another folder of the stream."""
+    """Whether a folder has the captured log of another folder of the stream."""
     folders = [each.folder for each in ours if isinstance(each, FileSink)]
     return any(is_moved_log(sink.folder, _captured(stream, folder)) for folder in folders)
 
 
 def _captured(stream: StreamHandle, folder: str) -> Sequence[SinkEntry]:
-    """The log in the newest snapshot that has it."""
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
         try:
             logs: Mapping[str, Any] = logs_in_snapshot(stream.store, snapshot.location or "")

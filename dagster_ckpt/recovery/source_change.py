@@ -294,5 +294,5 @@ def _as_expression(path: str) -> str:
 
 
 def topics_in(offset: TopicOffsets | None) -> tuple[str, ...]:
-    """The topics in the offset of a Kafka source."""
+    """The topics of a Kafka offset."""
     return tuple(sorted(offset or ()))

@@ -116,7 +116,7 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
 
 
 def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) -> dict[str, bytes]:
-    """Those of these files that the state to continue from has."""
+    """The given files of the state to continue from, if they exist."""
     if plan.snapshot is not None:
         return read_files(stream.store, snapshot_location(plan.snapshot), lambda path: path in paths)
     url = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
@@ -180,7 +180,7 @@ def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
 
 
 def moved(positions: Mapping[str, TopicOffsets], chosen: SourceOffsets) -> dict[str, dict[str, dict[str, int]]]:
-    """The positions of the sources that change, by name."""
+    """The changed positions of the sources, by name."""
     changed = {}
     for name, position in positions.items():
         after = {

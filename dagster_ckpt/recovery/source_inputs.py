@@ -103,7 +103,7 @@ def source_inputs(
 
 
 def reasons(inputs: Iterable[SourceInput], status: InputStatus) -> str:
-    """Why sources have a status, in sentences; empty if none has it."""
+    """Why sources have a status, in sentences."""
     return " ".join(each.reason for each in inputs if each.status is status)
 
 
@@ -278,7 +278,7 @@ def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
 
 
 def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | None:
-    """From the logs of a live directory after some positions; None if unreadable."""
+    """The files in a live directory's logs after some positions; None if unreadable."""
     try:
         return {source: files_after(directory.folder, source, position) for source, position in first.items()}
     except (FileNotFoundError, LiveDirectoryError, StorageAccessError):
@@ -307,7 +307,7 @@ _SAME_MS = 1_000
 
 
 def age_ms(text: str) -> int | None:
-    """Spark's option `maxFileAge` in ms; None if it cannot be read."""
+    """Spark's option `maxFileAge` in ms; None if unreadable."""
     found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
     unit = _UNITS.get(found.group(2) or "ms") if found is not None else None
     return int(int(found.group(1)) * unit) if found is not None and unit is not None else None

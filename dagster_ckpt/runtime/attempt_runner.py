@@ -141,7 +141,7 @@ class AttemptRunner:
         return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
 
     def has_committed(self) -> bool:
-        """Whether a batch is committed; before that there is no state."""
+        """Before the first commit there is no state."""
         with suppress(StorageAccessError):
             return self.positions.latest().commit is not None
         return False
@@ -222,7 +222,7 @@ class AttemptRunner:
         log_transition(stream_id, message, level=logging.WARNING)
 
     def abort(self, action: Abort) -> list[Event]:
-        """Returns a failure event at once if no thread works on the attempt."""
+        """Abort an attempt; returns a failure event if no thread works on it."""
         running = self._running.pop(action.number, None)
         if running is None:
             return []
@@ -433,7 +433,7 @@ class AttemptRunner:
     def answer(
         self, request_id: str | None, status: RequestStatus, *, snapshot_id: str | None = None, error: str | None = None
     ) -> None:
-        """Resolve a request, once the catalog is available."""
+        """Resolve a request, now or once the catalog is available."""
         if request_id is not None:
             lease, requests = self._lease.record, self._catalog.requests
             self._retry_queue.run(

@@ -81,7 +81,7 @@ class FailureSide(Enum):
 
 
 class CheckpointFailureReason(Enum):
-    """Why an attempt failed or a request was refused; `counts`: against the tolerable failures."""
+    """Why an attempt failed or a request was refused, and whether it `counts` against the tolerable failures."""
 
     counts: bool
     side: FailureSide
@@ -94,7 +94,7 @@ class CheckpointFailureReason(Enum):
 
     @staticmethod
     def of(error: Exception, *, after_cut: bool) -> CheckpointFailureReason:
-        """The reason for an error before the cut of an attempt, or while it uploaded files."""
+        """The reason for an error before an attempt's cut, or in its upload."""
         match error:
             case NothingCommittedError():
                 return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
@@ -171,7 +171,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answer a request for which no attempt was started; an id of None is the coordinator's timer."""
+    """Answer a request for which no attempt was started (an id of None: the timer)."""
 
     request_id: str | None
     reason: CheckpointFailureReason
@@ -188,7 +188,7 @@ class FailQuery:
 
 @dataclass(frozen=True)
 class StopQuery:
-    """Stop the query for good: the savepoint with this number is complete."""
+    """Stop the query for good: its savepoint is complete."""
 
     number: int
 
@@ -198,14 +198,14 @@ Action = StartAttempt | Abort | Discard | Refuse | FailQuery | StopQuery
 
 @dataclass(frozen=True)
 class QueryStarted:
-    """The query is running: requests are accepted and the periodic timer starts."""
+    """From now on requests are accepted; the periodic timer starts."""
 
     at_ms: int
 
 
 @dataclass(frozen=True)
 class QueryStopped:
-    """The query has ended: no more snapshots can be taken from it."""
+    """No more snapshots can be taken from the query."""
 
     at_ms: int
 
@@ -240,7 +240,7 @@ class Triggered:
 
 @dataclass(frozen=True)
 class CutTaken:
-    """The cut of an attempt exists, which ends its triggering phase; the upload continues."""
+    """The cut of an attempt exists, which ends its triggering phase."""
 
     at_ms: int
     number: int

@@ -49,7 +49,7 @@ UNLIMITED = 2**31 - 1
 
 
 class FailureTally(NamedTuple):
-    """Failures in a row, including the one to record, and how many are tolerated."""
+    """Failures in a row with the one to record, and how many are tolerated."""
 
     consecutive: int
     tolerable: int
@@ -109,7 +109,7 @@ def _counts(kind: TriggerKind, reason: Reason) -> bool:
 
 
 class PendingAttempts:
-    """Attempts by number. At most one of them is in its triggering phase."""
+    """Attempts by number, of which at most one is in its triggering phase."""
 
     def __init__(self) -> None:
         self._pending: dict[int, Attempt] = {}
@@ -126,7 +126,7 @@ class PendingAttempts:
 
     @property
     def is_triggering(self) -> bool:
-        """Whether an attempt has begun but its cut does not exist yet."""
+        """Whether an attempt has no cut yet."""
         return self._triggering is not None
 
     @property
@@ -140,7 +140,7 @@ class PendingAttempts:
         self._triggering = attempt.number
 
     def cut_taken(self, number: int) -> None:
-        """End the triggering phase of an attempt."""
+        """End an attempt's triggering phase."""
         if self._triggering == number:
             self._triggering = None
 
@@ -205,7 +205,7 @@ class CheckpointCoordinator:
 
     @property
     def next_number(self) -> int:
-        """The number that the next attempt will get."""
+        """Number of the next attempt."""
         return self._next_number
 
     @property
@@ -215,7 +215,7 @@ class CheckpointCoordinator:
 
     @property
     def waiting(self) -> tuple[TriggerRequest, ...]:
-        """The queued requests, the next one first."""
+        """Queued requests, the next one first."""
         return self._decider.waiting
 
     def failure_tally(self, attempt: Attempt, reason: Reason) -> FailureTally | None:

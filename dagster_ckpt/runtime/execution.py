@@ -48,7 +48,7 @@ def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
 
 
 class StreamRun:
-    """The executions of one run: the first one, and its restarts in place."""
+    """The executions of one run: the first, and restarts in place."""
 
     def __init__(self, stream: StreamHandle, request: RunRequest, acquired: AcquiredLease, lease: LeaseKeeper) -> None:
         self._stream = stream
@@ -199,7 +199,7 @@ class StopRequests:
         self._tried: list[RequestRecord] = []
 
     def carry_out(self) -> QueryEnd | None:
-        """How the run ends; None without a request or catalog."""
+        """How the run ends; None if nothing was requested, or the catalog is unavailable."""
         catalog, lease = self._stream.catalog, self._lease.record
         try:
             # A request whose answer was lost comes first: the stop may have been recorded.

@@ -111,7 +111,7 @@ class Outcome:
 
     @property
     def savepoint(self) -> SnapshotRecord | None:
-        """The savepoint that the stream was stopped with, if any."""
+        """The savepoint that the stream was stopped with."""
         return self.end.savepoint
 
 

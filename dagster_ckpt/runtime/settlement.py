@@ -208,7 +208,7 @@ class Settlement:
             self._executions.record_terminal_failure(execution_id, reason)
 
     def failed(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
-        """LeaseLostError explains the failure: a successor was changing its files."""
+        """Record a failure; LeaseLostError explains it: a successor was changing the files."""
         try:
             self._executions.end(self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         except LeaseLostError:
@@ -216,7 +216,7 @@ class Settlement:
             raise
 
     def answer_start_request(self, status: RequestStatus, error: str | None) -> None:
-        """Resolve the request that this run answers, if any."""
+        """Resolve the START request of this run."""
         if self._request.start_request_id is not None:
             self._stream.catalog.requests.resolve(
                 self._lease.record, self._request.start_request_id, status, error=error
@@ -241,7 +241,7 @@ class RetryQueue:
         self._pending: deque[Change] = deque()
 
     def run(self, change: Change) -> None:
-        """Apply a write after all pending ones, now if the catalog is available."""
+        """Apply a write after all pending ones, now if possible."""
         self._pending.append(change)
         self.retry()
 

@@ -40,17 +40,17 @@ class QueryInactivity:
     tasks: TaskCounts | None = None
 
     def is_over(self, limit_ms: int) -> bool:
-        """Whether the query has stalled for longer. A running task means slow, not stalled."""
+        """Whether the query has stalled for longer. One with a running task is slow, not stalled."""
         works = self.tasks is not None and self.tasks.running > 0
         return self.stalled_for_ms > limit_ms and not (self.is_idle or works)
 
     def as_record(self) -> dict[str, Any]:
-        """As stored in the progress of an execution."""
+        """As in an execution's progress."""
         return asdict(self)
 
     @staticmethod
     def of_record(record: object) -> QueryInactivity | None:
-        """Read from an execution's progress, if it is there."""
+        """From an execution's progress, if it is there."""
         if not isinstance(record, Mapping):
             return None
         try:
@@ -66,7 +66,7 @@ class QueryInactivity:
 
 
 class StallDetector:
-    """Tracks the activity of one query that was started at `now_ms`."""
+    """Tracks the activity of a query started at `now_ms`."""
 
     def __init__(self, now_ms: int) -> None:
         self._moved_at_ms = now_ms

@@ -84,7 +84,7 @@ class StartedQuery:
 
 @dataclass(frozen=True)
 class Checked:
-    """What the check of a start that is not refused has found."""
+    """What the check of a start has found."""
 
     query_plan: PlanDescription | None
     rewrite: StateRewrite | None
@@ -130,7 +130,7 @@ class Start:
 
     @property
     def stopped_by(self) -> RequestRecord | None:
-        """The request that stopped this start, if one did."""
+        """The request that stopped this start."""
         return self._watch.request
 
     def run(self) -> StartedQuery:
@@ -387,7 +387,7 @@ class Start:
 
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:
-    """Start the query; one that writes to Kafka exactly once gets its transactional sink."""
+    """Start the query; exactly once into Kafka needs a transactional sink."""
     executions = partial(stream.catalog.executions.of_stream, stream.stream_id)
     owner = StreamOwner(stream.catalog.deployment_id, stream.stream_id, executions)
     return start_query(with_transactions(writer, owner, live), stream.name, live)

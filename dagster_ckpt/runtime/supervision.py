@@ -69,7 +69,7 @@ _TRIGGERS = {
 
 
 class Supervisor:
-    """Supervises one query from its start to its end."""
+    """Supervises one query."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class TriggerKind(Enum):
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether the snapshot will belong to the user."""
+        """Whether the snapshot will be the user's."""
         return self is not TriggerKind.CHECKPOINT
 
 
@@ -33,7 +33,7 @@ class TriggerOrigin(Enum):
 
 @dataclass(frozen=True)
 class TriggerRequest:
-    """One request for a snapshot; an id of None is the coordinator's own timer."""
+    """One request for a snapshot; an id of None is the coordinator's timer."""
 
     request_id: str | None
     kind: TriggerKind
@@ -41,7 +41,7 @@ class TriggerRequest:
 
     @property
     def is_timer(self) -> bool:
-        """Whether the coordinator's own timer made this request."""
+        """Whether the coordinator's timer made it."""
         return self.request_id is None
 
 
@@ -108,7 +108,7 @@ class RequestDecider:
 
     @property
     def waiting(self) -> tuple[TriggerRequest, ...]:
-        """The queued requests, the next one first."""
+        """Queued requests, the next one first."""
         return tuple(self._queue)
 
     def submit(self, request: TriggerRequest) -> TriggerRequest | None:

@@ -29,7 +29,7 @@ _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(par
 
 
 def live_folders(live_root: str) -> list[str]:
-    """The ids of streams that have live directories in a live root, sorted."""
+    """Ids of streams with live directories in a live root, sorted."""
     root = LiveDirectory(live_root.rstrip("/")).folder
     return [
         name
@@ -48,7 +48,7 @@ class BuiltDirectory:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it was never renamed to its final name."""
+        """Whether it never got its final name."""
         return "." in self.live.url.rpartition("/")[2]
 
 
@@ -91,7 +91,7 @@ class StreamHandle:
 
     @property
     def live_folder(self) -> str:
-        """Folder that holds this stream's live directories."""
+        """Folder of this stream's live directories."""
         return f"{self.live_root.rstrip('/')}/{self.stream_id}"
 
     def live_directory(self, generation: int, token: int) -> LiveDirectory:
@@ -131,7 +131,7 @@ class StreamHandle:
         ]
 
     def live_directories(self) -> list[BuiltDirectory]:
-        """All in the stream's folder, oldest first: in use, abandoned or unfinished."""
+        """All in the stream's folder, oldest first, also abandoned and unfinished ones."""
         folder = LiveDirectory(self.live_folder)
         found = [
             BuiltDirectory(folder.sibling(f"/{name}"), int(match["generation"]), int(match["token"] or 0))

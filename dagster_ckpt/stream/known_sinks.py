@@ -108,7 +108,7 @@ def sinks_written(stream: StreamHandle) -> list[str]:
 
 
 def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, ...]:
-    """The sinks, as Spark names them, that the query wrote to then."""
+    """The sinks, as Spark names them, that the query of a snapshot wrote to."""
     properties = snapshot.properties or (
         stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
     )

@@ -38,7 +38,7 @@ class AcquiredLease:
 
     @property
     def predecessor_ended(self) -> bool:
-        """If not, an earlier holder may still be writing, and its query must be fenced first."""
+        """If not, an earlier holder may still be writing: fence its query first."""
         return not self.record.predecessor_unproven
 
 
@@ -108,7 +108,7 @@ def refuse_while_written(catalog: Catalog, stream_id: str, *, holder_is_over: Ho
 
 
 def has_living_holder(catalog: Catalog, stream_id: str) -> bool:
-    """Whether an execution holds the stream's lease and may be alive."""
+    """Whether the stream's lease is held by an execution that may be alive."""
     return is_held(catalog.leases.current(stream_id))
 
 

@@ -98,7 +98,7 @@ class ProcessIdentity:
             os.close(handle)
 
     def kill(self, *, within_s: float) -> bool:
-        """Returns whether exactly this process has provably ended within a time."""
+        """Whether exactly this process has provably ended within a time."""
         with suppress(ProcessLookupError, PermissionError):
             self.send(signal.SIGKILL)
         deadline = time.monotonic() + within_s
@@ -139,7 +139,7 @@ def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
 
 
 def process_of(record: LeaseRecord | ExecutionRecord | LaunchRecord) -> ProcessIdentity:
-    """The Python process that a record names."""
+    """The Python process in a record."""
     return ProcessIdentity(record.pid, record.process_start_ticks, record.host, record.boot_id)
 
 
@@ -166,7 +166,7 @@ def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness
 
 
 def is_held(lease: LeaseRecord | None) -> bool:
-    """Whether a lease has not expired and its holder is not proven to have ended."""
+    """Whether a lease has not expired, and its holder is not proven to have ended."""
     return lease is not None and not lease.expired and holder_liveness(lease) is not Liveness.ENDED
 
 

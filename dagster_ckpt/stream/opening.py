@@ -30,7 +30,7 @@ class StreamSource(Protocol):
         """The catalog."""
 
     def id_of(self, stream: str) -> str:
-        """Without opening the storage; StreamNotFoundError if there is no such stream."""
+        """A stream's id, without opening its storage; StreamNotFoundError if there is none."""
 
     def on_storage(self) -> list[str]:
         """Ids of streams that may have state, known to the catalog or not."""
@@ -90,7 +90,7 @@ class RecordedStreams:
         )
 
     def on_storage(self) -> list[str]:
-        """Streams with checkpoints in the given storage or live directories in the given folder."""
+        """Those with checkpoints in the given storage or live directories in the given folder."""
         if self.storage is None:
             raise OptionError(
                 "No storage was given. Name the folder of the checkpoints: --storage s3://bucket/checkpoints on the "

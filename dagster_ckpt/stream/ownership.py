@@ -97,7 +97,7 @@ IF_LOST = (
 
 
 def owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Id of the deployment that owns the stream's folder of live directories, if marked."""
+    """Id of the deployment that marked the stream's folder of live directories."""
     try:
         return LiveDirectory(stream.live_folder).folder.read(OWNER, _LONGEST_OWNER).decode(errors="replace").strip()
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def lies_elsewhere(stream: StreamHandle, record: StreamRecord) -> bool:
 
 
 def other_owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Like `owner_of_live_folder`, but None if it is this deployment."""
+    """`owner_of_live_folder`, unless it is this deployment."""
     owner = owner_of_live_folder(stream)
     return owner if owner != stream.catalog.deployment_id else None
 
@@ -169,7 +169,7 @@ def refuse_unfinished_adoption(record: StreamRecord) -> None:
 
 
 def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -> str | None:
-    """The adopted directory of a snapshot if its query may still run: it exists, and the stream never took it over."""
+    """The adopted directory of a snapshot if its query may still run: it exists, and was never taken over."""
     directory = (snapshot.properties if snapshot is not None else {}).get(ADOPTED_FROM)
     if not isinstance(directory, str):
         return None
@@ -196,7 +196,7 @@ def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> N
 
 
 def claim_of(live: LiveDirectory) -> str | None:
-    """Who has taken a checkpoint directory over, as text; None without a claim."""
+    """Who has taken a checkpoint directory over, as text."""
     try:
         data = live.folder.read(CLAIM, _LONGEST_CLAIM)
     except FileNotFoundError:

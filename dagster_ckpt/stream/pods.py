@@ -71,7 +71,7 @@ class Pod:
 
 
 class KubernetesApi:
-    """The API server, as a pod reaches it: by default from the environment, as its service account."""
+    """The API server; by default as the environment and the pod's service account say."""
 
     def __init__(
         self, url: str | None = None, account: Path = _ACCOUNT, *, clock: Callable[[], float] = time.monotonic
@@ -122,7 +122,7 @@ class KubernetesApi:
 
 
 def _missing(error: urllib.error.HTTPError) -> PodState:
-    """GONE only if the API server itself says that this pod does not exist, not a proxy before it."""
+    """Only the API server itself says that this pod does not exist (GONE), not a proxy before it."""
     if error.code != 404:
         return PodState.UNKNOWN
     try:
@@ -160,7 +160,7 @@ _api = KubernetesApi()
 
 
 def pod_has_ended(recorded_boot: str | None) -> bool:
-    """Whether the pod in the recorded identity of a boot, if any, is proven to have ended."""
+    """Whether the pod in a boot's recorded identity is proven to have ended."""
     pod = Pod.recorded(recorded_boot)
     if pod is None or pod == Pod.of(os.environ):
         return False

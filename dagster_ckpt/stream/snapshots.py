@@ -62,7 +62,7 @@ def is_owned_by_stream(snapshot: SnapshotRecord) -> bool:
 
 
 def describe_snapshot(snapshot: SnapshotRecord) -> str:
-    """Short name of a snapshot and its batch, for messages."""
+    """Short name and batch, for messages."""
     return f"{snapshot.name} at batch {snapshot.batch_id}"
 
 
@@ -129,7 +129,7 @@ def holding(
 
 @contextmanager
 def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterator[None]:
-    """Hold the snapshot that the catalog lists at a location, if any."""
+    """Hold the listed snapshot at a location, if any."""
     known = stream.catalog.snapshots.at_location(stream.stream_id, location)
     with holding(stream.catalog, [known], reader):
         yield
@@ -183,7 +183,7 @@ def unregistered_snapshot(
 
 
 def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
-    """The snapshot of another deployment at a location: URL of its folder, or of the `_metadata` in it."""
+    """Another deployment's snapshot at a location: URL of its folder, or of the `_metadata` in it."""
     refuse_user_info("The location of the snapshot", location)
     folder = location.strip().rstrip("/").removesuffix("/_metadata")
     if not is_location(folder):

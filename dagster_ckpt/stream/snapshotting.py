@@ -64,7 +64,7 @@ class SnapshotOrder:
         checked_label(self.label)
 
     def carrying_in_flight(self) -> SnapshotOrder:
-        """The same with the planned offsets of the running batch."""
+        """With the planned offsets of the running batch."""
         return replace(self, carry_in_flight=True)
 
 
@@ -244,7 +244,7 @@ class BatchFigures:
     lags: Mapping[str, int] = field(default_factory=dict)
 
     def properties(self) -> dict[str, object]:
-        """What a snapshot's row in the catalog records of the sources."""
+        """What a snapshot's row records of the sources."""
         return {"records_behind": dict(self.lags)} if self.lags else {}
 
 

@@ -69,7 +69,7 @@ def _why_no_label(label: str) -> str | None:
 
 
 def is_location(reference: str) -> bool:
-    """Whether a reference names a snapshot by its location."""
+    """Whether a reference is a location."""
     return reference.startswith("/") or "://" in reference
 
 
@@ -223,7 +223,7 @@ class StartFrom:
             raise OptionError(f"The options of the start cannot be read: {error}. Correct or omit it.") from error
 
     def as_record(self) -> dict[str, str | bool | int]:
-        """`start_from`, and the options that are set, as JSON values; `from_record` reads them."""
+        """`start_from` and the options that are set, for `from_record`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return set_options({name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
 

@@ -30,7 +30,7 @@ from dagster_ckpt.values.modes import SnapshotKind
 
 @dataclass(frozen=True)
 class DirectoryToAdopt:
-    """A checkpoint directory that plain Spark wrote, and the sinks of its query, which may be running."""
+    """A checkpoint directory that plain Spark wrote, and the sinks of its query."""
 
     url: str
     sinks: Sequence[str] = ()

@@ -122,7 +122,6 @@ class Catalog:
             return self.database.now_ms(connection)
 
     def close(self) -> None:
-        """Close every connection."""
         self.database.dispose()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -151,7 +150,6 @@ NEWEST_REVISION = "0001"
 
 
 def upgrade(database: Database) -> None:
-    """Migrate a database to the newest schema."""
     with database.reading() as connection:
         if _current_revision(connection) == NEWEST_REVISION:
             return

@@ -73,7 +73,6 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection for reading."""
         with self._errors_translated(), limited(self._call_limit_s), self.engine.connect() as connection:
             yield connection
 
@@ -162,7 +161,6 @@ class Database:
         )
 
     def dispose(self) -> None:
-        """Close every connection."""
         self.engine.dispose()
 
     @contextmanager
@@ -348,7 +346,6 @@ def was_renewed(connection: Connection, seen: LeaseRecord) -> bool:
 
 
 def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
-    """For a former holder of the lease."""
     if row is None or row.execution_id is None:
         return (
             f"The lease of stream {stream_id!r} was released, so this execution no longer holds it. Start the stream "

@@ -37,7 +37,6 @@ class UpgradePhase(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether the upgrade needs no further work."""
         return self in _OVER
 
     @property
@@ -148,13 +147,11 @@ class DesiredStateRecords:
             return _find(connection, stream_id)
 
     def all(self) -> dict[str, DesiredRecord]:
-        """Every managed stream by its id."""
         with self._database.reading() as connection:
             rows = connection.execute(select(desired_states).order_by(desired_states.c.stream_id))
             return {row.stream_id: _record(row) for row in rows}
 
     def of(self, stream_ids: Sequence[str]) -> dict[str, DesiredRecord]:
-        """The managed streams among these."""
         with self._database.reading() as connection:
             rows = connection.execute(select(desired_states).where(desired_states.c.stream_id.in_(stream_ids)))
             return {row.stream_id: _record(row) for row in rows}
@@ -229,7 +226,6 @@ class DesiredStateRecords:
             return True
 
     def note_preflight(self, stream_id: str, preflight: PreflightRecord) -> None:
-        """Record the result of a preflight."""
         with self._database.writing() as connection:
             self._ensure(connection, stream_id, "preflight")
             now_ms = self._database.now_ms(connection)

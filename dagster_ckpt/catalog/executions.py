@@ -40,7 +40,6 @@ class ExecutionRecords:
         return self._all(of_run.order_by(executions.c.started_at_ms.desc(), executions.c.ordinal.desc()))
 
     def get(self, execution_id: str) -> ExecutionRecord:
-        """One execution."""
         found = self._all(select(executions).where(executions.c.execution_id == execution_id))
         if not found:
             raise CatalogError(
@@ -54,11 +53,9 @@ class ExecutionRecords:
         return self._all(newest_first(stream_id).limit(limit))
 
     def latest(self, stream_id: str) -> ExecutionRecord | None:
-        """The newest execution of a stream."""
         return next(iter(self.of_stream(stream_id, limit=1)), None)
 
     def latest_of(self, stream_ids: Sequence[str]) -> dict[str, ExecutionRecord]:
-        """The newest execution of each of these streams."""
         with self._database.reading() as connection:
             return {row.stream_id: _record(row) for row in connection.execute(_newest_of(stream_ids))}
 
@@ -242,7 +239,6 @@ class ExecutionRecords:
                 )
 
     def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
-        """Record the query's newest progress."""
         with self._database.writing_under(lease) as connection:
             connection.execute(
                 executions.update()
@@ -369,7 +365,6 @@ class ExecutionRecords:
 
 
 def newest_first(stream_id: str) -> Select[Any]:
-    """A stream's executions."""
     return select(executions).where(executions.c.stream_id == stream_id).order_by(executions.c.ordinal.desc())
 
 

@@ -102,7 +102,6 @@ def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, i
 
 
 def newest_restorable(stream_ids: Sequence[str]) -> Select[Any]:
-    """The snapshot that a recovery of each stream would use."""
     return (
         select(snapshots)
         .select_from(streams.join(snapshots, snapshots.c.snapshot_id == _newest_restorable(_restorable.c.snapshot_id)))
@@ -191,7 +190,6 @@ class HistoryCursor:
 
     @staticmethod
     def parse(text: str) -> HistoryCursor:
-        """Read the text form."""
         at_ms, _, snapshot_id = text.partition("-")
         return HistoryCursor(min(int(at_ms), LARGEST_LONG), snapshot_id)
 
@@ -234,8 +232,6 @@ class ExecutionHistory:
 
 @dataclass(frozen=True)
 class Branch:
-    """The origin of a timeline."""
-
     timeline: int
     parent: int
     to_batch: int
@@ -245,8 +241,6 @@ _STORED = [name for name in SnapshotFigures.__dataclass_fields__ if name in snap
 
 
 class HistoryRecords:
-    """Read-only queries for pages and charts."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -293,7 +287,6 @@ class HistoryRecords:
             return [_figures(row) for row in reversed(connection.execute(query).all())]
 
     def of_execution(self, stream_id: str, execution_id: str, *, limit: int) -> ExecutionHistory:
-        """What one execution has taken."""
         its_own = (snapshots.c.stream_id == stream_id) & (snapshots.c.execution_id == execution_id)
         totals = (
             select(snapshots.c.status, func.count(), func.coalesce(func.sum(snapshots.c.incremental_bytes), 0))
@@ -313,7 +306,6 @@ class HistoryRecords:
         )
 
     def counts(self, stream_id: str) -> Mapping[str, int]:
-        """A stream's number of snapshots by status."""
         query = (
             select(snapshots.c.status, func.count())
             .where(snapshots.c.stream_id == stream_id)

@@ -89,13 +89,11 @@ class HoldRecords:
             return True
 
     def tagged(self, stream_id: str) -> frozenset[str]:
-        """Ids of a stream's tagged snapshots."""
         query = select(holds.c.snapshot_id).where(holds.c.stream_id == stream_id, holds.c.kind == HoldKind.TAG.value)
         with self._database.reading() as connection:
             return frozenset(connection.execute(query).scalars())
 
     def on(self, snapshot_id: str) -> list[HoldRecord]:
-        """The current holds on a snapshot."""
         with self._database.reading() as connection:
             row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one_or_none()
             return list(standing(connection, row, self._database.now_ms(connection))) if row is not None else []

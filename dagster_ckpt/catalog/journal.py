@@ -44,8 +44,6 @@ class PlannedBatch:
 
 
 class JournalRecords:
-    """The planned batches of each stream."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -74,7 +74,6 @@ class LeaseRecords:
         return taken
 
     def renew(self, stream_id: str, token: int, ttl_ms: int) -> LeaseRecord:
-        """Renew a lease."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
@@ -157,7 +156,6 @@ def _holder(lease: LeaseRecord) -> str:
 
 
 def lease_held_message(lease: LeaseRecord, now_ms: int) -> str:
-    """Who writes a stream, which therefore cannot start."""
     return (
         f"Stream {lease.stream_id!r} is being written by run {lease.run_id} (process {lease.pid} on {lease.host}), "
         f"whose lease expires in {(lease.expires_at_ms - now_ms) / 1000:.0f} s unless it is renewed. A stream has one "

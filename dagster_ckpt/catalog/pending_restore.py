@@ -37,8 +37,6 @@ class ToBatch(SinkRollBack, frozen=True, kw_only=True):
 
 
 class Emptied(SinkRollBack, frozen=True, kw_only=True):
-    """A start with empty state."""
-
     sinks: tuple[str, ...] = ()
 
 
@@ -79,7 +77,6 @@ PendingRestore = ToSnapshot | ToBatch | Emptied | Forked | ToTakeOver | Adopting
 
 
 def stored_pending(pending: PendingRestore) -> dict[str, Any]:
-    """The row of what is pending."""
     if isinstance(pending, Adopting):
         before = stored_pending(pending.before) if pending.before is not None else {}
         return {**before, "adopting": pending.directory, "first_number": pending.first_number}

@@ -28,8 +28,6 @@ _CHUNK = 2_000
 
 @dataclass(frozen=True)
 class PrunedHistory:
-    """What was deleted, or would be."""
-
     stream_id: str
     snapshots: int
     executions: int
@@ -39,13 +37,10 @@ class PrunedHistory:
 
     @property
     def total(self) -> int:
-        """All rows."""
         return self.snapshots + self.executions + self.events + self.requests + self.recovery_failures
 
 
 class PruningRecords:
-    """Retention of the catalog's own history."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -65,7 +65,6 @@ class StateOrigin:
         return StateOrigin(OriginKind.DIRECTORY, batch_id=batch_id, directory=directory, earlier=root)
 
     def as_record(self) -> dict[str, Any]:
-        """As plain data, for the catalog."""
         values = {name: value for name, value in vars(self).items() if value is not None}
         values["kind"] = self.kind.value
         values["sinks"] = list(self.sinks)
@@ -95,8 +94,6 @@ class StateOrigin:
 
 
 class StartCause(StrEnum):
-    """Who started an execution."""
-
     MANUAL = "MANUAL"
     RESTART_IN_PLACE = "RESTART_IN_PLACE"
     RESTART_NEW_RUN = "RESTART_NEW_RUN"
@@ -127,8 +124,6 @@ class SnapshotStatus(StrEnum):
 
 
 class SnapshotTrigger(StrEnum):
-    """Why a snapshot was taken."""
-
     PERIODIC = "PERIODIC"
     MANUAL = "MANUAL"
     STOP = "STOP"
@@ -159,8 +154,6 @@ class HoldKind(StrEnum):
 
 
 class RequestKind(StrEnum):
-    """What a request asks of a stream."""
-
     CHECKPOINT = "CHECKPOINT"
     SAVEPOINT = "SAVEPOINT"
     STOP_WITH_SAVEPOINT = "STOP_WITH_SAVEPOINT"
@@ -185,8 +178,6 @@ UNANSWERED = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
 class EventType(StrEnum):
-    """Types of events in the outbox."""
-
     EXECUTION_STARTED = "EXECUTION_STARTED"
     EXECUTION_RUNNING = "EXECUTION_RUNNING"
     EXECUTION_ENDED = "EXECUTION_ENDED"
@@ -278,7 +269,6 @@ class ExecutionRecord:
 
     @property
     def newest_batch(self) -> int | None:
-        """The newest batch that it reported."""
         batch_id = (self.progress or {}).get("batch_id")
         return batch_id if isinstance(batch_id, int) else None
 
@@ -290,7 +280,6 @@ class ExecutionRecord:
 
     @property
     def is_launched(self) -> bool:
-        """Whether a supervisor launches runs of its stream."""
         return bool((self.recovery or {}).get(IS_LAUNCHED))
 
 
@@ -440,7 +429,6 @@ class SnapshotRecord:
 
     @property
     def watermark_ms(self) -> int | None:
-        """The watermark in ms since the epoch."""
         return watermark_ms_of(self.watermark)
 
 
@@ -454,7 +442,6 @@ def watermark_ms_of(watermark: str | None) -> int | None:
 
 
 def lags_in(properties: Mapping[str, Any]) -> dict[str, int]:
-    """`SnapshotRecord.lags` from its properties."""
     lags = properties.get("records_behind")
     if not isinstance(lags, dict):
         return {}
@@ -547,8 +534,6 @@ class LaunchRecord:
 
 @dataclass(frozen=True)
 class EventRecord:
-    """An event of the outbox."""
-
     sequence: int
     stream_id: str
     type: EventType

@@ -40,8 +40,6 @@ _LONGEST_DETAIL = 4_000
 
 
 class RecoveryRecords:
-    """Failed recoveries."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -65,7 +65,6 @@ class RequestRecords:
         return self.get(request_id)
 
     def get(self, request_id: str) -> RequestRecord:
-        """One request."""
         found = self.find(request_id)
         if found is None:
             raise CatalogError(
@@ -74,7 +73,6 @@ class RequestRecords:
         return found
 
     def find(self, request_id: str | None) -> RequestRecord | None:
-        """One request, or None."""
         with self._database.reading() as connection:
             row = connection.execute(select(requests).where(requests.c.request_id == request_id)).one_or_none()
         return _record(row) if row is not None else None
@@ -188,8 +186,6 @@ def _record(row: Row[Any]) -> RequestRecord:
 
 
 class LaunchRecords:
-    """Launched drivers. Each answers one START request."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -227,11 +223,9 @@ class LaunchRecords:
         return _launch(row)
 
     def get(self, request_id: str) -> LaunchRecord | None:
-        """The launch that answers a START request."""
         return self._first(select(launches).where(launches.c.request_id == request_id))
 
     def latest(self, stream_id: str) -> LaunchRecord | None:
-        """A stream's newest launch."""
         return self._first(
             select(launches)
             .where(launches.c.stream_id == stream_id)

@@ -203,7 +203,6 @@ class SnapshotRecords:
             )
 
     def get(self, snapshot_id: str) -> SnapshotRecord:
-        """One snapshot."""
         with self._database.reading() as connection:
             return _get(connection, snapshot_id)
 
@@ -231,14 +230,12 @@ class SnapshotRecords:
         )
 
     def by_id(self, snapshot_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        """The known ones of these snapshots."""
         return {
             snapshot.snapshot_id: snapshot
             for snapshot in self._all(select(snapshots).where(snapshots.c.snapshot_id.in_(snapshot_ids)))
         }
 
     def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
-        """See `history.tallies`."""
         if not spans:
             return []
         with self._database.reading() as connection:
@@ -251,7 +248,6 @@ class SnapshotRecords:
         ]
 
     def newest_of(self, stream_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        """The newest restorable snapshot of each of these streams."""
         with self._database.reading() as connection:
             return {
                 row.stream_id: read_snapshot(row) for row in connection.execute(queries.newest_restorable(stream_ids))

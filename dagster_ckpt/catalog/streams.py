@@ -26,13 +26,10 @@ from dagster_ckpt.values.untrusted import from_json
 
 
 class StreamRecords:
-    """Streams."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def ensure(self, stream_id: str, *, name: str, asset_key: str, options: dict[str, Any]) -> StreamRecord:
-        """Register a stream, or update it."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             described = {"name": name, "asset_key": asset_key, "options": as_text(options), "updated_at_ms": now_ms}
@@ -42,7 +39,6 @@ class StreamRecords:
             return _get(connection, stream_id)
 
     def get(self, stream_id: str) -> StreamRecord:
-        """One stream."""
         with self._database.reading() as connection:
             return _get(connection, stream_id)
 
@@ -62,7 +58,6 @@ class StreamRecords:
             return [_record(row) for row in connection.execute(select(streams).order_by(streams.c.stream_id))]
 
     def restore_finished(self, lease: LeaseRecord) -> None:
-        """Record that a restore is finished."""
         self._change_under(lease, pending_restore=None)
 
     def forget_live_directory(self, lease: LeaseRecord) -> None:
@@ -70,7 +65,6 @@ class StreamRecords:
         self._change_under(lease, live_directory=None, pending_restore=None)
 
     def note_pending(self, lease: LeaseRecord, pending: PendingRestore | None) -> None:
-        """Record what remains before a query may start."""
         self._change_under(lease, pending_restore=_as_stored(pending))
 
     def forget_adoption(self, lease: LeaseRecord) -> None:
@@ -101,7 +95,6 @@ class StreamRecords:
             raise_counter(connection, lease.stream_id, number)
 
     def prefer_savepoint(self, stream_id: str, snapshot_id: str) -> None:
-        """Record what `preferred-savepoint` resolves to."""
         with self._database.writing() as connection:
             self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
@@ -342,13 +335,10 @@ class RebuiltStream:
 
 
 class RebuildRecords:
-    """Writes of a rebuild."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add_snapshots(self, lease: LeaseRecord, added: Sequence[SnapshotRecord], *, next_number: int) -> None:
-        """Register snapshots of a known stream."""
         with self._database.writing_under(lease) as connection:
             for snapshot in added:
                 connection.execute(snapshots.insert().values(**_columns(snapshot)))

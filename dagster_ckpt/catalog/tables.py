@@ -29,11 +29,9 @@ class FreeText(TypeDecorator[str]):
 
     @property
     def python_type(self) -> type[str]:
-        """Python type of a cell."""
         return str
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - SQLAlchemy's
-        """Redact a text before it is stored."""
         return None if value is None else without_secrets(value)
 
 

@@ -37,7 +37,6 @@ def log_message(stream_id: str, message: str) -> None:
 
 
 def log_triggered(snapshot: SnapshotRecord) -> None:
-    """Log the start of an attempt, whose end is an event."""
     what = f"{snapshot.kind.lower()} {snapshot.number}"
     message = f"Triggering {what} (type={snapshot.trigger.value}) of stream {snapshot.stream_id}"
     log_transition(snapshot.stream_id, message, number=snapshot.number, kind=snapshot.kind)
@@ -53,13 +52,11 @@ def log_renewed(checkpoint: SnapshotRecord) -> None:
 
 
 def log_event(stream_id: str, event: EventType, payload: Mapping[str, Any]) -> None:
-    """Log an event of the catalog."""
     level, message = describe_event(stream_id, event, payload)
     log_transition(stream_id, message, level=level, event=event, **payload)
 
 
 def describe_event(stream_id: str, event: EventType, payload: Mapping[str, Any]) -> tuple[int, str]:
-    """Level and words of an event's log line."""
     level, words = _WORDS.get(event, (logging.DEBUG, _any_event))
     if event is EventType.EXECUTION_ENDED and payload.get("status") == "FAILED":
         level = logging.WARNING

@@ -72,7 +72,6 @@ class Adoption:
     snapshot: SnapshotRecord | None
 
     def messages(self) -> list[str]:
-        """The adoption as messages."""
         problems = [f"{each.severity}: {each.explanation}" for each in self.diagnosis.findings]
         sinks = ", ".join(self.sinks) or (
             "none named: the snapshot has no log of a file sink, so going back to it needs a new output folder"

@@ -109,7 +109,6 @@ def _older_copy(live: LiveDirectory, batch_id: int, newest: SnapshotRecord) -> F
 
 
 def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
-    """What the catalog and the timeline's newest snapshot know of the query."""
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     return KnownQuery.of(record.plan, newest.properties if newest is not None else None)
 
@@ -187,7 +186,6 @@ class Examiner:
         return damage
 
     def damage_of_point(self, plan: RecoveryPlan) -> Damage | None:
-        """Damage of the point that a plan continues from."""
         stream = self._stream
         if plan.snapshot is not None:
             return self.damage_of_snapshot(plan.snapshot)
@@ -207,7 +205,6 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(directory), plan.to_batch)
 
     def damage_of_origin(self, record: StreamRecord) -> Damage | None:
-        """Damage of what the live directory was made from."""
         origin = record.origin
         snapshot = snapshot_of_origin(record, origin) if origin is not None else None
         if snapshot is not None:
@@ -217,7 +214,6 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(origin.directory), origin.batch_id)
 
     def damage_of_snapshot(self, snapshot: SnapshotRecord) -> Damage | None:
-        """Damage of a snapshot, or inside it."""
         if snapshot.location is None:
             return Damage("SnapshotNotFoundError", "the catalog does not record its location")
         try:
@@ -231,7 +227,6 @@ class Examiner:
 
 
 def describe_point(plan: RecoveryPlan, live: LiveDirectory | None) -> str:
-    """What a start began from."""
     if plan.snapshot is not None:
         return describe_snapshot(plan.snapshot)
     return f"the live directory {live.url}" if live is not None else f"batch {plan.to_batch} of {plan.directory}"

@@ -145,7 +145,6 @@ _NOT_IN_USE = "; it was built by a restore, rewind, fork or import that did not 
 
 
 def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> UnknownState:
-    """Live directories, snapshots and sink logs of a stream that its catalog does not know."""
     directories = [
         f"{built.live.url}, up to batch {commit}{_NOT_IN_USE if built.live.is_not_in_use() else ''}"
         for built in stream.live_directories()

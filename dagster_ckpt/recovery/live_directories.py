@@ -152,7 +152,6 @@ def may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
 
 
 def left_to_another(stream: StreamHandle) -> str:
-    """Why a directory that `may_be_anothers` is kept."""
     record = stream.catalog.streams.get(stream.stream_id)
     if not lies_elsewhere(stream, record):
         return (
@@ -167,16 +166,12 @@ def left_to_another(stream: StreamHandle) -> str:
 
 @dataclass(frozen=True)
 class StateRewrite:
-    """How a start rewrites the state."""
-
     spark: SparkSession
     shape: StateShape
     report: Callable[[str], None] = lambda _message: None
 
 
 class Building:
-    """Builds the new live directory of a start."""
-
     def __init__(self, live: LiveDirectory, rewrite: StateRewrite | None, watch: Watch) -> None:
         self.live = live
         self.watch = watch
@@ -185,7 +180,6 @@ class Building:
 
     @property
     def rewrites(self) -> bool:
-        """Whether the state is rewritten."""
         return self._rewrite is not None
 
     def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
@@ -259,7 +253,6 @@ def restore_into(
 
 
 def snapshot_location(snapshot: SnapshotRecord) -> str:
-    """The location of a snapshot."""
     if snapshot.location is None:
         raise SnapshotCorruptError(
             f"The catalog does not record the location of {describe_snapshot(snapshot)}. Start from its location "
@@ -319,7 +312,6 @@ def remove_leftovers(stream: StreamHandle) -> None:
 
 
 def scratch_copies(stream: StreamHandle) -> list[LiveDirectory]:
-    """A stream's temporary copies, in use or left by a killed process."""
     folder = _folder(stream)
     return [folder.sibling(f"/{name}") for name, entry in sorted(folder.folder.list().items()) if entry.is_directory]
 

@@ -19,8 +19,6 @@ from dagster_ckpt.values.durations import rounded_duration
 
 
 class RecoveryKind(Enum):
-    """Kinds of plans, as the catalog records them."""
-
     START_EMPTY = "START_EMPTY"
     RESUME = "RESUME"
     CLONE = "CLONE"
@@ -55,8 +53,7 @@ class _Plan:
             """The batch after which the query resumes; a rewind if below `from_batch`."""
 
         @property
-        def snapshot(self) -> SnapshotRecord | None:
-            """The snapshot that is restored."""
+        def snapshot(self) -> SnapshotRecord | None: ...
 
         @property
         def directory(self) -> str | None:
@@ -72,13 +69,11 @@ class _Plan:
 
     @property
     def rewound_batches(self) -> int:
-        """Committed batches that will be processed again."""
         if self.from_batch is None or self.to_batch is None:
             return 0
         return max(0, self.from_batch - self.to_batch)
 
     def as_record(self) -> dict[str, object]:
-        """The plan as stored in the catalog."""
         return {
             "kind": self.kind.value,
             "reason": self.reason,
@@ -133,8 +128,6 @@ class _Continue(_OfTheLiveDirectory):
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(_Continue):
-    """Continue in the live directory."""
-
     kind = RecoveryKind.RESUME
 
 
@@ -177,12 +170,10 @@ class Restore(_GoBack):
 
     @property
     def to_batch(self) -> int | None:
-        """The batch of the snapshot."""
         return self.snapshot.batch_id
 
     @property
     def point(self) -> str:
-        """The snapshot, as a point."""
         return snapshot_point(self.snapshot.snapshot_id)
 
     def _details(self) -> dict[str, object]:
@@ -221,17 +212,14 @@ class RestoreAndReplay(_Plan):
 
     @property
     def snapshot(self) -> SnapshotRecord:
-        """The snapshot that is restored first."""
         return self.restore.snapshot
 
     @property
     def point(self) -> str:
-        """The name of that snapshot as a point."""
         return self.restore.point
 
     @property
     def rewound_ms(self) -> int | None:
-        """Time since that snapshot."""
         return self.restore.rewound_ms
 
     def _details(self) -> dict[str, object]:
@@ -301,16 +289,13 @@ class RecoveryFacts:
         return [snapshot for snapshot in self.all_snapshots if not edits <= set(snapshot.state_edits)]
 
     def batches_since(self, batch_id: int | None) -> int | None:
-        """Committed batches after this one, if known."""
         return _difference(self.live_batch, batch_id)
 
     def time_since(self, snapshot: SnapshotRecord | None) -> int | None:
-        """Ms from a snapshot to the query's last sign of life, if known."""
         return _difference(self.last_sign_ms, (snapshot.created_at_ms or None) if snapshot is not None else None)
 
     @property
     def live_batch(self) -> int | None:
-        """The stream's current batch, if known."""
         if self.live is not None and self.live.batch_id is not None:
             return self.live.batch_id
         return self.last_batch

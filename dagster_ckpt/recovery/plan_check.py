@@ -73,7 +73,6 @@ def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from:
 
 
 def describe_differences(differences: Sequence[str]) -> str:
-    """The differences as one string."""
     return "Differences: " + "; ".join(differences) + "."
 
 

@@ -44,7 +44,6 @@ from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
-    """Decide what an execution starts from."""
     refuse_unfinished_adoption(facts.stream)
     if facts.start_from.point is StartPoint.EMPTY:
         refuse_unconfirmed(facts)

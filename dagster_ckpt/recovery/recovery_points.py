@@ -39,27 +39,22 @@ class RecoveryPoint:
 
 
 def live_point(directory: str) -> str:
-    """The point of a live directory."""
     return f"{_LIVE}{directory}"
 
 
 def finish_point(directory: str) -> str:
-    """The point of an unfinished restore."""
     return f"finish:{directory}"
 
 
 def snapshot_point(snapshot_id: str) -> str:
-    """The point of a snapshot."""
     return f"snapshot:{snapshot_id}"
 
 
 def batch_point(directory: str, batch_id: int) -> str:
-    """The point of a batch of a live directory."""
     return f"batch:{batch_id}:{directory}"
 
 
 def point_of_origin(origin: StateOrigin | None) -> str | None:
-    """The point that a live directory was created from."""
     if origin is None:
         return None
     if origin.kind is OriginKind.SNAPSHOT and origin.snapshot_id is not None:
@@ -112,7 +107,6 @@ def recovery_points(
 
 
 def snapshot_of_origin(stream: StreamRecord, origin: StateOrigin) -> SnapshotRecord | None:
-    """The snapshot that a state came from, listed in the catalog or not."""
     if origin.snapshot_id is None or origin.location is None:
         return None
     return SnapshotRecord(
@@ -143,8 +137,6 @@ def batch_of(point: RecoveryPoint) -> int:
 
 @dataclass(frozen=True)
 class SkippedSnapshot:
-    """A snapshot that was not chosen."""
-
     snapshot: SnapshotRecord
     why: str
 
@@ -159,7 +151,6 @@ class SnapshotChoice:
 
     @property
     def message(self) -> str:
-        """The choice as one sentence."""
         if self.snapshot is None:
             tried = f" ({len(self.skipped)} were tried)" if self.skipped else ""
             return f"There is no snapshot of this stream that can be restored{tried}."
@@ -167,7 +158,6 @@ class SnapshotChoice:
         return f"Use {describe_snapshot(self.snapshot)} (start_from={self.snapshot.snapshot_id}){replay}."
 
     def as_record(self) -> dict[str, Any]:
-        """The choice as plain data."""
         return {
             "snapshot_id": self.snapshot.snapshot_id if self.snapshot else None,
             "location": self.snapshot.location if self.snapshot else None,

@@ -56,7 +56,6 @@ class LostBatches:
 
     @property
     def last(self) -> int:
-        """The batch after which the query continues."""
         if self.batches:
             return self.batches[-1].batch_id
         return self.in_flight.batch_id - 1 if self.in_flight is not None else -1
@@ -84,7 +83,6 @@ class LostBatches:
 def lost_batches(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
 ) -> LostBatches | None:
-    """The batches that a planned start can replay, if any."""
     if (
         not isinstance(plan, Restore)
         or facts.start_from.point is not StartPoint.LATEST

@@ -64,7 +64,6 @@ class RetentionReport:
     dry_run: bool = False
 
     def and_then(self, later: RetentionReport) -> RetentionReport:
-        """Combined with the report of a later pass."""
         return RetentionReport(
             deleted=(*self.deleted, *later.deleted),
             kept=(*self.kept, *later.kept),
@@ -129,7 +128,6 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
 
 
 def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:
-    """The stream's own DELETING snapshots."""
     deleting = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
     return [snapshot for snapshot in deleting if is_owned_by_stream(snapshot)]
 

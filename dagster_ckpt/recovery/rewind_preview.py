@@ -100,22 +100,18 @@ class RewindPreview:
 
     @property
     def batches(self) -> int:
-        """Committed batches that are processed again."""
         return self.plan.rewound_batches
 
     @property
     def undoes(self) -> bool:
-        """Whether anything that was committed or snapshotted is undone."""
         return bool(self.batches or self.left)
 
     @property
     def losing(self) -> tuple[SinkForecast, ...]:
-        """Sinks that may lose rows."""
         return tuple(sink for sink in self.sinks if sink.effect is SinkEffect.LOSE)
 
     @property
     def downstream(self) -> str:
-        """What readers of the output see."""
         if not self.undoes:
             return "No committed batch is undone."
         snapshots = f", with {len(self.left)} snapshots reported since" if self.left else ""
@@ -125,7 +121,6 @@ class RewindPreview:
         )
 
     def messages(self) -> list[str]:
-        """The preview as log messages."""
         lines = [self.plan.reason]
         if self.batches:
             span = "unknown" if self.span_ms is None else f"{self.span_ms / 1000:,.1f} s"
@@ -206,7 +201,6 @@ def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkF
 
 
 def undone_edits(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[str, ...]:
-    """The edits, described, that the state to start from lacks."""
     if not facts.stream.state_edits or isinstance(plan, Rewind | FinishRestore):
         return ()
     kept: Sequence[str] = ()

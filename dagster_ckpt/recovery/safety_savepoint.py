@@ -15,13 +15,11 @@ LABEL = "before-rewind-"
 
 
 def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
-    """Whether a user's starting point discards committed batches."""
     goes_back = isinstance(plan, Restore | Rewind) and plan.rewound_batches > 0
     return goes_back and start_from.point is not StartPoint.LATEST
 
 
 def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str | None:
-    """How to come back to the current state, if it is left behind."""
     if not leaves_something_behind(plan, facts.start_from):
         return None
     if facts.start_from.no_safety_savepoint:
@@ -31,7 +29,6 @@ def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str |
 
 
 def _unedited(facts: RecoveryFacts, plan: RecoveryPlan) -> str:
-    """What an edit removed is still in the safety savepoint."""
     if plan.snapshot is None or set(plan.snapshot.state_edits) <= set(facts.stream.state_edits):
         return ""
     return (

@@ -65,7 +65,6 @@ class Aim:
     mapped: Sequence[str] | None = None
 
     def is_mapped(self, place: str) -> bool:
-        """Whether an import allows the query to write there."""
         return self.mapped is None or any(same_folder(place, mapped) for mapped in self.mapped)
 
 
@@ -83,11 +82,9 @@ class Survey:
     to_settle: tuple[str, ...] = ()
 
     def allows(self, sink: Sink) -> bool:
-        """Whether a sink may be rolled back."""
         return any(each.verdict is Verdict.ROLL_BACK and each.sink.is_same(sink) for each in self.judgements)
 
     def of(self, verdict: Verdict) -> list[Sink]:
-        """The sinks with a verdict."""
         return [each.sink for each in self.judgements if each.verdict is verdict]
 
     def forecasts(self) -> list[SinkForecast]:
@@ -96,7 +93,6 @@ class Survey:
         return [each for each in told if each is not None]
 
     def refuse(self, stream_id: str) -> None:
-        """Refuse if a sink belongs to another query."""
         _refuse(
             self.judgements,
             f"Stream {stream_id!r} is not started, nothing was changed: it would write to a folder where it could lose "

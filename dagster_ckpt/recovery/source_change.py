@@ -71,7 +71,6 @@ def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequen
 
 
 def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceIdentity, ...] | None:
-    """The recorded sources of the state that a plan starts from."""
     if plan.snapshot is not None:
         properties: Mapping[str, object] = plan.snapshot.properties
         if SOURCE_IDENTITIES not in properties:
@@ -264,7 +263,6 @@ def plain_path(path: str) -> str:
 
 
 def folder_of(uri: str) -> str:
-    """The folder of a file's URI."""
     return uri_path(uri).rpartition("/")[0]
 
 
@@ -294,5 +292,4 @@ def _as_expression(path: str) -> str:
 
 
 def topics_in(offset: TopicOffsets | None) -> tuple[str, ...]:
-    """The topics of a Kafka offset."""
     return tuple(sorted(offset or ()))

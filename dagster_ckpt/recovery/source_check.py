@@ -146,7 +146,6 @@ def topic_offsets(text: str | None) -> TopicOffsets | None:
 
 
 def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) -> None:
-    """Refuse topics and partitions that the query does not read."""
     known = {(topic, each) for position in positions.values() for topic, read in position.items() for each in read}
     topics = sorted({topic for topic, _ in known})
     for topic in (*chosen.partitions, *chosen.times):
@@ -180,7 +179,6 @@ def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
 
 
 def moved(positions: Mapping[str, TopicOffsets], chosen: SourceOffsets) -> dict[str, dict[str, dict[str, int]]]:
-    """The changed positions of the sources, by name."""
     changed = {}
     for name, position in positions.items():
         after = {

@@ -89,7 +89,6 @@ class SourceInput:
 def source_inputs(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, session: SparkSession | None = None
 ) -> tuple[SourceInput, ...]:
-    """Whether each source still has what a planned start reads again."""
     # An unfinished restore or a fork has the batch in flight, if any, in its directory.
     to_batch = facts.live_batch if isinstance(plan, FinishRestore) else plan.to_batch
     base = plan.snapshot.batch_id if plan.snapshot is not None else to_batch
@@ -103,7 +102,6 @@ def source_inputs(
 
 
 def reasons(inputs: Iterable[SourceInput], status: InputStatus) -> str:
-    """Why sources have a status, in sentences."""
     return " ".join(each.reason for each in inputs if each.status is status)
 
 
@@ -314,7 +312,6 @@ def age_ms(text: str) -> int | None:
 
 
 def changed(files: Iterable[SourceFile], existing: Mapping[str, int | None]) -> list[str]:
-    """Files whose modification time changed since they were read."""
     return sorted({each.path for each in files if _has_changed(each, existing.get(each.path))})
 
 

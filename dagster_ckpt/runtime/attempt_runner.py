@@ -141,7 +141,6 @@ class AttemptRunner:
         return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
 
     def has_committed(self) -> bool:
-        """Before the first commit there is no state."""
         with suppress(StorageAccessError):
             return self.positions.latest().commit is not None
         return False
@@ -235,7 +234,6 @@ class AttemptRunner:
         return []
 
     def discard_late(self, number: int) -> None:
-        """Delete a snapshot that completed after its attempt was aborted."""
         taken = self._late.pop(number, None)
         if taken is not None:
             self._clean(lambda: self._discard_own(taken))
@@ -299,7 +297,6 @@ class AttemptRunner:
         return self._clean(clean)
 
     def snapshot(self, number: int) -> SnapshotRecord | None:
-        """The completed snapshot of an attempt of this execution."""
         return self._completed.get(number)
 
     def close(self, why: str) -> None:

@@ -31,7 +31,6 @@ class BatchLog:
     _batches: deque[QueryProgress] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def note(self, reports: Iterable[QueryProgress]) -> None:
-        """Record reports of batches that ran, oldest first."""
         for report in reports:
             self._batches.append(report)
             self.latest = report
@@ -86,7 +85,6 @@ class PositionWatch:
         self._seen_at_ms = 0
 
     def look(self) -> Positions:
-        """Read the current positions."""
         # A report that arrives during the read may not be covered by it.
         after, now_ms = self._log.latest, self._clock()
         self._seen = self._live.positions()

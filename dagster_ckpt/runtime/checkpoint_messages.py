@@ -60,7 +60,6 @@ def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
 def new_attempt(
     options: CheckpointOptions, *, number: int, kind: TriggerKind, request_id: str | None, now_ms: int
 ) -> Attempt:
-    """An attempt that begins now, with its deadlines."""
     alignment = alignment_of(options, kind)
     may_turn_unaligned = alignment is Alignment.WAIT_FOR_COMMIT and options.unaligned and not kind.is_savepoint
     return Attempt(
@@ -180,8 +179,6 @@ class Refuse:
 
 @dataclass(frozen=True)
 class FailQuery:
-    """Fail the query, for the restart strategy."""
-
     reason: CheckpointFailureReason
     detail: str
 
@@ -232,8 +229,6 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Triggered:
-    """A snapshot was requested."""
-
     at_ms: int
     request: TriggerRequest
 

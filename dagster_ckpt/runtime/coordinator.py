@@ -65,7 +65,6 @@ class FailureCounter:
 
     @property
     def consecutive(self) -> int:
-        """Counted failures since the last success."""
         return len(self._counted)
 
     def exceeded_by(self, number: int, kind: TriggerKind, reason: Reason) -> bool:
@@ -121,26 +120,21 @@ class PendingAttempts:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """The pending attempts, oldest first."""
         return tuple(self._pending.values())
 
     @property
     def is_triggering(self) -> bool:
-        """Whether an attempt has no cut yet."""
         return self._triggering is not None
 
     @property
     def next_expiry_ms(self) -> int | None:
-        """When the next attempt expires, if any."""
         return min((attempt.expires_at_ms for attempt in self._pending.values()), default=None)
 
     def add(self, attempt: Attempt) -> None:
-        """Add an attempt in its triggering phase."""
         self._pending[attempt.number] = attempt
         self._triggering = attempt.number
 
     def cut_taken(self, number: int) -> None:
-        """End an attempt's triggering phase."""
         if self._triggering == number:
             self._triggering = None
 
@@ -205,17 +199,14 @@ class CheckpointCoordinator:
 
     @property
     def next_number(self) -> int:
-        """Number of the next attempt."""
         return self._next_number
 
     @property
     def pending(self) -> tuple[Attempt, ...]:
-        """The attempts under way, oldest first."""
         return self._pending.attempts
 
     @property
     def waiting(self) -> tuple[TriggerRequest, ...]:
-        """Queued requests, the next one first."""
         return self._decider.waiting
 
     def failure_tally(self, attempt: Attempt, reason: Reason) -> FailureTally | None:

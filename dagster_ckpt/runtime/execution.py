@@ -60,7 +60,6 @@ class StreamRun:
         self._examiner = Examiner(stream)
 
     def until_the_end(self, execution_id: str) -> Outcome:
-        """Execute the stream, again after each failure that allows a restart."""
         start_from = self._request.start_from
         cause = self._request.cause
         while True:
@@ -175,7 +174,6 @@ def await_restart(
 def _wait_until(
     until_ms: int, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str
 ) -> QueryEnd | None:
-    """Returns early if the run has to stop."""
     stop_requests = StopRequests(stream, lease, execution_id)
     while monotonic_ms() < until_ms:
         if request.interrupted():

@@ -111,7 +111,6 @@ class Outcome:
 
     @property
     def savepoint(self) -> SnapshotRecord | None:
-        """The savepoint that the stream was stopped with."""
         return self.end.savepoint
 
 

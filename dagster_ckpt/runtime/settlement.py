@@ -197,7 +197,6 @@ class Settlement:
         return end
 
     def start_failed(self, execution_id: str, error: Exception, cause: StartCause) -> None:
-        """Record that a start raised an error."""
         reason = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         # A refused start is settled. After any other error the restart strategy decides.
         is_refused = isinstance(error, _REFUSALS)
@@ -216,7 +215,6 @@ class Settlement:
             raise
 
     def answer_start_request(self, status: RequestStatus, error: str | None) -> None:
-        """Resolve the START request of this run."""
         if self._request.start_request_id is not None:
             self._stream.catalog.requests.resolve(
                 self._lease.record, self._request.start_request_id, status, error=error
@@ -246,7 +244,6 @@ class RetryQueue:
         self.retry()
 
     def retry(self) -> None:
-        """Apply the pending writes until one fails."""
         try:
             while self._pending:
                 self._pending[0]()

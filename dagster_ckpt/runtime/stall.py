@@ -45,7 +45,6 @@ class QueryInactivity:
         return self.stalled_for_ms > limit_ms and not (self.is_idle or works)
 
     def as_record(self) -> dict[str, Any]:
-        """As in an execution's progress."""
         return asdict(self)
 
     @staticmethod
@@ -66,8 +65,6 @@ class QueryInactivity:
 
 
 class StallDetector:
-    """Tracks the activity of a query started at `now_ms`."""
-
     def __init__(self, now_ms: int) -> None:
         self._moved_at_ms = now_ms
         self._batch: int | None = None

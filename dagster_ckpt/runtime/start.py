@@ -69,23 +69,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StartedQuery:
-    """A query that was started."""
-
     plan: RecoveryPlan
     prepared: PreparedStart
     query: SupervisedQuery
     sources: Sequence[SourceIdentity] | None = None
 
     def as_record(self) -> dict[str, object]:
-        """As recorded in the catalog."""
         sources = {SOURCE_IDENTITIES: [each.as_record() for each in self.sources]} if self.sources is not None else {}
         return {**self.plan.as_record(), **sources}
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What the check of a start has found."""
-
     query_plan: PlanDescription | None
     rewrite: StateRewrite | None
     sources: Sequence[SourceIdentity] | None
@@ -94,8 +89,6 @@ class Checked:
 
 
 class Start:
-    """The start of one execution."""
-
     def __init__(
         self,
         stream: StreamHandle,
@@ -125,16 +118,13 @@ class Start:
 
     @property
     def stopped(self) -> QueryEnd | None:
-        """Why this start was stopped, if it was."""
         return self._watch.end
 
     @property
     def stopped_by(self) -> RequestRecord | None:
-        """The request that stopped this start."""
         return self._watch.request
 
     def run(self) -> StartedQuery:
-        """Start the query."""
         stream = self._stream
         check_places(stream, self._start_from, predecessor_ended=self._predecessor_ended)
         if not self._predecessor_ended:
@@ -151,7 +141,6 @@ class Start:
         return self._start_at_best_point()
 
     def examined(self, started: StartedQuery, end: QueryEnd) -> QueryEnd:
-        """`StartFailures.examined`, after the started query failed."""
         return self._failures.examined(started.prepared.live, end)
 
     def _still_mine(self) -> None:
@@ -230,7 +219,6 @@ class Start:
         return replace(facts, without_input=self._without_input)
 
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan) -> Checked:
-        """Before anything is changed."""
         stream = self._stream
         refuse_unclaimed(stream, plan.snapshot)
         sources = self._unchanged_sources(plan)

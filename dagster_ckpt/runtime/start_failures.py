@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 
 class StartFailures:
-    """The failures of one execution."""
-
     def __init__(
         self, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str, examiner: Examiner
     ) -> None:

@@ -69,8 +69,6 @@ _TRIGGERS = {
 
 
 class Supervisor:
-    """Supervises one query."""
-
     def __init__(
         self,
         stream: StreamHandle,

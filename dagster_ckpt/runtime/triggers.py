@@ -20,7 +20,6 @@ class TriggerKind(Enum):
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether the snapshot will be the user's."""
         return self is not TriggerKind.CHECKPOINT
 
 
@@ -41,7 +40,6 @@ class TriggerRequest:
 
     @property
     def is_timer(self) -> bool:
-        """Whether the coordinator's timer made it."""
         return self.request_id is None
 
 
@@ -65,8 +63,6 @@ class Load:
 
 @dataclass(frozen=True)
 class Start:
-    """Start an attempt for this request."""
-
     request: TriggerRequest
 
 
@@ -79,8 +75,7 @@ class TooSoon:
 
 
 @dataclass(frozen=True)
-class Wait:
-    """No request can start now."""
+class Wait: ...
 
 
 Decision = Start | TooSoon | Wait
@@ -108,7 +103,6 @@ class RequestDecider:
 
     @property
     def waiting(self) -> tuple[TriggerRequest, ...]:
-        """Queued requests, the next one first."""
         return tuple(self._queue)
 
     def submit(self, request: TriggerRequest) -> TriggerRequest | None:
@@ -133,7 +127,6 @@ class RequestDecider:
         return Start(request)
 
     def drop_all(self) -> tuple[TriggerRequest, ...]:
-        """Empty the queue and return its requests."""
         waiting = self.waiting
         self._queue.clear()
         return waiting
@@ -169,7 +162,6 @@ class PeriodicTrigger:
         self._batches_before, self._rows_before, self._not_before_ms = self._batches, self._rows, now_ms
 
     def stop(self) -> None:
-        """Turn it off."""
         self._progress = None
 
     def progressed(self, now_ms: int, *, wall_ms: int, batches: int, rows: int) -> None:
@@ -177,7 +169,6 @@ class PeriodicTrigger:
         self._batches, self._rows, self._wall_ahead_ms = batches, rows, wall_ms - now_ms
 
     def completed(self, now_ms: int) -> None:
-        """Record that a snapshot was completed."""
         self._last_completed_ms = now_ms
 
     def due_at_ms(self, now_ms: int) -> int | None:

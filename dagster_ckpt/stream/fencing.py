@@ -80,7 +80,6 @@ def put_up_fence(
 
 
 def refuse_a_fenced_directory(live: LiveDirectory) -> None:
-    """Refuse to start a query in a fenced live directory."""
     batch = live.fenced_at()
     if batch is not None:
         raise LiveDirectoryError(

@@ -91,7 +91,6 @@ class StreamHandle:
 
     @property
     def live_folder(self) -> str:
-        """Folder of this stream's live directories."""
         return f"{self.live_root.rstrip('/')}/{self.stream_id}"
 
     def live_directory(self, generation: int, token: int) -> LiveDirectory:
@@ -111,7 +110,6 @@ class StreamHandle:
         return 0 if record.live_generation > 0 else self.newest_token()
 
     def newest_token(self) -> int:
-        """The highest token of a live directory, or 0."""
         return max((built.token for built in self.live_directories()), default=0)
 
     def directories_ahead(self, record: StreamRecord) -> list[BuiltDirectory]:

@@ -139,7 +139,6 @@ def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
 
 
 def process_of(record: LeaseRecord | ExecutionRecord | LaunchRecord) -> ProcessIdentity:
-    """The Python process in a record."""
     return ProcessIdentity(record.pid, record.process_start_ticks, record.host, record.boot_id)
 
 
@@ -191,7 +190,6 @@ def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness
 
 
 def launch_liveness(launch: LaunchRecord) -> Liveness:
-    """Whether the launched process is still running."""
     return process_of(launch).liveness()
 
 
@@ -256,7 +254,6 @@ def _is_there(pid: int) -> bool:
 
 @cache
 def _boot_session() -> str:
-    """Identity of this boot on macOS."""
     try:
         asked = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, check=True, text=True)
     except (OSError, subprocess.CalledProcessError):

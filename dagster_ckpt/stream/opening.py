@@ -26,8 +26,7 @@ class StreamSource(Protocol):
     """Opens the streams of a catalog."""
 
     @property
-    def catalog(self) -> Catalog:
-        """The catalog."""
+    def catalog(self) -> Catalog: ...
 
     def id_of(self, stream: str) -> str:
         """A stream's id, without opening its storage; StreamNotFoundError if there is none."""
@@ -66,11 +65,9 @@ class RecordedStreams:
     options: Mapping[str, CheckpointOptions] = field(default_factory=dict)
 
     def id_of(self, stream: str) -> str:
-        """See `StreamSource`."""
         return self.catalog.streams.named(stream).stream_id
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """See `StreamSource`."""
         record = self._find(stream) if new_like is not None else self.catalog.streams.named(stream)
         known = record or (self._find(new_like) if new_like is not None else None)
         settings = RecordedSettings.of_record(known.options if known is not None else {})

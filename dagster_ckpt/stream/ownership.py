@@ -74,7 +74,6 @@ def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
 
 
 def claim_live_folder(stream: StreamHandle) -> None:
-    """Mark the folder of live directories as this deployment's."""
     if owner_of_live_folder(stream) is None:
         LiveDirectory(stream.live_folder).folder.create_if_absent(OWNER, stream.catalog.deployment_id.encode())
     _refuse_anothers_folder(stream)
@@ -117,7 +116,6 @@ def other_owner_of_live_folder(stream: StreamHandle) -> str | None:
 
 
 def disown_live_folder(stream: StreamHandle) -> None:
-    """Remove this deployment's mark from that folder."""
     if other_owner_of_live_folder(stream) is None:
         LiveDirectory(stream.live_folder).folder.delete(OWNER)
 

@@ -53,7 +53,6 @@ class Pod:
     uid: str
 
     def __str__(self) -> str:
-        """How leases record it."""
         return f"{_PREFIX}{self.namespace}/{self.name}/{self.uid}"
 
     @staticmethod

@@ -54,7 +54,6 @@ class RecordedSettings:
     live_root: str | None = None
 
     def as_record(self) -> dict[str, Any]:
-        """The settings as plain data."""
         return {
             "checkpointing": _options_record(self.options) if self.options is not None else None,
             "restart": self.restart,
@@ -89,7 +88,6 @@ class RecordedRestartStrategy(DecidingRestartStrategy):
     description: str = _UNKNOWN_RESTART
 
     def get_description(self) -> str:
-        """Return the recorded description."""
         return self.description
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:

@@ -62,7 +62,6 @@ def is_owned_by_stream(snapshot: SnapshotRecord) -> bool:
 
 
 def describe_snapshot(snapshot: SnapshotRecord) -> str:
-    """Short name and batch, for messages."""
     return f"{snapshot.name} at batch {snapshot.batch_id}"
 
 

@@ -64,7 +64,6 @@ class SnapshotOrder:
         checked_label(self.label)
 
     def carrying_in_flight(self) -> SnapshotOrder:
-        """With the planned offsets of the running batch."""
         return replace(self, carry_in_flight=True)
 
 
@@ -244,7 +243,6 @@ class BatchFigures:
     lags: Mapping[str, int] = field(default_factory=dict)
 
     def properties(self) -> dict[str, object]:
-        """What a snapshot's row records of the sources."""
         return {"records_behind": dict(self.lags)} if self.lags else {}
 
 

@@ -17,8 +17,6 @@ from dagster_ckpt.values.validation import WholeNumber
 
 
 class StartPoint(Enum):
-    """The kinds of starting point."""
-
     LATEST = "latest"
     LATEST_CHECKPOINT = "latest-checkpoint"
     LATEST_SAVEPOINT = "latest-savepoint"
@@ -69,7 +67,6 @@ def _why_no_label(label: str) -> str | None:
 
 
 def is_location(reference: str) -> bool:
-    """Whether a reference is a location."""
     return reference.startswith("/") or "://" in reference
 
 
@@ -229,7 +226,6 @@ class StartFrom:
 
     @property
     def point(self) -> StartPoint:
-        """The kind of starting point."""
         return _point(self.start_from)[0]
 
     @property

@@ -137,7 +137,6 @@ _ADVISORY_LOCK = 7_246_019_381
 
 
 def alembic_config() -> Config:
-    """Without a file: the package has the migrations."""
     from alembic.config import Config  # noqa: PLC0415
 
     config = Config()
@@ -223,7 +222,6 @@ def check_home(database: Database) -> None:
 
 
 def accept_home(database: Database) -> None:
-    """Record the catalog's current place as its home."""
     here = _home_of(database)
     with database.writing() as connection:
         connection.execute(deployment.update().values(home=as_text(asdict(here)) if here is not None else None))

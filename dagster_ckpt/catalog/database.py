@@ -116,7 +116,6 @@ class Database:
             yield connection
 
     def now_ms(self, connection: Connection) -> int:
-        """The time by the injected clock or the database's."""
         if self._clock is not None:
             return self._clock()
         return int(connection.execute(text(_NOW[self.url.get_backend_name()])).scalar_one())
@@ -143,7 +142,7 @@ class Database:
         execution_id: str | None = None,
         payload: dict[str, Any] | None = None,
     ) -> None:
-        """Write an event in the transaction of its change; it is logged after the commit."""
+        """In the transaction of its change; it is logged after the commit."""
         kept = {name: _to_keep(name, value) for name, value in (payload or {}).items()}
         connection.info[_RECORDED].append((stream_id, what, kept))
         counted = event_counter.update().values(last_sequence=event_counter.c.last_sequence + 1)
@@ -182,7 +181,6 @@ def _to_keep(name: str, value: object) -> object:
 
 
 def as_text(value: object) -> str:
-    """A value as the catalog stores it."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True, default=str)
 
 
@@ -322,7 +320,7 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
 
 
 def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:
-    """The lease of a stream as stored; None if never held."""
+    """As stored; None if never held."""
     return connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one_or_none()
 
 
@@ -358,7 +356,7 @@ def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
 
 
 def lock_snapshot(connection: Connection, snapshot_id: str) -> Row[Any] | None:
-    """Lock and return a snapshot's row until the commit."""
+    """Locked until the commit."""
     return connection.execute(
         select(snapshots).where(snapshots.c.snapshot_id == snapshot_id).with_for_update()
     ).one_or_none()

@@ -142,7 +142,6 @@ class DesiredStateRecords:
         self._database = database
 
     def find(self, stream_id: str) -> DesiredRecord | None:
-        """None if no desired state was ever recorded."""
         with self._database.reading() as connection:
             return _find(connection, stream_id)
 
@@ -157,7 +156,7 @@ class DesiredStateRecords:
             return {row.stream_id: _record(row) for row in rows}
 
     def ensure(self, stream_id: str, *, origin: str) -> DesiredRecord:
-        """The row of a known stream; in a new one the asset's definition decides."""
+        """In a new row the asset's definition decides."""
         with self._database.writing() as connection:
             return self._ensure(connection, stream_id, origin)
 

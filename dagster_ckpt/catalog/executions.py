@@ -35,7 +35,7 @@ class ExecutionRecords:
         self._database = database
 
     def of_run(self, run_id: str) -> list[ExecutionRecord]:
-        """Those of one run, newest first."""
+        """Newest first."""
         of_run = select(executions).where(executions.c.run_id == run_id)
         return self._all(of_run.order_by(executions.c.started_at_ms.desc(), executions.c.ordinal.desc()))
 
@@ -49,7 +49,7 @@ class ExecutionRecords:
         return found[0]
 
     def of_stream(self, stream_id: str, *, limit: int | None = None) -> list[ExecutionRecord]:
-        """Those of one stream, newest first."""
+        """Newest first."""
         return self._all(newest_first(stream_id).limit(limit))
 
     def latest(self, stream_id: str) -> ExecutionRecord | None:
@@ -72,7 +72,7 @@ class ExecutionRecords:
             return {row.run_id: row.stream_id for row in connection.execute(query)}
 
     def unsettled(self, run_ids: Collection[str] | None = None) -> list[ExecutionRecord]:
-        """Unsettled or running executions, oldest first; None: of all runs."""
+        """Also running ones, oldest first; None: of all runs."""
         if run_ids is not None and not run_ids:
             return []
         query = select(executions).where(executions.c.settled.is_(False))
@@ -81,7 +81,7 @@ class ExecutionRecords:
         return self._all(query.order_by(executions.c.stream_id, executions.c.ordinal))
 
     def failures_since_manual_start(self, stream_id: str) -> list[int]:
-        """Times (ms since the epoch) of the failures since a user last started the stream, oldest first."""
+        """When (ms since the epoch) the stream failed since a user last started it, oldest first."""
         query = newest_first(stream_id).with_only_columns(
             executions.c.status, executions.c.cause, executions.c.ended_at_ms
         )
@@ -95,7 +95,7 @@ class ExecutionRecords:
         return failed[::-1]
 
     def failed_since(self, stream_ids: Sequence[str], since_ms: int) -> dict[str, list[RunFailure]]:
-        """Failed executions of these streams since a time (ms since the epoch), oldest first."""
+        """Oldest first; `since_ms` is since the epoch."""
         query = (
             select(executions.c.stream_id, executions.c.ended_at_ms, executions.c.reason)
             .where(executions.c.stream_id.in_(stream_ids), executions.c.ended_at_ms > since_ms)
@@ -111,7 +111,7 @@ class ExecutionRecords:
         return failed
 
     def first_started(self, stream_ids: Sequence[str]) -> dict[str, int]:
-        """When each of these streams was first started (ms since the epoch)."""
+        """In ms since the epoch."""
         query = (
             select(executions.c.stream_id, func.min(executions.c.started_at_ms))
             .where(executions.c.stream_id.in_(stream_ids))
@@ -126,7 +126,6 @@ class ExecutionRecords:
         return next((each.newest_batch for each in there if each.newest_batch is not None), None)
 
     def last_sources(self, stream_id: str, live_directory: str | None) -> Any | None:
-        """The sources of the newest execution in a live directory."""
         query = newest_first(stream_id).where(
             executions.c.live_directory == live_directory,
             executions.c.recovery.contains(f'"{SOURCE_IDENTITIES}":[', autoescape=True),
@@ -135,7 +134,7 @@ class ExecutionRecords:
         return (found[0].recovery or {}).get(SOURCE_IDENTITIES) if found else None
 
     def of_other_streams(self, stream_id: str) -> list[ExecutionRecord]:
-        """Unsettled or running executions of other streams whose lease is held."""
+        """Unsettled or running ones, of streams whose lease is held."""
         held = select(leases.c.stream_id).where(leases.c.execution_id.is_not(None), leases.c.stream_id != stream_id)
         return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.stream_id.in_(held)))
 
@@ -144,11 +143,10 @@ class ExecutionRecords:
         return next((list(each.sinks) for each in self.of_stream(stream_id) if each.sinks), [])
 
     def sinks_of_others(self, stream_id: str) -> list[str]:
-        """The last sinks of all other streams."""
         return [sink for sinks in self.sinks_by_other(stream_id).values() for sink in sinks]
 
     def sinks_by_other(self, stream_id: str) -> dict[str, list[str]]:
-        """Like `sinks_of_others`, by stream id."""
+        """The last sinks of all other streams, as Spark names them."""
         others = executions.alias("others")
         newest = (
             select(others.c.stream_id, func.max(others.c.ordinal).label("ordinal"))
@@ -170,7 +168,7 @@ class ExecutionRecords:
         holder: Holder,
         code_version: str | None = None,
     ) -> ExecutionRecord:
-        """Record the start of an execution of the lease's stream; earlier ones are ended and settled."""
+        """Record the start of an execution; the stream's earlier ones are ended and settled."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             now_ms = self._database.now_ms(connection)
@@ -218,7 +216,6 @@ class ExecutionRecords:
         recovery: dict[str, Any],
         application: dict[str, Any] | None = None,
     ) -> None:
-        """Record that the query was started, from what, and its Spark application."""
         with self._database.writing_under(lease) as connection:
             stream_id = connection.execute(
                 executions.update()
@@ -391,7 +388,6 @@ def _record(row: Row[Any]) -> ExecutionRecord:
 
 
 def _refused_alike(connection: Connection, stream_id: str, execution_id: str) -> list[str]:
-    """An execution and its predecessors, up to the last that ran or that a user started."""
     columns = (executions.c.execution_id, executions.c.cause, executions.c.recovery)
     alike: list[str] = []
     for row in connection.execute(newest_first(stream_id).with_only_columns(*columns)):

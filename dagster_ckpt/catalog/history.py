@@ -20,7 +20,7 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 @dataclass(frozen=True)
 class SnapshotTally:
-    """Totals over several checkpoints; bytes are those written."""
+    """Bytes are those written for the checkpoints."""
 
     count: int
     rows: int
@@ -180,8 +180,6 @@ GROUP BY span.place
 
 @dataclass(frozen=True)
 class HistoryCursor:
-    """The last snapshot of a page, after which the next page begins."""
-
     created_at_ms: int
     snapshot_id: str
 
@@ -222,8 +220,6 @@ class SnapshotFigures:
 
 @dataclass(frozen=True)
 class ExecutionHistory:
-    """The snapshots of one execution; completed ones may be deleted since."""
-
     completed: int
     failed: int
     new_bytes: int
@@ -253,7 +249,7 @@ class HistoryRecords:
         status: SnapshotStatus | None = None,
         older_than: HistoryCursor | None = None,
     ) -> HistoryPage:
-        """Snapshots of a stream, newest attempt first, with failed and deleted ones."""
+        """Newest attempt first, with failed and deleted ones."""
         query = of_stream(stream_id, kind, status)
         if older_than is not None:
             same_time = (snapshots.c.created_at_ms == older_than.created_at_ms) & (
@@ -272,7 +268,7 @@ class HistoryRecords:
         return HistoryPage(shown, HistoryCursor(shown[-1].created_at_ms, shown[-1].snapshot_id) if has_more else None)
 
     def figures(self, stream_id: str, *, limit: int) -> list[SnapshotFigures]:
-        """Figures of the last completed snapshots, oldest first."""
+        """Of the last completed snapshots, oldest first."""
         query = (
             select(*(snapshots.c[name] for name in _STORED), snapshots.c.watermark)
             .where(
@@ -315,7 +311,7 @@ class HistoryRecords:
             return {str(status): int(count) for status, count in connection.execute(query)}
 
     def branches(self, stream_id: str) -> list[Branch]:
-        """Origins of a stream's timelines, newest first; the first has none."""
+        """Newest first; the first timeline has none."""
         query = (
             select(timelines.c.timeline, timelines.c.parent, timelines.c.to_batch)
             .where(timelines.c.stream_id == stream_id)
@@ -338,7 +334,6 @@ _FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
 
 
 def of_stream(stream_id: str, kind: SnapshotKind | None, status: SnapshotStatus | None) -> Select[Any]:
-    """A stream's snapshots, of one kind and status if given."""
     query = select(snapshots).where(snapshots.c.stream_id == stream_id)
     if kind is not None:
         query = query.where(snapshots.c.kind == kind.value)

@@ -33,8 +33,6 @@ _UPGRADE_IS_OVER = frozenset(phase.value for phase in UpgradePhase if phase.is_o
 
 
 class HoldRecords:
-    """Holds on snapshots, by the database's clock."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -54,14 +52,14 @@ class HoldRecords:
             return made
 
     def renew(self, hold_ids: Sequence[str], ttl_ms: int) -> bool:
-        """Renew holds; False if one had expired and was removed."""
+        """False if a hold had expired and was removed."""
         with self._database.writing() as connection:
             expires_at_ms = self._database.now_ms(connection) + ttl_ms
             renewed = holds.update().where(holds.c.hold_id.in_(hold_ids)).values(expires_at_ms=expires_at_ms)
             return connection.execute(renewed).rowcount == len(hold_ids)
 
     def release(self, hold_ids: Sequence[str]) -> None:
-        """Release holds; a missing one is no error."""
+        """A missing hold is no error."""
         with self._database.writing() as connection:
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
@@ -139,7 +137,6 @@ def describe_holds(held: Iterable[HoldRecord]) -> str:
 
 
 def deleted_message(connection: Connection, stream_id: str, snapshot_id: str) -> str:
-    """For a reader whose snapshot was deleted before it got a hold."""
     row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one()
     there = select(snapshots).where(
         snapshots.c.stream_id == stream_id, snapshots.c.status == SnapshotStatus.COMPLETED.value

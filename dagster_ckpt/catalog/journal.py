@@ -72,7 +72,7 @@ class JournalRecords:
             )
 
     def note_rows(self, lease: LeaseRecord, rows: Mapping[int, int]) -> None:
-        """Record how many rows batches have read; unknown batches are skipped."""
+        """Unknown batches are skipped."""
         batches = (planned_batches.c.stream_id == lease.stream_id) & planned_batches.c.batch_id.in_(rows)
         with self._database.writing_under(lease) as connection:
             for row in connection.execute(select(planned_batches).where(batches)).all():
@@ -83,7 +83,7 @@ class JournalRecords:
                     connection.execute(planned_batches.update().where(this).values(files=files))
 
     def forget_after(self, lease: LeaseRecord, batch_id: int) -> None:
-        """Forget later batches, which a sink is about to undo."""
+        """A sink is about to undo the later batches."""
         with self._database.writing_under(lease) as connection:
             forget_after(connection, lease.stream_id, batch_id)
 

@@ -22,8 +22,6 @@ _NEEDED = ("run_id", "host", "pid", "expires_at_ms")
 
 
 class LeaseRecords:
-    """Leases of streams, by the database's clock."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -83,7 +81,7 @@ class LeaseRecords:
             return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
 
     def release(self, stream_id: str, token: int) -> None:
-        """Release a lease; not held is no error."""
+        """Not held is no error."""
         with self._database.writing() as connection:
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token)
             released = connection.execute(leases.update().where(mine).values(**_EMPTY)).rowcount
@@ -97,7 +95,7 @@ class LeaseRecords:
             connection.execute(leases.update().where(of_stream).values(predecessor_unproven=False))
 
     def in_force_of_jvm(self, host: str, boot_id: str, jvm_pid: int) -> list[LeaseRecord]:
-        """Unexpired leases whose holders one JVM serves."""
+        """Unexpired leases whose holders this JVM serves."""
         of_jvm = (leases.c.host == host) & (leases.c.boot_id == boot_id) & (leases.c.jvm_pid == jvm_pid)
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
@@ -105,7 +103,7 @@ class LeaseRecords:
             return [_record(row, now_ms) for row in rows]
 
     def current(self, stream_id: str) -> LeaseRecord | None:
-        """The lease of a stream, expired or not, if held."""
+        """None if not held; may be expired."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.execution_id is None:
@@ -113,7 +111,7 @@ class LeaseRecords:
             return _record(row, self._database.now_ms(connection))
 
     def all_held(self) -> list[LeaseRecord]:
-        """The held leases, expired or not."""
+        """Expired or not."""
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
             rows = connection.execute(select(leases).where(leases.c.execution_id.is_not(None)))

@@ -274,7 +274,6 @@ class ExecutionRecord:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The sinks that it reported, as Spark names them."""
         sinks = (self.progress or {}).get("sinks")
         return tuple(map(str, sinks)) if isinstance(sinks, list) else ()
 
@@ -406,13 +405,12 @@ class SnapshotRecord:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The plan of its state; empty if unknown."""
         plan = self.properties.get("plan")
         return plan if isinstance(plan, dict) else {}
 
     @property
     def state_edits(self) -> tuple[str, ...]:
-        """Ids of the edits in its state, oldest first."""
+        """Oldest first."""
         edits = self.properties.get("state_edits")
         return tuple(map(str, edits)) if isinstance(edits, list) else ()
 
@@ -433,7 +431,6 @@ class SnapshotRecord:
 
 
 def watermark_ms_of(watermark: str | None) -> int | None:
-    """A watermark as Spark reports it, in ms since the epoch."""
     try:
         # Before its first rows, Spark reports 1970.
         return round(datetime.fromisoformat(watermark).timestamp() * 1000) or None if watermark else None
@@ -449,7 +446,6 @@ def lags_in(properties: Mapping[str, Any]) -> dict[str, int]:
 
 
 def records_behind_in(properties: Mapping[str, Any]) -> int | None:
-    """Records waiting in all Kafka sources, if reported."""
     lags = lags_in(properties)
     return min(sum(lags.values()), LARGEST_LONG) if lags else None
 
@@ -545,7 +541,5 @@ class EventRecord:
 
 @dataclass(frozen=True)
 class RunFailure:
-    """An execution that failed, and when it ended (ms since the epoch)."""
-
     at_ms: int
     reason: str

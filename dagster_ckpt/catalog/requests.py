@@ -78,14 +78,13 @@ class RequestRecords:
         return _record(row) if row is not None else None
 
     def pending(self, stream_id: str) -> list[RequestRecord]:
-        """Requests that have not been accepted, oldest first."""
         pending = (requests.c.stream_id == stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.reading() as connection:
             rows = connection.execute(select(requests).where(pending).order_by(requests.c.created_at_ms))
             return [_record(row) for row in rows]
 
     def unanswered(self, stream_id: str | None = None) -> list[RequestRecord]:
-        """Requests neither answered nor withdrawn, oldest first; None: of all streams."""
+        """Neither answered nor withdrawn, oldest first; None: of all streams."""
         query = select(requests).where(requests.c.status.in_(UNANSWERED)).order_by(requests.c.created_at_ms)
         if stream_id is not None:
             query = query.where(requests.c.stream_id == stream_id)
@@ -93,7 +92,6 @@ class RequestRecords:
             return [_record(row) for row in connection.execute(query)]
 
     def starts_to_launch(self) -> list[RequestRecord]:
-        """Unanswered start requests of all streams, oldest first."""
         waiting = (requests.c.status == RequestStatus.PENDING.value) & (requests.c.kind == RequestKind.START.value)
         with self._database.reading() as connection:
             rows = connection.execute(select(requests).where(waiting).order_by(requests.c.created_at_ms))
@@ -101,13 +99,13 @@ class RequestRecords:
             return [request for request in map(_record, rows) if request.kind is RequestKind.START]
 
     def accept(self, lease: LeaseRecord, request_id: str) -> bool:
-        """Accept as the stream's writer; False if it was withdrawn or accepted concurrently."""
+        """False if it was withdrawn or accepted concurrently."""
         pending = (requests.c.stream_id == lease.stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.writing_under(lease) as connection:
             return _move(connection, request_id, pending, status=RequestStatus.ACCEPTED.value)
 
     def withdraw(self, request_id: str, *, only_pending: bool = False) -> bool:
-        """Withdraw; False if already answered."""
+        """False if already answered."""
         allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else UNANSWERED)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, allowed, RequestStatus.WITHDRAWN)
@@ -121,7 +119,7 @@ class RequestRecords:
         snapshot_id: str | None = None,
         error: str | None = None,
     ) -> bool:
-        """Answer as the stream's writer; False if already answered or withdrawn."""
+        """False if already answered or withdrawn."""
         answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(UNANSWERED)
         with self._database.writing_under(lease) as connection:
             return _answer(
@@ -129,7 +127,7 @@ class RequestRecords:
             )
 
     def fail_start(self, request_id: str, error: str) -> bool:
-        """Fail as its launcher; False if already answered."""
+        """As its launcher; False if already answered."""
         unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(UNANSWERED)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, unanswered, RequestStatus.FAILED, error=error)

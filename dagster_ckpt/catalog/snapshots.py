@@ -148,7 +148,7 @@ class SnapshotRecords:
             self._fail(connection, snapshot_id, _of(lease), reason, counted)
 
     def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
-        """Record that a snapshot was verified, and its problem; unknown ones are ignored.
+        """Record a verification of a snapshot, and its problem; unknown ones are ignored.
 
         `state_was_read`: Spark read its state from a restored copy, which proves it.
         """
@@ -181,7 +181,7 @@ class SnapshotRecords:
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(status=SnapshotStatus.DELETING.value))
 
     def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
-        """Record why the bytes of a snapshot were deleted; repeated passes write only one event."""
+        """Record that the bytes were deleted, and why; repeated passes write only one event."""
         with self._database.writing_as(lease) as connection:
             present = _is(snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
             gone = connection.execute(
@@ -209,22 +209,21 @@ class SnapshotRecords:
     def of_stream(
         self, stream_id: str, *, kind: SnapshotKind | None = None, status: SnapshotStatus | None = None
     ) -> list[SnapshotRecord]:
-        """Snapshots of a stream, newest first."""
+        """Newest first."""
         found = self._all(queries.of_stream(stream_id, kind, status))
         # BROKEN rows do not count.
         return [snapshot for snapshot in found if status is None or snapshot.status is status]
 
     def at_location(self, stream_id: str, location: str) -> SnapshotRecord | None:
-        """The newest snapshot of a stream that is or was at a location."""
+        """The newest snapshot that is or was there."""
         at_place = (snapshots.c.stream_id == stream_id) & (snapshots.c.location == location)
         return next(iter(self._all(select(snapshots).where(at_place))), None)
 
     def completed(self, stream_id: str) -> list[SnapshotRecord]:
-        """Snapshots that a user may name as a starting point, newest first."""
+        """What a user may name as a starting point, newest first."""
         return self.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
 
     def newest_checkpoint(self, stream_id: str) -> SnapshotRecord | None:
-        """The newest completed checkpoint, with which the next may share bytes."""
         return next(
             iter(self.of_stream(stream_id, kind=SnapshotKind.CHECKPOINT, status=SnapshotStatus.COMPLETED)), None
         )

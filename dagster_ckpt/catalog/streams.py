@@ -53,7 +53,7 @@ class StreamRecords:
             return self.get(writers[0].stream_id)
 
     def all(self) -> list[StreamRecord]:
-        """All streams, by id; an unreadable one is `broken`."""
+        """By id; an unreadable one is `broken`."""
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(select(streams).order_by(streams.c.stream_id))]
 
@@ -61,7 +61,6 @@ class StreamRecords:
         self._change_under(lease, pending_restore=None)
 
     def forget_live_directory(self, lease: LeaseRecord) -> None:
-        """From now on the stream has no live directory: its files may be deleted."""
         self._change_under(lease, live_directory=None, pending_restore=None)
 
     def note_pending(self, lease: LeaseRecord, pending: PendingRestore | None) -> None:
@@ -90,7 +89,7 @@ class StreamRecords:
             )
 
     def count_from(self, lease: LeaseRecord, number: int) -> None:
-        """Raise the stream's counter; a higher one is unchanged."""
+        """Raise the stream's counter; a higher one stays."""
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number)
 
@@ -105,7 +104,7 @@ class StreamRecords:
             self._change(connection, stream_id, accepted_plan=fingerprint)
 
     def note_plan(self, lease: LeaseRecord, plan: Mapping[str, Any] | None) -> None:
-        """Record the plan of the query that is about to start; None: unknown."""
+        """The plan of the query that is about to start; None: unknown."""
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
     def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:

@@ -44,7 +44,6 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def limit_transaction(connection: Connection, seconds: float) -> None:
-    """Raise the server's limit for this transaction."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(_settings(seconds, is_local=True)))
 

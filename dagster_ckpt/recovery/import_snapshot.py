@@ -184,7 +184,6 @@ def _meet(sink: _MovedSink, place: str) -> bool:
 
 
 def _places_of_others(stream: StreamHandle) -> Iterator[str]:
-    """Including those of forks and imports that have not started yet."""
     for sink in stream.catalog.executions.sinks_of_others(stream.stream_id):
         yield sink_of(sink).place or sink
     for other in stream.catalog.streams.all():

@@ -254,7 +254,7 @@ class AttemptRunner:
             self._futures.append(self._pool.submit(self._take, running))
 
     def news(self) -> list[Event]:
-        """Record finished attempts in the catalog; returns the events since the last call."""
+        """Record finished attempts in the catalog; returns events since the last call."""
         if self._log.batches:
             self.has_progressed()
         return self._finish()
@@ -399,7 +399,6 @@ class AttemptRunner:
         )
 
     def _discard_own(self, taken: TakenSnapshot) -> None:
-        """A snapshot that is not in the catalog."""
         if taken.renews is not None:
             # Nothing was written: the location is that of an earlier checkpoint.
             return
@@ -430,7 +429,7 @@ class AttemptRunner:
     def answer(
         self, request_id: str | None, status: RequestStatus, *, snapshot_id: str | None = None, error: str | None = None
     ) -> None:
-        """Resolve a request, now or once the catalog is available."""
+        """Now, or once the catalog is available."""
         if request_id is not None:
             lease, requests = self._lease.record, self._catalog.requests
             self._retry_queue.run(

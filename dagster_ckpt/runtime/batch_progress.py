@@ -23,8 +23,6 @@ REMEMBERED = 10_000
 
 @dataclass
 class BatchLog:
-    """The reports of one execution's batches, each recorded once."""
-
     total_rows: int = 0
     batches: int = 0
     latest: QueryProgress | None = None

@@ -139,7 +139,7 @@ class PendingAttempts:
             self._triggering = None
 
     def end(self, number: int) -> Attempt | None:
-        """Remove an attempt that ended; None if it is not pending."""
+        """None if it is not pending."""
         self.cut_taken(number)
         return self._pending.pop(number, None)
 
@@ -215,7 +215,7 @@ class CheckpointCoordinator:
 
     @property
     def consecutive_failures(self) -> int:
-        """Failures since the last success that count."""
+        """Those that count, since the last success."""
         return self._failures.consecutive
 
     def handle(self, event: Event) -> list[Action]:

@@ -48,8 +48,6 @@ def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
 
 
 class StreamRun:
-    """The executions of one run: the first, and restarts in place."""
-
     def __init__(self, stream: StreamHandle, request: RunRequest, acquired: AcquiredLease, lease: LeaseKeeper) -> None:
         self._stream = stream
         self._request = request
@@ -188,8 +186,6 @@ def _wait_until(
 
 
 class StopRequests:
-    """Carries out CANCEL and SUSPEND requests while no query runs."""
-
     def __init__(self, stream: StreamHandle, lease: LeaseKeeper, execution_id: str) -> None:
         self._stream = stream
         self._lease = lease

@@ -155,8 +155,6 @@ def settle_execution(
 
 
 class Settlement:
-    """Records how the executions of one run end, while it holds the lease."""
-
     def __init__(self, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper) -> None:
         self._stream = stream
         self._request = request

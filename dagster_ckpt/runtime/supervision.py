@@ -126,7 +126,7 @@ class Supervisor:
         self._next_request_poll_ms = 0
 
     def run(self) -> QueryEnd:
-        """Supervise the query until it ends. On return it is stopped."""
+        """On return the query is stopped."""
         try:
             with self._jvm_watch:
                 return self._until_the_end()

@@ -165,14 +165,14 @@ class PeriodicTrigger:
         self._progress = None
 
     def progressed(self, now_ms: int, *, wall_ms: int, batches: int, rows: int) -> None:
-        """Record the query's progress since its start."""
+        """Since the query's start."""
         self._batches, self._rows, self._wall_ahead_ms = batches, rows, wall_ms - now_ms
 
     def completed(self, now_ms: int) -> None:
         self._last_completed_ms = now_ms
 
     def due_at_ms(self, now_ms: int) -> int | None:
-        """When it fires next, if known; None while it is off."""
+        """None while it is off, or if unknown."""
         progress = self._progress_at(now_ms)
         if self._policy is None or progress is None:
             return None
@@ -197,7 +197,7 @@ class PeriodicTrigger:
             self._progress = self._before_firing
 
     def pause_ends_ms(self, now_ms: int) -> int:
-        """When the minimum pause after the last snapshot ends."""
+        """Of the minimum pause after the last snapshot."""
         progress = TriggerProgress(now_ms, now_ms, now_ms, last_completed_ms=self._last_completed_ms)
         return self._pause.due_at_ms(progress) or 0
 

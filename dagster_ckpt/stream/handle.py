@@ -29,7 +29,6 @@ _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(par
 
 
 def live_folders(live_root: str) -> list[str]:
-    """Ids of streams with live directories in a live root, sorted."""
     root = LiveDirectory(live_root.rstrip("/")).folder
     return [
         name
@@ -94,7 +93,7 @@ class StreamHandle:
         return f"{self.live_root.rstrip('/')}/{self.stream_id}"
 
     def live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """The live directory that only the holder of a token builds or deletes."""
+        """Only the holder of the token builds or deletes it."""
         return LiveDirectory(f"{self.live_folder}/live-{generation}-{token}")
 
     def new_live_directory(self, generation: int, token: int) -> LiveDirectory:
@@ -129,7 +128,7 @@ class StreamHandle:
         ]
 
     def live_directories(self) -> list[BuiltDirectory]:
-        """All in the stream's folder, oldest first, also abandoned and unfinished ones."""
+        """Oldest first, with abandoned and unfinished ones."""
         folder = LiveDirectory(self.live_folder)
         found = [
             BuiltDirectory(folder.sibling(f"/{name}"), int(match["generation"]), int(match["token"] or 0))
@@ -139,7 +138,6 @@ class StreamHandle:
         return sorted(found, key=lambda each: (each.generation, each.token, each.live.url))
 
     def register(self) -> StreamRecord:
-        """Register the stream in the catalog, or update its entry."""
         return register(
             self.catalog,
             self.stream_id,

@@ -84,7 +84,7 @@ def known_of_executions(executions: Sequence[ExecutionRecord], sink: Sink) -> Kn
 
 
 def with_newest_batch(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """`sink_ids` in an execution's progress, with its newest reported batch."""
+    """`sink_ids` with the newest batch that the execution reported."""
     entries = progress.get(SINK_IDS)
     newest = progress.get("batch_id")
     kept = {str(name): entry for name, entry in entries.items()} if isinstance(entries, dict) else {}
@@ -116,7 +116,6 @@ def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[s
 
 
 def query_ids_of(stream: StreamHandle) -> list[str]:
-    """Query ids that the stream's executions, snapshots and live directory name."""
     known = {snapshot.query_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
     known |= {(each.progress or {}).get("query_id") for each in stream.catalog.executions.of_stream(stream.stream_id)}
     record = stream.catalog.streams.get(stream.stream_id)

@@ -108,7 +108,6 @@ def refuse_while_written(catalog: Catalog, stream_id: str, *, holder_is_over: Ho
 
 
 def has_living_holder(catalog: Catalog, stream_id: str) -> bool:
-    """Whether the stream's lease is held by an execution that may be alive."""
     return is_held(catalog.leases.current(stream_id))
 
 
@@ -134,7 +133,6 @@ class LeaseKeeper:
 
     @property
     def record(self) -> LeaseRecord:
-        """The lease, for every write to the catalog."""
         return self._lease
 
     @property

@@ -67,7 +67,7 @@ class ProcessIdentity:
         return ProcessIdentity(pid, seen.start_ticks if seen is not None else None, socket.gethostname(), boot_id())
 
     def liveness(self) -> Liveness:
-        """Whether exactly this process is still running. A zombie has ended."""
+        """Of exactly this process. A zombie has ended."""
         if not self.boot_id or self.start_ticks is None:
             return Liveness.UNKNOWN
         if (self.host, self.boot_id) != (socket.gethostname(), boot_id()):
@@ -98,7 +98,7 @@ class ProcessIdentity:
             os.close(handle)
 
     def kill(self, *, within_s: float) -> bool:
-        """Whether exactly this process has provably ended within a time."""
+        """Whether exactly this process has provably ended in time."""
         with suppress(ProcessLookupError, PermissionError):
             self.send(signal.SIGKILL)
         deadline = time.monotonic() + within_s
@@ -165,12 +165,10 @@ def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness
 
 
 def is_held(lease: LeaseRecord | None) -> bool:
-    """Whether a lease has not expired, and its holder is not proven to have ended."""
     return lease is not None and not lease.expired and holder_liveness(lease) is not Liveness.ENDED
 
 
 def holds_lease(catalog: Catalog, stream_id: str, run_id: str) -> bool:
-    """Whether a run holds a stream's lease, and its process is not proven to have ended."""
     lease = catalog.leases.current(stream_id)
     return lease is not None and lease.run_id == run_id and is_held(lease)
 

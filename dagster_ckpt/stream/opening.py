@@ -87,7 +87,6 @@ class RecordedStreams:
         )
 
     def on_storage(self) -> list[str]:
-        """Those with checkpoints in the given storage or live directories in the given folder."""
         if self.storage is None:
             raise OptionError(
                 "No storage was given. Name the folder of the checkpoints: --storage s3://bucket/checkpoints on the "
@@ -138,7 +137,6 @@ class RecordedStreams:
 
 
 def storage_place(storage: CheckpointStorage | None) -> str | None:
-    """The folder of a storage's checkpoints; None for your own kind of storage."""
     if not isinstance(storage, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
         return None
     return storage.checkpoint_location.url if storage.checkpoint_location is not None else None

@@ -104,7 +104,6 @@ def owner_of_live_folder(stream: StreamHandle) -> str | None:
 
 
 def lies_elsewhere(stream: StreamHandle, record: StreamRecord) -> bool:
-    """Whether the catalog's live directory is outside the stream's folder."""
     live = record.live_directory
     return live is not None and not same_folder(live.rstrip("/").rpartition("/")[0], stream.live_folder)
 
@@ -141,7 +140,6 @@ class Adopted:
 
 
 def adopted_directory(record: StreamRecord) -> Adopted | None:
-    """None if the stream created its live directory itself."""
     origin, live = record.origin, record.live_directory
     if origin is None or origin.kind is not OriginKind.ADOPTED or origin.directory is None or live is None:
         return None
@@ -155,7 +153,6 @@ def adopted_directory(record: StreamRecord) -> Adopted | None:
 
 
 def refuse_unfinished_adoption(record: StreamRecord) -> None:
-    """LiveDirectoryError if the stream's adoption was begun and not finished."""
     if isinstance(record.pending_restore, Adopting):
         directory = record.pending_restore.directory
         raise LiveDirectoryError(

@@ -46,8 +46,6 @@ class PodState(Enum):
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod, distinct from a later one with the same name."""
-
     namespace: str
     name: str
     uid: str
@@ -57,7 +55,6 @@ class Pod:
 
     @staticmethod
     def recorded(text: str | None) -> Pod | None:
-        """The pod in the recorded identity of a boot, if any."""
         word = next((each for each in (text or "").split() if each.startswith(_PREFIX)), None)
         parts = word.removeprefix(_PREFIX).split("/") if word is not None else []
         return Pod(*parts) if len(parts) == 3 and all(parts) else None

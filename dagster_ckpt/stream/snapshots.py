@@ -36,7 +36,6 @@ def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoin
 
 
 def retained(snapshot: SnapshotRecord) -> RetainedSnapshot:
-    """What retention and recovery policies know of a snapshot."""
     return RetainedSnapshot(
         snapshot.snapshot_id,
         _retained_kind(snapshot),
@@ -66,7 +65,7 @@ def describe_snapshot(snapshot: SnapshotRecord) -> str:
 
 
 def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
-    """Whether a reference is the snapshot's id, label, location or, for a checkpoint, `chk-<n>`."""
+    """By its id, label, location or, for a checkpoint, `chk-<n>`."""
     location = (snapshot.location or "").rstrip("/")
     plain = reference.rstrip("/").removesuffix("/_metadata")
     names = {snapshot.snapshot_id, location, location.removeprefix("file://"), snapshot.label}
@@ -74,7 +73,7 @@ def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
 
 
 def named(snapshots: Sequence[SnapshotRecord], reference: str) -> SnapshotRecord | None:
-    """The snapshot that a reference names; OptionError if several have this label."""
+    """OptionError if several have this label."""
     found = [snapshot for snapshot in snapshots if is_named(snapshot, reference)]
     if len(found) > 1:
         ids = "\n".join(
@@ -128,7 +127,7 @@ def holding(
 
 @contextmanager
 def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterator[None]:
-    """Hold the listed snapshot at a location, if any."""
+    """Hold the listed snapshot there, if any."""
     known = stream.catalog.snapshots.at_location(stream.stream_id, location)
     with holding(stream.catalog, [known], reader):
         yield

@@ -265,7 +265,6 @@ class StartOption(NamedTuple):
 
 
 def start_options() -> list[StartOption]:
-    """The fields of `StartFrom`; the first is the starting point itself."""
     hints = get_type_hints(StartFrom, include_extras=True)
     return [_option(field.name, field.default, *get_args(hints[field.name])) for field in fields(StartFrom)]
 

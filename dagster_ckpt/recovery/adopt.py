@@ -3,8 +3,8 @@
 Adopting only reads, and takes the first snapshot; the query may keep running. The next start takes the directory over:
 its fence makes the query's next write to its offset log fail. A batch in flight may still reach the sink.
 
-The stream continues in a clone, or in place: there, the fence is replaced by the plan of one batch without data, which
-at no moment the other query can plan.
+The stream continues in a clone, or in place: there, the plan of one batch without data replaces the fence, and at no
+moment can the other query plan that batch.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
 def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
     """Numbers of the attempts whose process may be alive: it owns everything that it wrote, however old.
 
-    Of an execution until its lease holder is proven to have ended; of a stopped stream while a process holds it.
+    An execution's attempt counts until its lease holder is proven to have ended; a stopped stream's while it is held.
     """
     begun = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS)
     lease = stream.catalog.leases.current(stream.stream_id) if begun else None

@@ -206,7 +206,7 @@ def with_equal_content(
 ) -> list[PointFailure]:
     """The failures, repeated for each other snapshot of the same batch and state.
 
-    A checkpoint of restored damage is as damaged.
+    A checkpoint of restored damage is damaged too.
     """
     points = {snapshot_point(each.snapshot_id): each for each in snapshots}
     batches = {points[failure.point].batch_id for failure in failures if failure.point in points}

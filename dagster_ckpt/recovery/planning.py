@@ -140,7 +140,7 @@ def _back_to_batch(facts: RecoveryFacts) -> RecoveryPlan:
 def _donor(facts: RecoveryFacts) -> Donor | None:
     if facts.live is None or facts.live.status is not LiveStatus.GOOD or facts.stream.live_directory is None:
         return None
-    # A person who goes back, or named a snapshot, may not trust the current files.
+    # A person who goes back, or named a snapshot, has a reason not to trust the current files.
     names_a_snapshot = facts.start_from.point in (StartPoint.NAMED, StartPoint.PREFERRED_SAVEPOINT)
     is_trusted = facts.ended_in_order and facts.predecessor_ended and facts.is_automatic and not names_a_snapshot
     check = DonorCheck.IDENTITY if is_trusted else DonorCheck.DIGEST

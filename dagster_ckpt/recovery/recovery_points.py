@@ -19,7 +19,7 @@ from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.modes import SnapshotKind
 
-# Spark can load the state of the snapshot, but not from a copy of the live directory.
+# Spark loads the state of a snapshot, but not that of a copy of the live directory.
 NOT_LOADABLE = "STATE_NOT_LOADABLE"
 # Found by reading a point, not taken from a message of Spark.
 _PROVEN = {*(code.value for code in Code), "SnapshotCorruptError", "SnapshotNotFoundError", NOT_LOADABLE}

@@ -187,6 +187,6 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
 def _has_parts(sink: Sink) -> bool:
     """Whether a sink may have a batch in part, and drops that part when the query runs it again.
 
-    Several writers into Kafka may have been killed before their share.
+    Of several writers into Kafka, some may have been killed before their share.
     """
     return sink.has_parts or (sink.on_repeat is OnRepeat.RUNS and not sink.rolls_back)

@@ -301,8 +301,8 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
     """Settle attempts, finish interrupted deletions, and remove bytes left by crashed attempts.
 
-    Bytes younger than `older_than_ms` by the storage's clock stay. Default: six hours, or twice a longer checkpoint
-    timeout.
+    Bytes younger than `older_than_ms` by the storage's clock stay. Default: six hours, or twice the checkpoint timeout
+    if that is longer.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)

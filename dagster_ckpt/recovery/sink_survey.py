@@ -1,6 +1,7 @@
 """Surveys the sinks of a start: the facts that the guard decides on, and what its verdicts mean for users.
 
-A table or topic that was created again, or restored from an older copy, lacks batches that are not written again.
+A start is refused if a table or topic, created again or restored from an older copy, lacks batches that are not written
+again.
 """
 
 from __future__ import annotations
@@ -398,7 +399,7 @@ def _forecast_missing_batches(
 ) -> tuple[SinkForecast, ...]:
     """For tables and topics that lack batches before the one that a start continues with.
 
-    If `output` is unknown, the last ones. A roll-back (`replay`) may bring back undone batches.
+    If `output` is unknown, those written last. A roll-back (`replay`) may bring back undone batches.
     """
     aim = survey.aim
     # A restore that is being finished was judged when it began. A fork has its own tables.

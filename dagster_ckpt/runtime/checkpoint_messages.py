@@ -73,7 +73,10 @@ def new_attempt(
 
 
 class FailureSide(Enum):
-    """Flink tolerates a savepoint that fails on the coordinator's side, where restarting the query would not help."""
+    """Flink counts a failed savepoint against the query only on the side of the running tasks.
+
+    On the coordinator's side, restarting the query would not help.
+    """
 
     COORDINATOR = "coordinator"
     QUERY = "query"

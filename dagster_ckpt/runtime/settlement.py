@@ -127,7 +127,7 @@ def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecor
 
 
 def settle_run(stream: StreamHandle, outcome: Outcome, *, is_canceled: bool = False) -> RetentionReport | None:
-    """What is left after a run has released its lease; None if the stream may continue."""
+    """Do what is left after a run has released its lease; None if the stream may continue."""
     state = _ENDS[outcome.end.kind].terminal
     if outcome.end.kind is EndKind.INTERRUPTED and is_canceled:
         state = TerminalState.CANCELED

@@ -107,14 +107,13 @@ class AlertUntil(StrEnum):
 
 @dataclass(frozen=True)
 class DesiredRecord:
-    """A managed stream.
+    """A managed stream; a `broken` one is not reconciled.
 
     Attributes:
         desired: None: the asset's definition decides.
         generation: Increases with each change of the desired state and with each upgrade.
         reached: The last reconciled generation.
         alert: Requires attention, until resolved or until `alert_until`.
-        broken: Why the row could not be fully read; such a stream is not reconciled.
     """
 
     stream_id: str

@@ -60,7 +60,7 @@ class ExecutionRecords:
             return {row.stream_id: _record(row) for row in connection.execute(_newest_of(stream_ids))}
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
-        """Runs with unsettled executions and a heartbeat since then (ms since the epoch)."""
+        """Of unsettled executions with a heartbeat since then (ms since the epoch)."""
         lively = executions.c.settled.is_(False) & (executions.c.heartbeat_at_ms > since_ms)
         with self._database.reading() as connection:
             return frozenset(connection.execute(select(executions.c.run_id).where(lively)).scalars())
@@ -121,7 +121,7 @@ class ExecutionRecords:
             return {stream_id: int(first_ms) for stream_id, first_ms in connection.execute(query)}
 
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
-        """The newest committed batch that an execution in a live directory reported."""
+        """The newest committed batch that was reported in a live directory."""
         there = (each for each in self.of_stream(stream_id) if each.live_directory == live_directory)
         return next((each.newest_batch for each in there if each.newest_batch is not None), None)
 
@@ -139,7 +139,7 @@ class ExecutionRecords:
         return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.stream_id.in_(held)))
 
     def last_sinks(self, stream_id: str) -> list[str]:
-        """The sinks, as Spark names them, that an execution reported last."""
+        """Those that an execution reported last, as Spark names them."""
         return next((list(each.sinks) for each in self.of_stream(stream_id) if each.sinks), [])
 
     def sinks_of_others(self, stream_id: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Records of the catalog: frozen values and their status enums."""
+"""Records of the catalog: frozen values and their status enums; `broken` is why a row could not be fully read."""
 
 from __future__ import annotations
 
@@ -212,7 +212,6 @@ class StreamRecord:
         plan: The plan of the state; None or empty if unknown.
         accepted_plan: Fingerprint of another plan that a user allowed.
         state_edits: Ids of the edits in this state, oldest first.
-        broken: Why the row could not be fully read.
     """
 
     stream_id: str
@@ -243,7 +242,6 @@ class ExecutionRecord:
         settled: It was restarted, or its retention was applied.
         recovery: What it started from.
         application: `id`, `master`, and `page` if it has one.
-        process_start_ticks: As the kernel reports it.
     """
 
     execution_id: str
@@ -339,7 +337,6 @@ class SnapshotRecord:
         claimed: A start claimed it: the stream deletes it like a checkpoint.
         schedule: The schedule that took it, whose history alone deletes it.
         verified_problem: None if it can be restored or was never verified.
-        broken: Why the row could not be fully read.
     """
 
     snapshot_id: str
@@ -488,10 +485,7 @@ class HoldRecord:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request to a stream, and its answer.
-
-    `broken` says why the row could not be fully read.
-    """
+    """A request to a stream, and its answer."""
 
     request_id: str
     stream_id: str

@@ -169,9 +169,9 @@ class SnapshotRecords:
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(claimed=True))
 
     def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of a snapshot are being deleted, so that no recovery uses it.
+        """From now on no recovery uses the snapshot; its bytes are being deleted. Operators have no lease.
 
-        Raises SnapshotHeldError if a hold protects it and it is not being deleted. Operators have no lease.
+        Raises SnapshotHeldError if a hold protects it and it is not being deleted.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)

@@ -56,7 +56,7 @@ def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, A
 
 
 def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
-    """What a progress, or a snapshot's properties, record of a sink."""
+    """From an execution's progress or a snapshot's properties."""
     entries = record.get(SINK_IDS)
     for name, entry in entries.items() if isinstance(entries, dict) else ():
         if isinstance(entry, dict) and sink.is_same(sink_of(str(name))):
@@ -66,7 +66,7 @@ def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
 
 
 def known_of_executions(executions: Sequence[ExecutionRecord], sink: Sink) -> KnownSink | None:
-    """What executions, newest first, record of a sink; None if the stream wrote elsewhere last."""
+    """From executions, newest first; None if the stream wrote elsewhere last."""
     records = [each.progress or {} for each in executions]
     identity = next((known.identity for each in records if (known := known_in(each, sink)) is not None), None)
     for record in records:
@@ -108,7 +108,7 @@ def sinks_written(stream: StreamHandle) -> list[str]:
 
 
 def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, ...]:
-    """The sinks, as Spark names them, that the query of a snapshot wrote to."""
+    """As Spark names them."""
     properties = snapshot.properties or (
         stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
     )

@@ -114,7 +114,7 @@ def has_living_holder(catalog: Catalog, stream_id: str) -> bool:
 class LeaseKeeper:
     """Renews a lease in a background thread and reports when it is lost.
 
-    A holder that cannot renew stops acting as the writer shortly before the lease expires, so that a successor never
+    A holder that cannot renew stops acting as the writer shortly before the lease expires, so that no successor
     overlaps with a healthy process that only lost its database.
     """
 

@@ -174,10 +174,7 @@ def holds_lease(catalog: Catalog, stream_id: str, run_id: str) -> bool:
 
 
 def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness:
-    """Whether the process of an unsettled execution may still act for it.
-
-    UNKNOWN if it holds no lease, cannot be observed, and has been silent for too long.
-    """
+    """UNKNOWN if it holds no lease, cannot be observed, and has been silent for too long."""
     if is_held(catalog.leases.current(execution.stream_id)):
         return Liveness.ALIVE
     if process_of(execution).liveness() is Liveness.ENDED:
@@ -194,10 +191,10 @@ def launch_liveness(launch: LaunchRecord) -> Liveness:
 def run_liveness(
     catalog: Catalog, run_id: str, stream_id: str, *, pid: int, seen_at_ms: int, silent_ms: int
 ) -> Liveness:
-    """Whether the process of an orchestrator's run is alive, when only its pid on an unknown machine is known.
+    """Of an orchestrator's run of which only the pid on an unknown machine is known, logged at `seen_at_ms`.
 
     UNKNOWN if it cannot be observed and has been silent for too long, by a monotonic clock. ENDED only if the identity
-    that its execution recorded proves it. `seen_at_ms` is when the process logged its pid.
+    that its execution recorded proves it.
     """
     if _may_run_since(pid, seen_at_ms):
         return Liveness.ALIVE

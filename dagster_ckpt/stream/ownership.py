@@ -96,7 +96,7 @@ IF_LOST = (
 
 
 def owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Id of the deployment that marked the stream's folder of live directories."""
+    """The deployment that marked the stream's folder of live directories."""
     try:
         return LiveDirectory(stream.live_folder).folder.read(OWNER, _LONGEST_OWNER).decode(errors="replace").strip()
     except FileNotFoundError:

@@ -164,6 +164,6 @@ def pod_has_ended(recorded_boot: str | None) -> bool:
 
 
 def this_pod() -> str | None:
-    """This process's pod, as a lease records it."""
+    """As a lease records it."""
     pod = Pod.of(os.environ)
     return str(pod) if pod is not None else None

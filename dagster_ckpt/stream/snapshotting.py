@@ -44,8 +44,8 @@ class SnapshotOrder:
     Attributes:
         number: From the stream's counter; the `n` of `chk-<n>`.
         carry_in_flight: Include the planned offsets of the running batch (unaligned).
-        base: Location of a snapshot whose bytes may be shared; None writes everything.
-        sinks: Sinks as named in the query's progress.
+        base: Location of a snapshot whose bytes may be shared, if any.
+        sinks: As named in the query's progress.
         renews: The checkpoint at `base`, if nothing need be written for the same position.
     """
 
@@ -281,7 +281,7 @@ def trigger_properties(trigger: SnapshotTrigger, schedule: str | None) -> dict[s
 
 @dataclass(frozen=True)
 class NotRecorded:
-    """A snapshot that the catalog apparently did not record; if that `is_certain`, its bytes may be deleted."""
+    """A snapshot that the catalog apparently did not record; its bytes may be deleted only if that `is_certain`."""
 
     why: str
     is_certain: bool

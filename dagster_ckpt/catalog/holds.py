@@ -37,7 +37,7 @@ class HoldRecords:
         self._database = database
 
     def use(self, wanted: Sequence[SnapshotRecord], *, holder: str, ttl_ms: int) -> list[HoldRecord]:
-        """Hold snapshots while they are read, until `ttl_ms` pass without a renewal; unlisted ones are skipped."""
+        """Hold snapshots while they are read, until `ttl_ms` pass without a renewal; unregistered ones are skipped."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             run_out = (holds.c.kind == HoldKind.USE.value) & (holds.c.expires_at_ms <= now_ms)

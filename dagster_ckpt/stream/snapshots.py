@@ -142,7 +142,7 @@ TAKEN_FROM = "live_directory"
 def unregistered_snapshot(
     stream: StreamHandle, start_from: StartFrom, listed: Sequence[SnapshotRecord]
 ) -> SnapshotRecord | None:
-    """The unlisted snapshot at the location that a start names, if any.
+    """The unregistered snapshot at the location that a start names, if any.
 
     Raises SnapshotNotFoundError if it is another stream's or deployment's, or was to be claimed.
     """
@@ -201,7 +201,7 @@ def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
 
 
 def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> SnapshotRecord:
-    """An unlisted snapshot, as far as its header describes it."""
+    """An unregistered snapshot, as far as its header describes it."""
     return SnapshotRecord(
         snapshot_id=header.snapshot_id,
         stream_id=header.stream_id,

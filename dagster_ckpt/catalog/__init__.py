@@ -1,8 +1,7 @@
 """The catalog: a SQL record of streams, executions, leases, snapshots, requests and events.
 
-It records, in transactions, what other packages decide, and writes an event for each change to an outbox; it
-stores no bytes of snapshots. Start with `catalog.py`, then `records.py` for the values and `tables.py` for
-the schema.
+It records, in transactions, what other packages decide, and writes an event for each change to an outbox; it stores no
+bytes of snapshots. Start with `catalog.py`; `records.py` has the values, `tables.py` the schema.
 """
 
 from dagster_ckpt.catalog.catalog import Catalog

@@ -1,7 +1,7 @@
-"""`Catalog`: the entry point to the catalog, with a store for each kind of record, its schema and its home.
+"""`Catalog`: the entry point, with a store for each kind of record, its schema and its home.
 
-A copy of a catalog would have its own lease for each stream, and so two writers. The catalog therefore
-records where its database is, and a copy is refused; a moved or restored catalog is not.
+A copy of a catalog would have its own lease for each stream, and so two writers. The catalog therefore records where
+its database is; a copy is refused, a moved or restored catalog is not.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class Catalog:
     """The record of streams, executions, leases, snapshots, holds, requests, events and desired states.
 
-    Opening it creates or migrates its tables. It is safe to use from several threads and processes, and
-    pickles as its URL.
+    Opening it creates or migrates its tables. It is safe to use from several threads and processes, and pickles as its
+    URL.
 
     Args:
         url: SQLAlchemy URL: `sqlite:////var/lib/catalog.db` or `postgresql+psycopg://user@host/database`.
@@ -78,7 +78,7 @@ class Catalog:
 
     @staticmethod
     def accept(url: str) -> None:
-        """Use a copy of a catalog from now on. Nothing may use the original any more."""
+        """Use a copy of a catalog, whose original nothing may use any more."""
         database = Database(url)
         upgrade(database)
         accept_home(database)
@@ -86,8 +86,8 @@ class Catalog:
 
     @property
     def deployment_id(self) -> str:
-        """Id of the deployment that this catalog belongs to, which each of its snapshots carries."""
-        # Another process may change it (`take_over_deployment`).
+        """Each snapshot carries it."""
+        # `take_over_deployment` in another process may change it.
         with self.database.reading() as connection:
             return str(connection.execute(select(deployment.c.deployment_id)).scalar_one())
 
@@ -117,12 +117,11 @@ class Catalog:
             connection.execute(deployment.update().values(deployment_id=deployment_id))
 
     def now_ms(self) -> int:
-        """The current time by the catalog's clock, ms since the epoch: the one to compare recorded times with."""
+        """The time to compare recorded times with, in ms since the epoch."""
         with self.database.reading() as connection:
             return self.database.now_ms(connection)
 
     def close(self) -> None:
-        """Close every connection."""
         self.database.dispose()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -138,8 +137,6 @@ _ADVISORY_LOCK = 7_246_019_381
 
 
 def alembic_config() -> Config:
-    """Alembic's configuration, without a file: the migrations are part of the package."""
-    # Slow to import.
     from alembic.config import Config  # noqa: PLC0415
 
     config = Config()
@@ -147,12 +144,11 @@ def alembic_config() -> Config:
     return config
 
 
-# A constant, because alembic is slow to import. A test compares it with the migrations.
+# A test compares it with the migrations: alembic is slow to import.
 NEWEST_REVISION = "0001"
 
 
 def upgrade(database: Database) -> None:
-    """Migrate a database to the newest schema; a current database is unchanged."""
     with database.reading() as connection:
         if _current_revision(connection) == NEWEST_REVISION:
             return
@@ -206,7 +202,7 @@ class CatalogHome:
 
 
 def check_home(database: Database) -> None:
-    """Record where a catalog is, or refuse a copy of one that may still be used."""
+    """Record where a catalog is; refuse a copy of one that may still be used."""
     here = _home_of(database)
     if here is None:
         return
@@ -226,7 +222,6 @@ def check_home(database: Database) -> None:
 
 
 def accept_home(database: Database) -> None:
-    """Record that a catalog is where its database is now."""
     here = _home_of(database)
     with database.writing() as connection:
         connection.execute(deployment.update().values(home=as_text(asdict(here)) if here is not None else None))
@@ -239,7 +234,7 @@ def _parsed(recorded: object) -> CatalogHome | None:
 
 
 def _home_of(database: Database) -> CatalogHome | None:
-    """None if this cannot be determined: not a plain file, or a cluster that hides from this user."""
+    """None for anything but a plain file, or a cluster that hides from this user."""
     if database.url.get_backend_name() == "sqlite":
         path = database.url.database or ""
         if path.startswith("file:"):

@@ -27,11 +27,10 @@ from dagster_ckpt.values.durations import Clock
 from dagster_ckpt.values.redaction import cause_to_show, names_a_secret, without_secrets
 from dagster_ckpt.values.untrusted import from_json
 
-# The events that a connection's transaction has recorded, for the log.
 _RECORDED = "dagster_ckpt_recorded"
 
 
-# Free text, which may contain secrets.
+# Free text may contain secrets.
 _FREE_TEXT = {"alert", "error", "reason"}
 
 
@@ -49,7 +48,7 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass
 class _Effect:
-    """What is known of a transaction that fails: until the commit is requested, nothing was changed."""
+    """Nothing was changed until the commit is requested."""
 
     is_known: bool = True
 
@@ -57,8 +56,7 @@ class _Effect:
 class Database:
     """A SQL database that several processes and threads use concurrently.
 
-    Without a `clock` (ms since the epoch), the database's clock counts: leases do not depend on their
-    holders' clocks.
+    Without a `clock` (ms since the epoch), the database's clock counts: leases do not depend on their holders'.
     """
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
@@ -75,13 +73,12 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection for reading."""
         with self._errors_translated(), limited(self._call_limit_s), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def writing(self, *, within_s: float | None = None) -> Iterator[Connection]:
-        """A write transaction. On SQLite it locks out other writers from its begin."""
+        """A write transaction. On SQLite it locks out other writers at once."""
         recorded: list[_Recorded] = []
         effect = _Effect()
         with (
@@ -95,20 +92,18 @@ class Database:
                 limit_transaction(connection, within_s)
             yield connection
             effect.is_known = False
-        # Not for a transaction that was rolled back.
         for stream_id, what, payload in recorded:
             log_event(stream_id, what, payload)
 
     def limit_calls(self, ttl_ms: int) -> None:
-        """Limit each call to what a lease with this time to live allows; never raises the limit."""
+        """Limit calls to what a lease with this time to live allows; never raises the limit."""
         self._call_limit_s = min(self._call_limit_s, call_limit_s(ttl_ms))
 
     @contextmanager
     def writing_under(self, lease: LeaseRecord) -> Iterator[Connection]:
         """A write transaction that commits only if the stream's lease is still held.
 
-        Every write of a run uses this: after an earlier check the process may be paused, and its lease taken
-        over.
+        Every write of a run uses it: after an earlier check the process may be paused, and its lease taken over.
         """
         with self.writing() as connection:
             require_lease(connection, lease.stream_id, lease.token)
@@ -116,24 +111,22 @@ class Database:
 
     @contextmanager
     def writing_as(self, lease: LeaseRecord | None) -> Iterator[Connection]:
-        """A write transaction with a lease or, for what operators may do too, without one."""
+        """`writing_under` a lease or, for what operators may do too, `writing`."""
         with self.writing() if lease is None else self.writing_under(lease) as connection:
             yield connection
 
     def now_ms(self, connection: Connection) -> int:
-        """The current time by the injected clock or the database's."""
         if self._clock is not None:
             return self._clock()
         return int(connection.execute(text(_NOW[self.url.get_backend_name()])).scalar_one())
 
     def insert_if_absent(self, connection: Connection, table: Table, **values: Any) -> bool:
-        """Insert a row; returns False if one with its key exists.
+        """Insert a row; False if one with its key exists.
 
-        On PostgreSQL the later of two concurrent writers waits here and then gets False.
+        On PostgreSQL the later of two concurrent writers waits here.
         """
         insert: Any = sqlite_insert
         if self.url.get_backend_name() == "postgresql":
-            # Slow to import.
             from sqlalchemy.dialects.postgresql import insert  # noqa: PLC0415
         made = insert(table).values(**values).on_conflict_do_nothing().returning(*table.primary_key.columns)
         # PostgreSQL's driver reports no row count for an insert.
@@ -149,7 +142,7 @@ class Database:
         execution_id: str | None = None,
         payload: dict[str, Any] | None = None,
     ) -> None:
-        """Write an event in the transaction of the change that it reports; it is logged after the commit."""
+        """In the transaction of its change; it is logged after the commit."""
         kept = {name: _to_keep(name, value) for name, value in (payload or {}).items()}
         connection.info[_RECORDED].append((stream_id, what, kept))
         counted = event_counter.update().values(last_sequence=event_counter.c.last_sequence + 1)
@@ -167,7 +160,6 @@ class Database:
         )
 
     def dispose(self) -> None:
-        """Close every connection."""
         self.engine.dispose()
 
     @contextmanager
@@ -189,17 +181,16 @@ def _to_keep(name: str, value: object) -> object:
 
 
 def as_text(value: object) -> str:
-    """A value in the form that the catalog stores."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True, default=str)
 
 
 def as_dict(value: str | None) -> dict[str, Any]:
-    """A stored JSON object; empty if there is none or it cannot be parsed."""
+    """Like `optional_dict`, but empty instead of None."""
     return optional_dict(value) or {}
 
 
 def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: list[str]) -> E:
-    """A stored status or kind; if unknown, returns `unreadable` and appends to `troubles`."""
+    """A stored status or kind; `unreadable`, and reported in `troubles`, if unknown."""
     try:
         return known(value)
     except ValueError:
@@ -208,7 +199,7 @@ def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: 
 
 
 def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, Any] | None:
-    """A stored JSON object; if it cannot be parsed, returns None and appends to `troubles`."""
+    """A stored JSON object; None, and reported in `troubles`, if unreadable."""
     read = optional_dict(value)
     if value is not None and read is None:
         troubles.append(f"{column} are not a JSON object: {value!r:.80}")
@@ -216,7 +207,7 @@ def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, 
 
 
 def optional_dict(value: str | None) -> dict[str, Any] | None:
-    """A stored JSON object; None if there is none or it cannot be parsed."""
+    """A stored JSON object; None if missing or unreadable."""
     if value is None:
         return None
     try:
@@ -227,7 +218,7 @@ def optional_dict(value: str | None) -> dict[str, Any] | None:
 
 
 def cells(row: Row[Any], table: Table, troubles: list[str]) -> dict[str, Any]:
-    """The cells of a row by column; any of another type than its column is emptied and appended to `troubles`.
+    """The cells of a row by column; one of another type than its column is emptied, and reported in `troubles`.
 
     SQLite accepts any type in any column, and a database may be damaged.
     """
@@ -248,13 +239,12 @@ def _shown(url: URL) -> str:
 
 
 def _secrets(url: URL) -> list[str]:
-    """Secret parts of the URL, which a driver may include in its messages."""
     in_query = [value for name, value in url.query.items() if isinstance(value, str) and names_a_secret(name)]
     return [secret for secret in (url.password, *in_query) if secret]
 
 
 def _make_file(url: URL) -> None:
-    """Create the file of a new SQLite catalog, readable by its owner only, and its folder."""
+    """A new SQLite catalog is readable by its owner only."""
     path = url.database or ""
     if url.get_backend_name() != "sqlite" or path.startswith("file:") or Path(path).exists():
         return
@@ -295,8 +285,8 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-# Cached for their compiled queries: a sensor opens the catalog at each tick. By process, because a forked
-# child must not share connections.
+# Cached for their compiled queries: a sensor opens the catalog at each tick. By process: a forked child must not share
+# connections.
 @lru_cache(maxsize=16)
 def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
     try:
@@ -314,7 +304,7 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
-        # Transactions begin explicitly: Python's driver would begin them too late.
+        # Python's driver would begin transactions too late.
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
@@ -330,15 +320,15 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
 
 
 def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:
-    """The lease of a stream as stored; None if it was never held."""
+    """As stored; None if never held."""
     return connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one_or_none()
 
 
 def require_lease(connection: Connection, stream_id: str, token: int) -> None:
     """Require that a stream's lease has this token, and keep it unchanged until this transaction ends.
 
-    PostgreSQL locks the row: a take-over waits, and a later transaction finds the new token. SQLite excludes
-    other writers anyway.
+    PostgreSQL locks the row: a take-over waits, and a later transaction finds the new token. SQLite excludes other
+    writers anyway.
     """
     query = select(leases).where(leases.c.stream_id == stream_id).with_for_update(read=True)
     row = connection.execute(query).one_or_none()
@@ -347,14 +337,13 @@ def require_lease(connection: Connection, stream_id: str, token: int) -> None:
 
 
 def was_renewed(connection: Connection, seen: LeaseRecord) -> bool:
-    """Whether the holder of a lease has renewed it since, with the row locked until this transaction ends."""
+    """Whether a lease was renewed since it was seen; locks its row until this transaction ends."""
     query = select(leases).where(leases.c.stream_id == seen.stream_id).with_for_update()
     row = connection.execute(query).one_or_none()
     return row is not None and row.token == seen.token and row.renewed_at_ms not in (None, seen.renewed_at_ms)
 
 
 def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
-    """The message for a former holder of the lease."""
     if row is None or row.execution_id is None:
         return (
             f"The lease of stream {stream_id!r} was released, so this execution no longer holds it. Start the stream "
@@ -367,7 +356,7 @@ def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
 
 
 def lock_snapshot(connection: Connection, snapshot_id: str) -> Row[Any] | None:
-    """Lock and return the row of a snapshot until the commit."""
+    """Locked until the commit."""
     return connection.execute(
         select(snapshots).where(snapshots.c.snapshot_id == snapshot_id).with_for_update()
     ).one_or_none()

@@ -20,9 +20,8 @@ from dagster_ckpt.values.redaction import without_secrets
 class UpgradePhase(StrEnum):
     """Phase of an upgrade.
 
-    PREFLIGHT → STOPPING → STARTING → UPGRADING → STABLE, or from UPGRADING → ROLLING_BACK →
-    RESTORING → ROLLED_BACK. PREFLIGHT and STOPPING can end in REFUSED: nothing was changed.
-    RESTORING can end in ROLLBACK_FAILED.
+    PREFLIGHT → STOPPING → STARTING → UPGRADING → STABLE, or from UPGRADING → ROLLING_BACK → RESTORING → ROLLED_BACK.
+    PREFLIGHT and STOPPING can end in REFUSED: nothing was changed. RESTORING can end in ROLLBACK_FAILED.
     """
 
     PREFLIGHT = "PREFLIGHT"
@@ -38,17 +37,16 @@ class UpgradePhase(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether the upgrade needs no further work."""
         return self in _OVER
 
     @property
     def refuses(self) -> bool:
-        """Whether the upgrade's code version is no longer started automatically."""
+        """Whether its code version is no longer started automatically."""
         return self.is_over and self is not UpgradePhase.STABLE
 
     @property
     def goes_back(self) -> bool:
-        """Whether a rollback is in progress, which finishes even if the desired state changes."""
+        """Whether a rollback is in progress, which finishes whatever the desired state."""
         return self in (UpgradePhase.ROLLING_BACK, UpgradePhase.RESTORING)
 
 
@@ -109,14 +107,13 @@ class AlertUntil(StrEnum):
 
 @dataclass(frozen=True)
 class DesiredRecord:
-    """A managed stream.
+    """A managed stream; a `broken` one is not reconciled.
 
     Attributes:
         desired: None: the asset's definition decides.
         generation: Increases with each change of the desired state and with each upgrade.
         reached: The last reconciled generation.
         alert: Requires attention, until resolved or until `alert_until`.
-        broken: Why the row could not be fully read; such a stream is not reconciled.
     """
 
     stream_id: str
@@ -137,32 +134,28 @@ class DesiredRecord:
 class DesiredStateRecords:
     """Managed streams: users set the desired state, the sensor records its progress.
 
-    The sensor's write counts only for the generation that it was computed for, so it never overrides a user's
-    change.
+    The sensor's write counts only for the generation that it was computed for, so it never overrides a user's change.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def find(self, stream_id: str) -> DesiredRecord | None:
-        """A managed stream; None if no desired state was ever recorded for it."""
         with self._database.reading() as connection:
             return _find(connection, stream_id)
 
     def all(self) -> dict[str, DesiredRecord]:
-        """Every managed stream by its id."""
         with self._database.reading() as connection:
             rows = connection.execute(select(desired_states).order_by(desired_states.c.stream_id))
             return {row.stream_id: _record(row) for row in rows}
 
     def of(self, stream_ids: Sequence[str]) -> dict[str, DesiredRecord]:
-        """The managed streams among these."""
         with self._database.reading() as connection:
             rows = connection.execute(select(desired_states).where(desired_states.c.stream_id.in_(stream_ids)))
             return {row.stream_id: _record(row) for row in rows}
 
     def ensure(self, stream_id: str, *, origin: str) -> DesiredRecord:
-        """The row of a known stream; in a new one the asset's definition decides the desired state."""
+        """In a new row the asset's definition decides."""
         with self._database.writing() as connection:
             return self._ensure(connection, stream_id, origin)
 
@@ -204,9 +197,8 @@ class DesiredStateRecords:
     ) -> bool:
         """Record the sensor's progress, with an event for each change.
 
-        Returns False, with nothing recorded, if the desired state changed concurrently or the rollback's
-        snapshot is being deleted. `begins` an upgrade: the generation increases. `lease` covers the work, if
-        any was done under it.
+        False, with nothing recorded, if the desired state changed concurrently or the rollback's snapshot is being
+        deleted. `begins` an upgrade: the generation increases. `lease` covers the work, if done under one.
         """
         with self._database.writing_as(lease) as connection:
             _hold(connection, before.stream_id)
@@ -232,7 +224,6 @@ class DesiredStateRecords:
             return True
 
     def note_preflight(self, stream_id: str, preflight: PreflightRecord) -> None:
-        """Record the result of a preflight of a known stream."""
         with self._database.writing() as connection:
             self._ensure(connection, stream_id, "preflight")
             now_ms = self._database.now_ms(connection)
@@ -255,7 +246,7 @@ def _of(stream_id: str) -> Any:
 
 
 def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None) -> bool:
-    """Whether an upgrade newly names a snapshot that is or is being deleted; its row stays locked until the commit."""
+    """Whether an upgrade newly names a snapshot that is or is being deleted; locks its row until the commit."""
     is_new = before is None or before.snapshot_id != upgrade.snapshot_id
     if upgrade.snapshot_id is None or upgrade.phase.is_over or not is_new:
         return False
@@ -264,7 +255,7 @@ def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, befo
 
 
 def _hold(connection: Connection, stream_id: str) -> None:
-    """Lock the row until the commit on PostgreSQL; SQLite locks everything."""
+    """On PostgreSQL lock the row until the commit; SQLite locks everything."""
     connection.execute(select(desired_states.c.stream_id).where(_of(stream_id)).with_for_update())
 
 

@@ -15,13 +15,13 @@ _KNOWN = {event.value: event for event in EventType}
 
 
 class EventRecords:
-    """Events. Sequence numbers have no gaps, so a reader's cursor never skips an event."""
+    """Events. Sequence numbers have no gaps, so a reader's cursor never skips one."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def after(self, sequence: int, *, limit: int = 1000) -> list[EventRecord]:
-        """Events after a sequence number, in order; 0 for all."""
+        """In order; 0: all."""
         query = select(events).where(events.c.sequence > sequence).order_by(events.c.sequence).limit(limit)
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(query)]
@@ -29,7 +29,7 @@ class EventRecords:
     def last_of(
         self, stream_ids: Sequence[str], types: Collection[EventType], *, up_to: int, each: int
     ) -> dict[str, list[EventRecord]]:
-        """The last events of some types of each of these known streams, oldest first, in one query."""
+        """Oldest first; `each` is the number for each stream."""
         names = [kind.value for kind in types]
         past = events.alias("past")
         # Driven by the streams: the index finds the start.
@@ -60,7 +60,6 @@ class EventRecords:
         return found
 
     def latest_sequence(self) -> int:
-        """Sequence number of the newest event; 0 if there is none."""
         with self._database.reading() as connection:
             return int(connection.execute(select(event_counter.c.last_sequence)).scalar_one())
 

@@ -29,18 +29,17 @@ _STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
 
 class ExecutionRecords:
-    """Executions. A row that cannot be read is BROKEN, never omitted; writes of a run require its stream's lease."""
+    """Run attempts of streams. An unreadable row is BROKEN, never omitted; a run's writes require its lease."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def of_run(self, run_id: str) -> list[ExecutionRecord]:
-        """Executions of one run, newest first."""
+        """Newest first."""
         of_run = select(executions).where(executions.c.run_id == run_id)
         return self._all(of_run.order_by(executions.c.started_at_ms.desc(), executions.c.ordinal.desc()))
 
     def get(self, execution_id: str) -> ExecutionRecord:
-        """One execution."""
         found = self._all(select(executions).where(executions.c.execution_id == execution_id))
         if not found:
             raise CatalogError(
@@ -50,32 +49,30 @@ class ExecutionRecords:
         return found[0]
 
     def of_stream(self, stream_id: str, *, limit: int | None = None) -> list[ExecutionRecord]:
-        """Executions of a stream, newest first."""
+        """Newest first."""
         return self._all(newest_first(stream_id).limit(limit))
 
     def latest(self, stream_id: str) -> ExecutionRecord | None:
-        """The newest execution of a stream."""
         return next(iter(self.of_stream(stream_id, limit=1)), None)
 
     def latest_of(self, stream_ids: Sequence[str]) -> dict[str, ExecutionRecord]:
-        """The newest execution of each of these streams that has one, in one query."""
         with self._database.reading() as connection:
             return {row.stream_id: _record(row) for row in connection.execute(_newest_of(stream_ids))}
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
-        """Runs with unsettled executions that sent a heartbeat since a time (ms since the epoch)."""
+        """Of unsettled executions with a heartbeat since then (ms since the epoch)."""
         lively = executions.c.settled.is_(False) & (executions.c.heartbeat_at_ms > since_ms)
         with self._database.reading() as connection:
             return frozenset(connection.execute(select(executions.c.run_id).where(lively)).scalars())
 
     def unsettled_runs(self) -> dict[str, str]:
-        """Runs with an unsettled or running execution, and the stream of each."""
+        """Runs with an unsettled or running execution, each with its stream."""
         query = select(executions.c.run_id, executions.c.stream_id).where(executions.c.settled.is_(False))
         with self._database.reading() as connection:
             return {row.run_id: row.stream_id for row in connection.execute(query)}
 
     def unsettled(self, run_ids: Collection[str] | None = None) -> list[ExecutionRecord]:
-        """Unsettled or running executions, oldest first; of these runs, or of all."""
+        """Also running ones, oldest first; None: of all runs."""
         if run_ids is not None and not run_ids:
             return []
         query = select(executions).where(executions.c.settled.is_(False))
@@ -84,7 +81,7 @@ class ExecutionRecords:
         return self._all(query.order_by(executions.c.stream_id, executions.c.ordinal))
 
     def failures_since_manual_start(self, stream_id: str) -> list[int]:
-        """Times (ms since the epoch) of the failures since a user last started the stream, oldest first."""
+        """When (ms since the epoch) the stream failed since a user last started it, oldest first."""
         query = newest_first(stream_id).with_only_columns(
             executions.c.status, executions.c.cause, executions.c.ended_at_ms
         )
@@ -98,7 +95,7 @@ class ExecutionRecords:
         return failed[::-1]
 
     def failed_since(self, stream_ids: Sequence[str], since_ms: int) -> dict[str, list[RunFailure]]:
-        """The executions of these streams that failed since a time (ms since the epoch), oldest first."""
+        """Oldest first; `since_ms` is since the epoch."""
         query = (
             select(executions.c.stream_id, executions.c.ended_at_ms, executions.c.reason)
             .where(executions.c.stream_id.in_(stream_ids), executions.c.ended_at_ms > since_ms)
@@ -114,7 +111,7 @@ class ExecutionRecords:
         return failed
 
     def first_started(self, stream_ids: Sequence[str]) -> dict[str, int]:
-        """When each of these streams was first started, in ms since the epoch, in one query."""
+        """In ms since the epoch."""
         query = (
             select(executions.c.stream_id, func.min(executions.c.started_at_ms))
             .where(executions.c.stream_id.in_(stream_ids))
@@ -124,12 +121,11 @@ class ExecutionRecords:
             return {stream_id: int(first_ms) for stream_id, first_ms in connection.execute(query)}
 
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
-        """The newest batch in a live directory that an execution reported as committed."""
+        """The newest committed batch that was reported in a live directory."""
         there = (each for each in self.of_stream(stream_id) if each.live_directory == live_directory)
         return next((each.newest_batch for each in there if each.newest_batch is not None), None)
 
     def last_sources(self, stream_id: str, live_directory: str | None) -> Any | None:
-        """The sources that the newest execution in a live directory recorded."""
         query = newest_first(stream_id).where(
             executions.c.live_directory == live_directory,
             executions.c.recovery.contains(f'"{SOURCE_IDENTITIES}":[', autoescape=True),
@@ -138,20 +134,19 @@ class ExecutionRecords:
         return (found[0].recovery or {}).get(SOURCE_IDENTITIES) if found else None
 
     def of_other_streams(self, stream_id: str) -> list[ExecutionRecord]:
-        """Unsettled or running executions of other streams whose lease is held."""
+        """Unsettled or running ones, of streams whose lease is held."""
         held = select(leases.c.stream_id).where(leases.c.execution_id.is_not(None), leases.c.stream_id != stream_id)
         return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.stream_id.in_(held)))
 
     def last_sinks(self, stream_id: str) -> list[str]:
-        """The sinks, as Spark names them, of the newest execution that reported any."""
+        """Those that an execution reported last, as Spark names them."""
         return next((list(each.sinks) for each in self.of_stream(stream_id) if each.sinks), [])
 
     def sinks_of_others(self, stream_id: str) -> list[str]:
-        """The last known sinks of every other stream, as Spark names them."""
         return [sink for sinks in self.sinks_by_other(stream_id).values() for sink in sinks]
 
     def sinks_by_other(self, stream_id: str) -> dict[str, list[str]]:
-        """The last known sinks of every other stream, as Spark names them, by its id."""
+        """The last sinks of all other streams, as Spark names them."""
         others = executions.alias("others")
         newest = (
             select(others.c.stream_id, func.max(others.c.ordinal).label("ordinal"))
@@ -173,7 +168,7 @@ class ExecutionRecords:
         holder: Holder,
         code_version: str | None = None,
     ) -> ExecutionRecord:
-        """Record the start of an execution of the stream whose lease this is; earlier ones are ended and settled."""
+        """Record the start of an execution; the stream's earlier ones are ended and settled."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             now_ms = self._database.now_ms(connection)
@@ -221,7 +216,6 @@ class ExecutionRecords:
         recovery: dict[str, Any],
         application: dict[str, Any] | None = None,
     ) -> None:
-        """Record that the query was started, what it started from, and its Spark application."""
         with self._database.writing_under(lease) as connection:
             stream_id = connection.execute(
                 executions.update()
@@ -242,7 +236,6 @@ class ExecutionRecords:
                 )
 
     def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
-        """Record the newest progress of the query."""
         with self._database.writing_under(lease) as connection:
             connection.execute(
                 executions.update()
@@ -262,8 +255,8 @@ class ExecutionRecords:
     ) -> bool:
         """Record the end of an execution, as the stream's writer; an ended one is unchanged.
 
-        With `request_id`, the request for this end is completed in the same transaction; False if it was
-        withdrawn: nothing was changed.
+        With `request_id`, the request for this end is completed in the same transaction; False if it was withdrawn:
+        nothing was changed.
         """
         with self._database.writing_under(lease) as connection:
             if request_id is not None and not complete_request(self._database, connection, request_id):
@@ -281,7 +274,7 @@ class ExecutionRecords:
         settled: bool,
         request_id: str | None = None,
     ) -> bool:
-        """Record that an execution that failed, or whose process died, was stopped before its restart.
+        """Record that a failed or dead execution was stopped before its restart.
 
         False if it was settled or had ended normally, or if the request (as for `end`) was withdrawn.
         """
@@ -304,10 +297,9 @@ class ExecutionRecords:
         settled: bool = False,
         seen: LeaseRecord | None = None,
     ) -> None:
-        """Record the end of an execution whose process does not (or no longer) hold the lease.
+        """Record the end of an execution whose process does not hold the lease; an ended one is unchanged.
 
-        An ended execution is unchanged, so this cannot contradict a successor. Nothing is recorded if the
-        lease `seen` when it was found dead was renewed since.
+        Nothing is recorded if the lease was renewed since it was `seen`.
         """
         with self._database.writing() as connection:
             if seen is None or not was_renewed(connection, seen):
@@ -322,7 +314,7 @@ class ExecutionRecords:
         self._change_end(connection, alive, values)
 
     def _change_end(self, connection: Connection, which: ColumnElement[bool], values: Mapping[str, Any]) -> bool:
-        """Set the end of an execution, with its event; returns False if it has ended already."""
+        """With its event; False if it has ended already."""
         row = connection.execute(executions.update().where(which).values(**values).returning(executions)).one_or_none()
         if row is None:
             return False
@@ -339,8 +331,7 @@ class ExecutionRecords:
     def record_terminal_failure(self, execution_id: str, reason: str) -> None:
         """Record once, as an event, that the stream is not restarted after this execution.
 
-        Not again if an earlier execution failed terminally and only restarts whose query never started
-        followed.
+        Not again if, since an earlier terminal failure, only restarts without a query followed.
         """
         stream_id = self.get(execution_id).stream_id
         recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.TERMINALLY_FAILED.value)
@@ -359,7 +350,7 @@ class ExecutionRecords:
             )
 
     def settle(self, execution_id: str, status: ExecutionStatus) -> None:
-        """Record that an execution needs no further work; it ends with `status` if it has not ended yet."""
+        """An execution needs no further work; if not ended, it ends with `status`."""
         with self._database.writing() as connection:
             self._end(connection, execution_id, status, f"settled as {status.value}", settled=True)
             this = executions.c.execution_id == execution_id
@@ -371,7 +362,6 @@ class ExecutionRecords:
 
 
 def newest_first(stream_id: str) -> Select[Any]:
-    """Executions of a stream, the newest first."""
     return select(executions).where(executions.c.stream_id == stream_id).order_by(executions.c.ordinal.desc())
 
 
@@ -398,7 +388,6 @@ def _record(row: Row[Any]) -> ExecutionRecord:
 
 
 def _refused_alike(connection: Connection, stream_id: str, execution_id: str) -> list[str]:
-    """An execution and its direct predecessors, up to the last that ran or that a user started."""
     columns = (executions.c.execution_id, executions.c.cause, executions.c.recovery)
     alike: list[str] = []
     for row in connection.execute(newest_first(stream_id).with_only_columns(*columns)):

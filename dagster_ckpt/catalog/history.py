@@ -1,7 +1,6 @@
 """The history of streams: snapshots page by page, timelines, and figures of many streams in one query.
 
-Each query starts from the streams and uses an index, so its cost does not grow with the length of their
-histories.
+Each query starts from the streams and uses an index, so its cost does not grow with the history.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 @dataclass(frozen=True)
 class SnapshotTally:
-    """Totals over several checkpoints; bytes are those written for them."""
+    """Bytes are those written for the checkpoints."""
 
     count: int
     rows: int
@@ -33,7 +32,7 @@ class SnapshotHistory:
     """Health indicators of a stream from its snapshots.
 
     Attributes:
-        newest: The newest restorable snapshot.
+        newest: The newest restorable one.
         verified: The last verified one; may have been deleted since.
         failures: Failed attempts since the newest snapshot.
         bytes_before: Full bytes of the first snapshot in the requested window.
@@ -103,7 +102,6 @@ def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, i
 
 
 def newest_restorable(stream_ids: Sequence[str]) -> Select[Any]:
-    """The snapshot that a recovery of each of these streams would use."""
     return (
         select(snapshots)
         .select_from(streams.join(snapshots, snapshots.c.snapshot_id == _newest_restorable(_restorable.c.snapshot_id)))
@@ -162,10 +160,9 @@ def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
 def tallies(spans: Sequence[tuple[str, int, int]]) -> TextClause:
     """Totals over the checkpoints completed in spans of events (stream, sequence before the first, and the last).
 
-    Columns: place, the index of the span; taken; rows; incremental_bytes. Spans without checkpoints are
-    omitted.
+    Columns: place, the index of the span; taken; rows; incremental_bytes. Empty spans are omitted.
     """
-    # Literal rows: compiling a `values()` of hundreds takes longer than the query.
+    # Compiling a `values()` of hundreds of rows takes longer than the query.
     rows = ", ".join(f"({place}, :stream_{place}, {after:d}, {last:d})" for place, (_, after, last) in enumerate(spans))
     query = text(f"WITH span (place, stream_id, since, last) AS (VALUES {rows}) {_TALLY}")
     return query.bindparams(**{f"stream_{place}": stream_id for place, (stream_id, _, _) in enumerate(spans)})
@@ -183,8 +180,6 @@ GROUP BY span.place
 
 @dataclass(frozen=True)
 class HistoryCursor:
-    """Where the next page of a history begins: after the last snapshot of the page."""
-
     created_at_ms: int
     snapshot_id: str
 
@@ -193,14 +188,13 @@ class HistoryCursor:
 
     @staticmethod
     def parse(text: str) -> HistoryCursor:
-        """Read the text form."""
         at_ms, _, snapshot_id = text.partition("-")
         return HistoryCursor(min(int(at_ms), LARGEST_LONG), snapshot_id)
 
 
 @dataclass(frozen=True)
 class HistoryPage:
-    """One page of a history, newest first; `older` is where the next one begins."""
+    """One page of a history, newest first; the next one begins at `older`."""
 
     snapshots: tuple[SnapshotRecord, ...]
     older: HistoryCursor | None
@@ -208,11 +202,7 @@ class HistoryPage:
 
 @dataclass(frozen=True)
 class SnapshotFigures:
-    """The figures of a completed or since deleted snapshot; see `SnapshotRecord`.
-
-    Attributes:
-        watermark_delay_ms: Between the watermark and the completion; None without a watermark.
-    """
+    """Figures of a `SnapshotRecord` that was completed; `watermark_delay_ms` is from watermark to completion."""
 
     snapshot_id: str
     kind: SnapshotKind
@@ -230,8 +220,6 @@ class SnapshotFigures:
 
 @dataclass(frozen=True)
 class ExecutionHistory:
-    """The snapshots of one execution; completed ones include those deleted since."""
-
     completed: int
     failed: int
     new_bytes: int
@@ -240,8 +228,6 @@ class ExecutionHistory:
 
 @dataclass(frozen=True)
 class Branch:
-    """The origin of a timeline."""
-
     timeline: int
     parent: int
     to_batch: int
@@ -251,8 +237,6 @@ _STORED = [name for name in SnapshotFigures.__dataclass_fields__ if name in snap
 
 
 class HistoryRecords:
-    """Read-only queries whose cost does not grow with the length of the history."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -265,12 +249,8 @@ class HistoryRecords:
         status: SnapshotStatus | None = None,
         older_than: HistoryCursor | None = None,
     ) -> HistoryPage:
-        """Snapshots of a stream, newest attempt first, including failed and deleted ones."""
-        query = select(snapshots).where(snapshots.c.stream_id == stream_id)
-        if kind is not None:
-            query = query.where(snapshots.c.kind == kind.value)
-        if status is not None:
-            query = query.where(snapshots.c.status == status.value)
+        """Newest attempt first, with failed and deleted ones."""
+        query = of_stream(stream_id, kind, status)
         if older_than is not None:
             same_time = (snapshots.c.created_at_ms == older_than.created_at_ms) & (
                 snapshots.c.snapshot_id < older_than.snapshot_id
@@ -288,7 +268,7 @@ class HistoryRecords:
         return HistoryPage(shown, HistoryCursor(shown[-1].created_at_ms, shown[-1].snapshot_id) if has_more else None)
 
     def figures(self, stream_id: str, *, limit: int) -> list[SnapshotFigures]:
-        """Figures of the last completed snapshots of a stream, oldest first."""
+        """Of the last completed snapshots, oldest first."""
         query = (
             select(*(snapshots.c[name] for name in _STORED), snapshots.c.watermark)
             .where(
@@ -303,7 +283,6 @@ class HistoryRecords:
             return [_figures(row) for row in reversed(connection.execute(query).all())]
 
     def of_execution(self, stream_id: str, execution_id: str, *, limit: int) -> ExecutionHistory:
-        """What one execution of a stream has taken."""
         its_own = (snapshots.c.stream_id == stream_id) & (snapshots.c.execution_id == execution_id)
         totals = (
             select(snapshots.c.status, func.count(), func.coalesce(func.sum(snapshots.c.incremental_bytes), 0))
@@ -323,7 +302,6 @@ class HistoryRecords:
         )
 
     def counts(self, stream_id: str) -> Mapping[str, int]:
-        """Number of snapshots of a stream by status."""
         query = (
             select(snapshots.c.status, func.count())
             .where(snapshots.c.stream_id == stream_id)
@@ -333,7 +311,7 @@ class HistoryRecords:
             return {str(status): int(count) for status, count in connection.execute(query)}
 
     def branches(self, stream_id: str) -> list[Branch]:
-        """The origins of a stream's timelines, newest first; the first timeline has none."""
+        """Newest first; the first timeline has none."""
         query = (
             select(timelines.c.timeline, timelines.c.parent, timelines.c.to_batch)
             .where(timelines.c.stream_id == stream_id)
@@ -355,8 +333,15 @@ def _figures(row: Row[Any]) -> SnapshotFigures:
 _FIELDS = frozenset(field.name for field in fields(SnapshotRecord))
 
 
+def of_stream(stream_id: str, kind: SnapshotKind | None, status: SnapshotStatus | None) -> Select[Any]:
+    query = select(snapshots).where(snapshots.c.stream_id == stream_id)
+    if kind is not None:
+        query = query.where(snapshots.c.kind == kind.value)
+    return query.where(snapshots.c.status == status.value) if status is not None else query
+
+
 def read_snapshot(row: Row[Any]) -> SnapshotRecord:
-    """A row as a record; what cannot be read makes it BROKEN."""
+    """A row as a record; an unreadable one is BROKEN."""
     troubles: list[str] = []
     values = {name: value for name, value in cells(row, snapshots, troubles).items() if name in _FIELDS}
     values["properties"] = read_dict(values["properties"], "properties", troubles) or {}

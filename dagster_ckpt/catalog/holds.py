@@ -1,7 +1,7 @@
 """Holds protect snapshots from deletion while they are in use.
 
-A hold and a deletion both lock the snapshot's row, so one comes first: a reader with a hold never loses a
-byte, and a late reader gets an error before it reads.
+A hold and a deletion both lock the snapshot's row: a reader with a hold never loses a byte, and a late reader gets an
+error before it reads.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.history import read_snapshot
 from dagster_ckpt.catalog.pending_restore import refers_to
 from dagster_ckpt.catalog.records import (
+    UNANSWERED,
     HoldKind,
     HoldRecord,
     LeaseRecord,
-    RequestStatus,
     SnapshotRecord,
     SnapshotStatus,
 )
@@ -29,25 +29,15 @@ from dagster_ckpt.errors import SnapshotNotFoundError
 from dagster_ckpt.values.modes import SnapshotKind
 
 _THERE = (SnapshotStatus.COMPLETED.value, SnapshotStatus.IN_PROGRESS.value)
-
-
 _UPGRADE_IS_OVER = frozenset(phase.value for phase in UpgradePhase if phase.is_over)
 
 
-_OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
-
-
 class HoldRecords:
-    """Holds on snapshots, by the database's clock."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def use(self, wanted: Sequence[SnapshotRecord], *, holder: str, ttl_ms: int) -> list[HoldRecord]:
-        """Hold snapshots while they are read, until `ttl_ms` pass without a renewal.
-
-        One that the catalog does not list at its location is skipped, because nothing deletes it.
-        """
+        """Hold snapshots while they are read, until `ttl_ms` pass without a renewal; unregistered ones are skipped."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             run_out = (holds.c.kind == HoldKind.USE.value) & (holds.c.expires_at_ms <= now_ms)
@@ -62,19 +52,19 @@ class HoldRecords:
             return made
 
     def renew(self, hold_ids: Sequence[str], ttl_ms: int) -> bool:
-        """Renew holds; returns False if one had expired and was removed."""
+        """False if a hold had expired and was removed."""
         with self._database.writing() as connection:
             expires_at_ms = self._database.now_ms(connection) + ttl_ms
             renewed = holds.update().where(holds.c.hold_id.in_(hold_ids)).values(expires_at_ms=expires_at_ms)
             return connection.execute(renewed).rowcount == len(hold_ids)
 
     def release(self, hold_ids: Sequence[str]) -> None:
-        """Release holds; a missing hold is not an error."""
+        """A missing hold is no error."""
         with self._database.writing() as connection:
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
     def tag(self, snapshot_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
-        """Keep a snapshot until its tag is released. With a label you can start from it by that name."""
+        """Keep a snapshot until its tag is released; a start may name it by its label."""
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is None or row.status != SnapshotStatus.COMPLETED.value:
@@ -87,7 +77,7 @@ class HoldRecords:
             return _insert(connection, row, HoldKind.TAG, holder, self._database.now_ms(connection))
 
     def release_tag(self, snapshot_id: str) -> bool:
-        """Remove a tag, and the label of a checkpoint; returns False if there was none."""
+        """Remove a tag, and the label of a checkpoint; False if there was none."""
         with self._database.writing() as connection:
             lock_snapshot(connection, snapshot_id)
             if not connection.execute(holds.delete().where(_tags(snapshot_id))).rowcount:
@@ -97,20 +87,18 @@ class HoldRecords:
             return True
 
     def tagged(self, stream_id: str) -> frozenset[str]:
-        """Ids of the snapshots of a stream that are tagged."""
         query = select(holds.c.snapshot_id).where(holds.c.stream_id == stream_id, holds.c.kind == HoldKind.TAG.value)
         with self._database.reading() as connection:
             return frozenset(connection.execute(query).scalars())
 
     def on(self, snapshot_id: str) -> list[HoldRecord]:
-        """The current holds on a snapshot."""
         with self._database.reading() as connection:
             row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one_or_none()
             return list(standing(connection, row, self._database.now_ms(connection))) if row is not None else []
 
 
 def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: int) -> None:
-    """Hold a snapshot until a request is answered, in the transaction that creates the request."""
+    """Hold a snapshot until a request is answered, in the transaction that creates it."""
     row = lock_snapshot(connection, snapshot_id)
     if row is not None:
         _refuse_if_gone(connection, row)
@@ -118,8 +106,8 @@ def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: 
 
 
 def standing(connection: Connection, snapshot: Row[Any], now_ms: int) -> Iterator[HoldRecord]:
-    """Everything that holds a snapshot: recorded holds, and references in other tables."""
-    is_open = exists().where(requests.c.request_id == holds.c.request_id, requests.c.status.in_(_OPEN))
+    """Everything that holds a snapshot: holds, and references in other tables."""
+    is_open = exists().where(requests.c.request_id == holds.c.request_id, requests.c.status.in_(UNANSWERED))
     stands = or_(
         holds.c.kind == HoldKind.TAG.value,
         and_(holds.c.kind == HoldKind.USE.value, holds.c.expires_at_ms > now_ms),
@@ -144,12 +132,11 @@ def _referring(connection: Connection, snapshot: Row[Any]) -> Iterator[str]:
 
 
 def describe_holds(held: Iterable[HoldRecord]) -> str:
-    """Holds as text for people, such as "tag by anna; use by verification"."""
+    """For people, such as "tag by anna; use by verification"."""
     return "; ".join(f"{hold.kind.value.lower()} by {hold.holder}" for hold in held)
 
 
 def deleted_message(connection: Connection, stream_id: str, snapshot_id: str) -> str:
-    """The message for a reader whose snapshot was deleted before it got a hold."""
     row = connection.execute(select(snapshots).where(snapshots.c.snapshot_id == snapshot_id)).one()
     there = select(snapshots).where(
         snapshots.c.stream_id == stream_id, snapshots.c.status == SnapshotStatus.COMPLETED.value

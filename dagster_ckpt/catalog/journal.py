@@ -1,7 +1,7 @@
 """The journal: the source offsets of each batch since the oldest checkpoint, for an exact replay.
 
-After a restore, Spark would divide the input into other batches, so a batch number would stand for other rows
-than in the sinks. With the journal, a start runs each batch again with its original offsets.
+After a restore, Spark would divide the input into other batches, so a batch number would stand for other rows than in
+the sinks. With the journal, a start runs each batch again with its original offsets.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ class PlannedBatch:
 
 
 class JournalRecords:
-    """The planned batches of each stream."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -74,7 +72,7 @@ class JournalRecords:
             )
 
     def note_rows(self, lease: LeaseRecord, rows: Mapping[int, int]) -> None:
-        """Record how many rows batches have read; unknown batches are skipped."""
+        """Unknown batches are skipped."""
         batches = (planned_batches.c.stream_id == lease.stream_id) & planned_batches.c.batch_id.in_(rows)
         with self._database.writing_under(lease) as connection:
             for row in connection.execute(select(planned_batches).where(batches)).all():
@@ -85,12 +83,12 @@ class JournalRecords:
                     connection.execute(planned_batches.update().where(this).values(files=files))
 
     def forget_after(self, lease: LeaseRecord, batch_id: int) -> None:
-        """Forget the batches after one, which a sink is about to undo."""
+        """A sink is about to undo the later batches."""
         with self._database.writing_under(lease) as connection:
             forget_after(connection, lease.stream_id, batch_id)
 
     def after(self, stream_id: str, batch_id: int) -> list[PlannedBatch]:
-        """The batches planned right after a batch, up to a gap or an unreadable entry."""
+        """The batches planned right after one, up to a gap or an unreadable entry."""
         wanted = (planned_batches.c.stream_id == stream_id) & (planned_batches.c.batch_id > batch_id)
         with self._database.reading() as connection:
             rows = connection.execute(select(planned_batches).where(wanted).order_by(planned_batches.c.batch_id)).all()
@@ -104,7 +102,7 @@ class JournalRecords:
 
 
 def forget_after(connection: Connection, stream_id: str, batch_id: int | None) -> None:
-    """Forget the batches after one (None: all), because the stream goes back to it."""
+    """Forget later batches (None: all): the stream goes back."""
     undone = planned_batches.c.stream_id == stream_id
     if batch_id is not None:
         undone &= planned_batches.c.batch_id > batch_id
@@ -112,7 +110,7 @@ def forget_after(connection: Connection, stream_id: str, batch_id: int | None) -
 
 
 def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
-    """Whether a batch is part of every checkpoint, or the journal has become too long."""
+    """Whether every checkpoint has the batch, or the journal is too long."""
     checkpoints = (
         (snapshots.c.stream_id == stream_id)
         & (snapshots.c.kind == SnapshotKind.CHECKPOINT.value)
@@ -134,6 +132,5 @@ def _record(row: Row[Any]) -> PlannedBatch | None:
         rows = packed.pop(_ROWS, None)
         files = {str(path): zlib.decompress(base64.b64decode(data)) for path, data in packed.items()}
     except (AttributeError, TypeError, ValueError, zlib.error):
-        # A start can do without it.
         return None
     return PlannedBatch(row.batch_id, row.follows, files, row.is_committed, rows if type(rows) is int else None)

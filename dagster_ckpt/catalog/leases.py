@@ -22,8 +22,6 @@ _NEEDED = ("run_id", "host", "pid", "expires_at_ms")
 
 
 class LeaseRecords:
-    """Leases of streams, by the database's clock."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -74,7 +72,6 @@ class LeaseRecords:
         return taken
 
     def renew(self, stream_id: str, token: int, ttl_ms: int) -> LeaseRecord:
-        """Renew a lease."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token) & leases.c.execution_id.is_not(None)
@@ -84,7 +81,7 @@ class LeaseRecords:
             return _record(connection.execute(select(leases).where(leases.c.stream_id == stream_id)).one(), now_ms)
 
     def release(self, stream_id: str, token: int) -> None:
-        """Release a lease; it is not an error if it is no longer held."""
+        """Not held is no error."""
         with self._database.writing() as connection:
             mine = (leases.c.stream_id == stream_id) & (leases.c.token == token)
             released = connection.execute(leases.update().where(mine).values(**_EMPTY)).rowcount
@@ -98,7 +95,7 @@ class LeaseRecords:
             connection.execute(leases.update().where(of_stream).values(predecessor_unproven=False))
 
     def in_force_of_jvm(self, host: str, boot_id: str, jvm_pid: int) -> list[LeaseRecord]:
-        """Leases that have not expired, whose holders one JVM serves."""
+        """Unexpired leases whose holders this JVM serves."""
         of_jvm = (leases.c.host == host) & (leases.c.boot_id == boot_id) & (leases.c.jvm_pid == jvm_pid)
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
@@ -106,7 +103,7 @@ class LeaseRecords:
             return [_record(row, now_ms) for row in rows]
 
     def current(self, stream_id: str) -> LeaseRecord | None:
-        """The lease of a stream, expired or not; None if it is not held."""
+        """None if not held; may be expired."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.execution_id is None:
@@ -114,7 +111,7 @@ class LeaseRecords:
             return _record(row, self._database.now_ms(connection))
 
     def all_held(self) -> list[LeaseRecord]:
-        """The leases that are held, expired or not, in one query."""
+        """Expired or not."""
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
             rows = connection.execute(select(leases).where(leases.c.execution_id.is_not(None)))
@@ -124,13 +121,13 @@ class LeaseRecords:
     def held(self, lease: LeaseRecord) -> Iterator[None]:
         """Prevent a take-over of the lease during one short step outside of the catalog.
 
-        PostgreSQL ends a transaction that is idle for longer than a call may take; SQLite does not.
+        PostgreSQL ends a transaction that is idle for longer than a call may take.
         """
         with self._database.writing_under(lease):
             yield
 
     def check(self, stream_id: str, token: int) -> None:
-        """Check that a token is still that of the stream's writer."""
+        """LeaseLostError unless the token is that of the stream's writer."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.token != token or row.execution_id is None:
@@ -157,7 +154,6 @@ def _holder(lease: LeaseRecord) -> str:
 
 
 def lease_held_message(lease: LeaseRecord, now_ms: int) -> str:
-    """Why a stream cannot be started: who writes it."""
     return (
         f"Stream {lease.stream_id!r} is being written by run {lease.run_id} (process {lease.pid} on {lease.host}), "
         f"whose lease expires in {(lease.expires_at_ms - now_ms) / 1000:.0f} s unless it is renewed. A stream has one "

@@ -1,7 +1,7 @@
-"""What remains to be done before a stream's query may start, as the column `streams.pending_restore` stores it.
+"""What remains to be done before a stream's query may start, as `streams.pending_restore` stores it.
 
-A start records it in the transaction that switches the live directory, and clears it when the sinks have followed.
-The next start reads it after a crash. A row carries no tag: its keys tell the kinds apart.
+A start records it in the transaction that switches the live directory, and clears it when the sinks have followed. The
+next start reads it after a crash. A row's keys tell its kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SinkRollBack(msgspec.Struct, frozen=True, kw_only=True):
 
     query_id: str | None = None
     query_ids: tuple[str, ...] = ()
-    # The query continues under another id, so sinks that recognize batches by it get the undone ones again.
+    # The query continues under another id, so sinks that know batches by it get the undone ones again.
     may_repeat: bool = False
 
 
@@ -37,16 +37,14 @@ class ToBatch(SinkRollBack, frozen=True, kw_only=True):
 
 
 class Emptied(SinkRollBack, frozen=True, kw_only=True):
-    """A start with empty state."""
-
     sinks: tuple[str, ...] = ()
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True):
-    """A fork or an import, until its first query has started: where that one writes is checked then.
+    """A fork or an import, until its first query has started and where it writes was checked.
 
-    `outputs` received the rows of some of `parent_outputs`, the original's folders, where the query must not write.
-    An import has `imported_from`, and `mapped`: the only places its query may write to.
+    `outputs` received the rows of some of `parent_outputs`, the original's folders, where the query must not write. An
+    import has `imported_from`, and `mapped`: the only places its query may write to.
     """
 
     of_stream_id: str = msgspec.field(name="fork_of")
@@ -59,7 +57,7 @@ class Forked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToTakeOver(msgspec.Struct, frozen=True, kw_only=True):
-    """An adopted checkpoint directory, until the first start takes it over."""
+    """An adopted checkpoint directory that no start has taken over."""
 
     directory: str = msgspec.field(name="adopts")
     in_place: bool = True
@@ -67,7 +65,7 @@ class ToTakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Adopting:
-    """An adoption that was begun and not finished, and what was pending `before` it."""
+    """An unfinished adoption, and what was pending `before` it."""
 
     directory: str
     # Of its first snapshot.
@@ -79,7 +77,6 @@ PendingRestore = ToSnapshot | ToBatch | Emptied | Forked | ToTakeOver | Adopting
 
 
 def stored_pending(pending: PendingRestore) -> dict[str, Any]:
-    """The row of what is pending."""
     if isinstance(pending, Adopting):
         before = stored_pending(pending.before) if pending.before is not None else {}
         return {**before, "adopting": pending.directory, "first_number": pending.first_number}
@@ -87,11 +84,7 @@ def stored_pending(pending: PendingRestore) -> dict[str, Any]:
 
 
 def read_pending(row: Mapping[str, Any]) -> PendingRestore:
-    """Parse a row.
-
-    Raises:
-        ValueError: It is not such a row.
-    """
+    """Parse a row; ValueError if it is not such a row."""
     match row:
         case {"adopting": str(directory), "first_number": int(number), **others}:
             return Adopting(directory=directory, first_number=number, before=read_pending(others) if others else None)
@@ -110,5 +103,5 @@ def read_pending(row: Mapping[str, Any]) -> PendingRestore:
 
 
 def refers_to(row: Mapping[str, Any], *, snapshot_id: str, location: str | None) -> bool:
-    """Whether a row needs a snapshot. Also answers for a row that this version cannot read as a whole."""
+    """Whether a row needs a snapshot, also if this version cannot read the row as a whole."""
     return row.get("snapshot_id") == snapshot_id or (location is not None and row.get("location") == location)

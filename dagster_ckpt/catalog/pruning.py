@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, func, or_, select
 
 from dagster_ckpt.catalog.database import Database
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestStatus, SnapshotStatus
+from dagster_ckpt.catalog.records import UNANSWERED, ExecutionStatus, SnapshotStatus
 from dagster_ckpt.catalog.tables import (
     events,
     executions,
@@ -28,8 +28,6 @@ _CHUNK = 2_000
 
 @dataclass(frozen=True)
 class PrunedHistory:
-    """What was deleted, or would be."""
-
     stream_id: str
     snapshots: int
     executions: int
@@ -39,22 +37,18 @@ class PrunedHistory:
 
     @property
     def total(self) -> int:
-        """All rows."""
         return self.snapshots + self.executions + self.events + self.requests + self.recovery_failures
 
 
 class PruningRecords:
-    """Retention of the catalog's own history. Snapshots that exist are never touched."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def prune(self, stream_id: str, *, before_ms: int, dry_run: bool = False) -> PrunedHistory:
         """Delete the rows of a stream's history that are older than `before_ms`; the stream may be running.
 
-        These stay: snapshots that exist or are held, the one verified last, the one that the timeline began
-        with, the last executions, those of the current live directory, the last that reported sinks, and open
-        requests.
+        These stay: snapshots that exist or are held, the one verified last, the one that the timeline began with, the
+        last executions, those of the current live directory, the last that reported sinks, and open requests.
         """
         rows = {
             "snapshots": (snapshots.c.snapshot_id, _old_snapshots(stream_id, before_ms)),
@@ -135,7 +129,7 @@ def _old_requests(stream_id: str, before_ms: int) -> ColumnElement[bool]:
     referring = (holds.c.request_id, launches.c.request_id)
     return and_(
         requests.c.stream_id == stream_id,
-        requests.c.status.not_in((RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)),
+        requests.c.status.not_in(UNANSWERED),
         requests.c.resolved_at_ms < before_ms,
         *(
             requests.c.request_id.not_in(

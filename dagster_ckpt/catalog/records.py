@@ -1,4 +1,4 @@
-"""Records of the catalog: frozen values and their status enums."""
+"""Records of the catalog: frozen values and their status enums; `broken` is why a row could not be fully read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OriginKind(StrEnum):
     SNAPSHOT: A checkpoint or savepoint.
     DIRECTORY: Another live directory, at one of its batches.
     FORK: Another stream.
-    ADOPTED: A checkpoint directory of plain Spark, which the stream continues from.
+    ADOPTED: A checkpoint directory of plain Spark.
     """
 
     EMPTY = "EMPTY"
@@ -32,7 +32,7 @@ class OriginKind(StrEnum):
 
 @dataclass(frozen=True)
 class StateOrigin:
-    """Where the state in a stream's live directory came from; a lost directory is re-created from here.
+    """Where the state in a live directory came from; if lost, it is re-created from here.
 
     Attributes:
         batch_id: The batch that the state was at; None if empty.
@@ -55,7 +55,7 @@ class StateOrigin:
 
     @staticmethod
     def empty(directory: str | None) -> StateOrigin:
-        """A query that started with empty state; `directory` is the stream's previous one."""
+        """Empty state; `directory` is the stream's previous one."""
         return StateOrigin(OriginKind.EMPTY, directory=directory)
 
     @staticmethod
@@ -65,7 +65,6 @@ class StateOrigin:
         return StateOrigin(OriginKind.DIRECTORY, batch_id=batch_id, directory=directory, earlier=root)
 
     def as_record(self) -> dict[str, Any]:
-        """As plain data, for the catalog."""
         values = {name: value for name, value in vars(self).items() if value is not None}
         values["kind"] = self.kind.value
         values["sinks"] = list(self.sinks)
@@ -95,8 +94,6 @@ class StateOrigin:
 
 
 class StartCause(StrEnum):
-    """Who started an execution."""
-
     MANUAL = "MANUAL"
     RESTART_IN_PLACE = "RESTART_IN_PLACE"
     RESTART_NEW_RUN = "RESTART_NEW_RUN"
@@ -132,8 +129,6 @@ class SnapshotStatus(StrEnum):
 
 
 class SnapshotTrigger(StrEnum):
-    """Why a snapshot was taken."""
-
     PERIODIC = "PERIODIC"
     MANUAL = "MANUAL"
     STOP = "STOP"
@@ -142,18 +137,18 @@ class SnapshotTrigger(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-# In an execution's recovery and a snapshot's properties: what the sources read.
+# Of an execution's recovery and a snapshot's properties: what the sources read.
 SOURCE_IDENTITIES = "source_identities"
-# In an execution's recovery: a supervisor launches runs of its stream.
+# Of an execution's recovery: a supervisor launches runs of its stream.
 IS_LAUNCHED = "is_launched"
-# In a START request: its run checks its code, then suspends the running query.
+# Of a START request: its run checks its code, then suspends the running query.
 HANDS_OVER = "hands_over"
 
 
 class HoldKind(StrEnum):
     """Why a snapshot is held.
 
-    USE: A process reads it; the hold expires unless the reader renews it.
+    USE: A process reads it; the hold expires unless renewed.
     TAG: A user keeps it until the tag is released.
     REFERENCE: An unfinished request, restore or upgrade refers to it.
     """
@@ -164,8 +159,6 @@ class HoldKind(StrEnum):
 
 
 class RequestKind(StrEnum):
-    """What a request asks of a stream."""
-
     CHECKPOINT = "CHECKPOINT"
     SAVEPOINT = "SAVEPOINT"
     STOP_WITH_SAVEPOINT = "STOP_WITH_SAVEPOINT"
@@ -186,9 +179,10 @@ class RequestStatus(StrEnum):
     BROKEN = "BROKEN"
 
 
-class EventType(StrEnum):
-    """Types of events in the outbox."""
+UNANSWERED = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
+
+class EventType(StrEnum):
     EXECUTION_STARTED = "EXECUTION_STARTED"
     EXECUTION_RUNNING = "EXECUTION_RUNNING"
     EXECUTION_ENDED = "EXECUTION_ENDED"
@@ -213,17 +207,16 @@ class StreamRecord:
     """A stream.
 
     Attributes:
-        live_directory: Spark's checkpoint location; None before the first start and after a cancellation that
-            deleted it.
+        live_directory: Spark's checkpoint location; None before the first start and after a cancellation that deleted
+            it.
         live_generation: Increases with each new directory.
         timeline: Increases with each rewind or restore; recovery ignores snapshots taken after the branch.
         restored_snapshot_id: The snapshot that the timeline began with.
         preferred_savepoint_id: What `preferred-savepoint` resolves to.
         pending_restore: A restore whose sinks have not been rolled back yet.
         plan: The plan of the state; None or empty if unknown.
-        accepted_plan: Fingerprint of another plan that a user allowed to continue.
+        accepted_plan: Fingerprint of another plan that a user allowed.
         state_edits: Ids of the edits in this state, oldest first.
-        broken: Why the row could not be fully read.
     """
 
     stream_id: str
@@ -254,7 +247,6 @@ class ExecutionRecord:
         settled: It was restarted, or its retention was applied.
         recovery: What it started from.
         application: `id`, `master`, and `page` if it has one.
-        process_start_ticks: As the kernel reports it.
     """
 
     execution_id: str
@@ -280,25 +272,22 @@ class ExecutionRecord:
 
     @property
     def newest_batch(self) -> int | None:
-        """The newest batch that it reported as committed."""
         batch_id = (self.progress or {}).get("batch_id")
         return batch_id if isinstance(batch_id, int) else None
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The sinks that it reported, as Spark names them."""
         sinks = (self.progress or {}).get("sinks")
         return tuple(map(str, sinks)) if isinstance(sinks, list) else ()
 
     @property
     def is_launched(self) -> bool:
-        """Whether a supervisor launches runs of its stream."""
         return bool((self.recovery or {}).get(IS_LAUNCHED))
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that acquires a lease, with enough detail to prove later that it has ended."""
+    """A process that acquires a lease, with what can later prove its end."""
 
     execution_id: str
     run_id: str
@@ -317,7 +306,7 @@ class LeaseRecord:
     Attributes:
         token: Increases with each change of holder.
         expired: By the database's clock, when it was read.
-        predecessor_unproven: A previous holder may still write, and its query is not fenced.
+        predecessor_unproven: A previous holder may still write, and is not fenced.
     """
 
     stream_id: str
@@ -337,7 +326,6 @@ class LeaseRecord:
     predecessor_unproven: bool = False
 
 
-# When its state was proven, and when an attempt found its position unchanged.
 PROVEN_AT_MS = "proven_at_ms"
 RENEWED_AT_MS = "renewed_at_ms"
 
@@ -354,7 +342,6 @@ class SnapshotRecord:
         claimed: A start claimed it: the stream deletes it like a checkpoint.
         schedule: The schedule that took it, whose history alone deletes it.
         verified_problem: None if it can be restored or was never verified.
-        broken: Why the row could not be fully read.
     """
 
     snapshot_id: str
@@ -395,61 +382,57 @@ class SnapshotRecord:
 
     @property
     def reference(self) -> str:
-        """What a user names it by: `chk-<n>` for a checkpoint, the label or id for a savepoint."""
+        """What a user names it by: `chk-<n>`, or a savepoint's label or id."""
         if self.kind is SnapshotKind.CHECKPOINT:
             return f"chk-{self.number}"
         return self.label or self.snapshot_id
 
     @property
     def name(self) -> str:
-        """Its reference for messages; "savepoint <reference>" for a savepoint."""
+        """For messages: its reference, after "savepoint" for a savepoint."""
         return self.reference if self.kind is SnapshotKind.CHECKPOINT else f"savepoint {self.reference}"
 
     @property
     def is_renewed(self) -> bool:
-        """Whether the last attempt found its position unchanged, and wrote nothing."""
+        """Whether the last attempt found its position unchanged."""
         return RENEWED_AT_MS in self.properties
 
     @property
     def is_proven(self) -> bool:
         """Whether its state was loaded from storage with success and no later check found it broken.
 
-        Either a query that resumed at its position committed a batch, or a verification read its state with
-        Spark.
+        Either a query that resumed at its position committed a batch, or a verification read its state with Spark.
         """
         return self.verified_problem is None and PROVEN_AT_MS in self.properties
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The plan that its state belongs to; empty if unknown."""
         plan = self.properties.get("plan")
         return plan if isinstance(plan, dict) else {}
 
     @property
     def state_edits(self) -> tuple[str, ...]:
-        """Ids of the edits that its state contains, oldest first."""
+        """Oldest first."""
         edits = self.properties.get("state_edits")
         return tuple(map(str, edits)) if isinstance(edits, list) else ()
 
     @property
     def edit(self) -> dict[str, Any]:
-        """Who edited its state, why, and the id of the edit; empty without an edit."""
+        """Who edited its state, why, and the edit's id."""
         edit = self.properties.get("edit")
         return edit if isinstance(edit, dict) else {}
 
     @property
     def lags(self) -> dict[str, int]:
-        """Records that waited in each partition of the Kafka sources; empty if none was reported."""
+        """Records waiting in each partition of the Kafka sources."""
         return lags_in(self.properties)
 
     @property
     def watermark_ms(self) -> int | None:
-        """The watermark in ms since the epoch; None without one."""
         return watermark_ms_of(self.watermark)
 
 
 def watermark_ms_of(watermark: str | None) -> int | None:
-    """A watermark as Spark reports it, in ms since the epoch; None without a readable one."""
     try:
         # Before its first rows, Spark reports 1970.
         return round(datetime.fromisoformat(watermark).timestamp() * 1000) or None if watermark else None
@@ -458,7 +441,6 @@ def watermark_ms_of(watermark: str | None) -> int | None:
 
 
 def lags_in(properties: Mapping[str, Any]) -> dict[str, int]:
-    """Records that waited in each Kafka partition, from a snapshot's properties."""
     lags = properties.get("records_behind")
     if not isinstance(lags, dict):
         return {}
@@ -466,14 +448,13 @@ def lags_in(properties: Mapping[str, Any]) -> dict[str, int]:
 
 
 def records_behind_in(properties: Mapping[str, Any]) -> int | None:
-    """Records that waited in all Kafka sources; None if they reported none."""
     lags = lags_in(properties)
     return min(sum(lags.values()), LARGEST_LONG) if lags else None
 
 
 @dataclass(frozen=True)
 class CompletedSnapshot:
-    """Facts about a snapshot once it is complete in storage; see `SnapshotRecord`."""
+    """What a `SnapshotRecord` has once complete in storage."""
 
     location: str
     batch_id: int | None = None
@@ -509,11 +490,7 @@ class HoldRecord:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request to a stream, and its answer.
-
-    Attributes:
-        broken: Why the row could not be fully read, or None.
-    """
+    """A request to a stream, and its answer."""
 
     request_id: str
     stream_id: str
@@ -552,8 +529,6 @@ class LaunchRecord:
 
 @dataclass(frozen=True)
 class EventRecord:
-    """An event of the outbox."""
-
     sequence: int
     stream_id: str
     type: EventType
@@ -565,7 +540,5 @@ class EventRecord:
 
 @dataclass(frozen=True)
 class RunFailure:
-    """An execution that failed, and when it ended (ms since the epoch)."""
-
     at_ms: int
     reason: str

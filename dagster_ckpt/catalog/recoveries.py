@@ -1,4 +1,4 @@
-"""Failed recovery points of streams, so that a recovery ends once all points failed, across processes."""
+"""Failed recovery points of streams: a recovery ends once all points failed, across processes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ _LONGEST_DETAIL = 4_000
 
 
 class RecoveryRecords:
-    """Failed recoveries."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -58,7 +56,7 @@ class RecoveryRecords:
         rewound_batches: int | None = None,
         rewound_ms: int | None = None,
     ) -> None:
-        """Record that a recovery failed at a point; see `PointFailure`."""
+        """Record a `PointFailure`."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             of_stream = recovery_failures.c.stream_id == stream_id
@@ -96,7 +94,7 @@ class RecoveryRecords:
         return [_record(row) for row in rows]
 
     def of_streams(self, stream_ids: Sequence[str]) -> dict[str, list[PointFailure]]:
-        """Like `of_stream` for several streams; those without a failure are omitted."""
+        """`of_stream` for several streams; those without a failure are omitted."""
         counting = recovery_failures.c.stream_id.in_(stream_ids) & recovery_failures.c.is_over.is_(False)
         query = select(recovery_failures).where(counting)
         found: dict[str, list[PointFailure]] = {}
@@ -106,7 +104,7 @@ class RecoveryRecords:
         return found
 
     def forget(self, lease: LeaseRecord) -> None:
-        """Treat every point as not yet tried, after a user intervened."""
+        """Treat every point as untried, after a user intervened."""
         of_stream = recovery_failures.c.stream_id == lease.stream_id
         with self._database.writing_under(lease) as connection:
             connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))

@@ -1,4 +1,4 @@
-"""Requests to streams, answered by the stream's own process, and the drivers launched to answer START requests."""
+"""Requests to streams, answered by the stream's own process, and drivers launched to answer START requests."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
 from dagster_ckpt.catalog.holds import refer
-from dagster_ckpt.catalog.records import EventType, LaunchRecord, LeaseRecord, RequestKind, RequestRecord, RequestStatus
+from dagster_ckpt.catalog.records import (
+    UNANSWERED,
+    EventType,
+    LaunchRecord,
+    LeaseRecord,
+    RequestKind,
+    RequestRecord,
+    RequestStatus,
+)
 from dagster_ckpt.catalog.tables import launches, requests
 from dagster_ckpt.errors import CatalogError
 
 # How long a sender waits for the answer.
 REQUEST_TIMEOUT_S = 600.0
-_OPEN = (RequestStatus.PENDING.value, RequestStatus.ACCEPTED.value)
 
 
 class RequestRecords:
-    """The queue of requests. One that cannot be read is UNKNOWN, and never carried out."""
+    """The queue of requests. An unreadable one is UNKNOWN, and never carried out."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -37,7 +44,7 @@ class RequestRecords:
     ) -> RequestRecord:
         """Submit a request to a stream; an existing one with this id is returned unchanged.
 
-        `holding` names a snapshot that must not be deleted until the request is answered or withdrawn.
+        The snapshot `holding` must not be deleted until the request is answered or withdrawn.
         """
         request_id = request_id or str(uuid.uuid4())
         with self._database.writing() as connection:
@@ -58,7 +65,6 @@ class RequestRecords:
         return self.get(request_id)
 
     def get(self, request_id: str) -> RequestRecord:
-        """One request."""
         found = self.find(request_id)
         if found is None:
             raise CatalogError(
@@ -67,28 +73,25 @@ class RequestRecords:
         return found
 
     def find(self, request_id: str | None) -> RequestRecord | None:
-        """One request, or None if no request has this id."""
         with self._database.reading() as connection:
             row = connection.execute(select(requests).where(requests.c.request_id == request_id)).one_or_none()
         return _record(row) if row is not None else None
 
     def pending(self, stream_id: str) -> list[RequestRecord]:
-        """Requests that have not been accepted, oldest first."""
         pending = (requests.c.stream_id == stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.reading() as connection:
             rows = connection.execute(select(requests).where(pending).order_by(requests.c.created_at_ms))
             return [_record(row) for row in rows]
 
     def unanswered(self, stream_id: str | None = None) -> list[RequestRecord]:
-        """Requests that are neither answered nor withdrawn, oldest first, of a stream or of all."""
-        query = select(requests).where(requests.c.status.in_(_OPEN)).order_by(requests.c.created_at_ms)
+        """Neither answered nor withdrawn, oldest first; None: of all streams."""
+        query = select(requests).where(requests.c.status.in_(UNANSWERED)).order_by(requests.c.created_at_ms)
         if stream_id is not None:
             query = query.where(requests.c.stream_id == stream_id)
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(query)]
 
     def starts_to_launch(self) -> list[RequestRecord]:
-        """Unanswered start requests of all streams, oldest first, in one query."""
         waiting = (requests.c.status == RequestStatus.PENDING.value) & (requests.c.kind == RequestKind.START.value)
         with self._database.reading() as connection:
             rows = connection.execute(select(requests).where(waiting).order_by(requests.c.created_at_ms))
@@ -96,14 +99,14 @@ class RequestRecords:
             return [request for request in map(_record, rows) if request.kind is RequestKind.START]
 
     def accept(self, lease: LeaseRecord, request_id: str) -> bool:
-        """Accept a request, as the stream's writer; False if it was withdrawn or accepted concurrently."""
+        """False if it was withdrawn or accepted concurrently."""
         pending = (requests.c.stream_id == lease.stream_id) & (requests.c.status == RequestStatus.PENDING.value)
         with self._database.writing_under(lease) as connection:
             return _move(connection, request_id, pending, status=RequestStatus.ACCEPTED.value)
 
     def withdraw(self, request_id: str, *, only_pending: bool = False) -> bool:
-        """Withdraw a request; returns False if it was already answered."""
-        allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else _OPEN)
+        """False if already answered."""
+        allowed = requests.c.status.in_((RequestStatus.PENDING.value,) if only_pending else UNANSWERED)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, allowed, RequestStatus.WITHDRAWN)
 
@@ -116,16 +119,16 @@ class RequestRecords:
         snapshot_id: str | None = None,
         error: str | None = None,
     ) -> bool:
-        """Answer a request, as the stream's writer; False if it was already answered or withdrawn."""
-        answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(_OPEN)
+        """False if already answered or withdrawn."""
+        answerable = (requests.c.stream_id == lease.stream_id) & requests.c.status.in_(UNANSWERED)
         with self._database.writing_under(lease) as connection:
             return _answer(
                 self._database, connection, request_id, answerable, status, snapshot_id=snapshot_id, error=error
             )
 
     def fail_start(self, request_id: str, error: str) -> bool:
-        """Fail a start request, as its launcher; False if it was already answered."""
-        unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(_OPEN)
+        """As its launcher; False if already answered."""
+        unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(UNANSWERED)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, unanswered, RequestStatus.FAILED, error=error)
 
@@ -133,9 +136,9 @@ class RequestRecords:
 def complete_request(database: Database, connection: Connection, request_id: str) -> bool:
     """Complete a request in the transaction that does what it asks for; False if it was withdrawn.
 
-    True again if it was completed before: a caller whose answer was lost may repeat the call.
+    True again if already completed: a caller whose answer was lost may repeat the call.
     """
-    is_open = requests.c.status.in_(_OPEN)
+    is_open = requests.c.status.in_(UNANSWERED)
     if _answer(database, connection, request_id, is_open, RequestStatus.COMPLETED):
         return True
     status = select(requests.c.status).where(requests.c.request_id == request_id)
@@ -181,8 +184,6 @@ def _record(row: Row[Any]) -> RequestRecord:
 
 
 class LaunchRecords:
-    """Launched drivers. Each answers one START request."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -199,7 +200,7 @@ class LaunchRecords:
         command: str,
         log: str,
     ) -> LaunchRecord:
-        """Record the handle of a driver; it replaces an earlier one for the same request."""
+        """Record a driver, in place of an earlier one for the request."""
         with self._database.writing() as connection:
             connection.execute(launches.delete().where(launches.c.request_id == request_id))
             connection.execute(
@@ -220,11 +221,9 @@ class LaunchRecords:
         return _launch(row)
 
     def get(self, request_id: str) -> LaunchRecord | None:
-        """The launch that answers a START request, or None."""
         return self._first(select(launches).where(launches.c.request_id == request_id))
 
     def latest(self, stream_id: str) -> LaunchRecord | None:
-        """The newest launch of a stream, or None."""
         return self._first(
             select(launches)
             .where(launches.c.stream_id == stream_id)

@@ -31,12 +31,12 @@ from dagster_ckpt.catalog.transitions import log_renewed, log_triggered
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
 from dagster_ckpt.values.modes import SnapshotKind
 
-# Savepoints that an operator takes; a run's snapshots carry its execution.
+# A run's snapshots carry its execution; those of an operator have none.
 _OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SnapshotKind.SAVEPOINT.value)
 
 
 class SnapshotRecords:
-    """Snapshots. A row that cannot be read is listed as BROKEN, never omitted."""
+    """Checkpoints and savepoints. An unreadable row is BROKEN, never omitted."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -58,7 +58,7 @@ class SnapshotRecords:
     ) -> SnapshotRecord:
         """Record that a snapshot is being taken: by an execution with its lease, which consumes the number.
 
-        Or without a lease: a savepoint of a stopped stream, whose `stream_id` is given.
+        Or without a lease: a savepoint of the stopped stream `stream_id`.
         """
         with self._database.writing_as(lease) as connection:
             if lease is not None:
@@ -97,7 +97,7 @@ class SnapshotRecords:
     def renew(self, lease: LeaseRecord, snapshot_id: str, *, attempt_id: str) -> SnapshotRecord:
         """Record that an attempt found the position of an existing checkpoint unchanged.
 
-        The checkpoint counts as completed now, and the attempt is forgotten, without an event.
+        It counts as completed now, and the attempt is forgotten, without an event.
         """
         with self._database.writing_under(lease) as connection:
             existing = (
@@ -120,9 +120,9 @@ class SnapshotRecords:
         return renewed
 
     def proven(self, lease: LeaseRecord, batch_id: int) -> None:
-        """Record that a query loaded the state after a batch from storage, and committed a batch after it.
+        """Record that a query loaded the state after a batch from storage, and committed another one.
 
-        This proves every restorable snapshot of that state; see `SnapshotRecord.is_proven`.
+        This proves every restorable snapshot of that state.
         """
         loaded = [
             snapshot
@@ -139,17 +139,16 @@ class SnapshotRecords:
     def fail(
         self, lease: LeaseRecord | None, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None
     ) -> None:
-        """Record that a snapshot failed; a completed one is unchanged.
+        """Record that a snapshot failed; a completed one is unchanged. Without a lease: as for `complete`.
 
-        Without a lease: a savepoint of a stopped stream. `streak`, for the log: consecutive failures including this
-        one, and how many are tolerated.
+        `streak`, for the log: consecutive failures including this one, and how many are tolerated.
         """
         counted = dict(zip(("failures", "tolerable"), streak, strict=True)) if streak is not None else {}
         with self._database.writing_as(lease) as connection:
             self._fail(connection, snapshot_id, _of(lease), reason, counted)
 
     def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
-        """Record that a snapshot was verified, and why it cannot be restored; unknown ones are ignored.
+        """Record a verification of a snapshot, and its problem; unknown ones are ignored.
 
         `state_was_read`: Spark read its state from a restored copy, which proves it.
         """
@@ -164,15 +163,15 @@ class SnapshotRecords:
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(**values))
 
     def give_to_stream(self, snapshot_id: str) -> None:
-        """Record that the stream owns a savepoint and deletes it like a checkpoint."""
+        """Let the stream own a savepoint and delete it like a checkpoint."""
         with self._database.writing() as connection:
             _get(connection, snapshot_id)
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(claimed=True))
 
     def mark_deleting(self, snapshot_id: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of a snapshot are being deleted, so that no recovery uses it any more.
+        """From now on no recovery uses the snapshot; its bytes are being deleted. Operators have no lease.
 
-        Raises SnapshotHeldError if a hold protects it and it is not being deleted. Operators have no lease.
+        Raises SnapshotHeldError if a hold protects it and it is not being deleted.
         """
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
@@ -182,7 +181,7 @@ class SnapshotRecords:
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(status=SnapshotStatus.DELETING.value))
 
     def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
-        """Record that the bytes of a snapshot were deleted, and why; repeated passes write only one event."""
+        """Record that the bytes were deleted, and why; repeated passes write only one event."""
         with self._database.writing_as(lease) as connection:
             present = _is(snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
             gone = connection.execute(
@@ -204,46 +203,38 @@ class SnapshotRecords:
             )
 
     def get(self, snapshot_id: str) -> SnapshotRecord:
-        """One snapshot."""
         with self._database.reading() as connection:
             return _get(connection, snapshot_id)
 
     def of_stream(
         self, stream_id: str, *, kind: SnapshotKind | None = None, status: SnapshotStatus | None = None
     ) -> list[SnapshotRecord]:
-        """Snapshots of a stream, newest first."""
-        query = select(snapshots).where(snapshots.c.stream_id == stream_id)
-        if kind is not None:
-            query = query.where(snapshots.c.kind == kind.value)
-        if status is not None:
-            query = query.where(snapshots.c.status == status.value)
+        """Newest first."""
+        found = self._all(queries.of_stream(stream_id, kind, status))
         # BROKEN rows do not count.
-        return [snapshot for snapshot in self._all(query) if status is None or snapshot.status is status]
+        return [snapshot for snapshot in found if status is None or snapshot.status is status]
 
     def at_location(self, stream_id: str, location: str) -> SnapshotRecord | None:
-        """The newest snapshot of a stream that is or was at a location, in any state."""
+        """The newest snapshot that is or was there."""
         at_place = (snapshots.c.stream_id == stream_id) & (snapshots.c.location == location)
         return next(iter(self._all(select(snapshots).where(at_place))), None)
 
     def completed(self, stream_id: str) -> list[SnapshotRecord]:
-        """Snapshots of a stream that a user may name as a starting point, newest first."""
+        """What a user may name as a starting point, newest first."""
         return self.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
 
     def newest_checkpoint(self, stream_id: str) -> SnapshotRecord | None:
-        """The newest completed checkpoint, with which the next one may share bytes."""
         return next(
             iter(self.of_stream(stream_id, kind=SnapshotKind.CHECKPOINT, status=SnapshotStatus.COMPLETED)), None
         )
 
     def by_id(self, snapshot_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        """The snapshots with these ids that the catalog knows."""
         return {
             snapshot.snapshot_id: snapshot
             for snapshot in self._all(select(snapshots).where(snapshots.c.snapshot_id.in_(snapshot_ids)))
         }
 
     def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
-        """Totals over the checkpoints completed in spans of events; see `history.tallies`."""
         if not spans:
             return []
         with self._database.reading() as connection:
@@ -256,17 +247,15 @@ class SnapshotRecords:
         ]
 
     def newest_of(self, stream_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        """The newest restorable snapshot of each of these streams that has one, in one query."""
         with self._database.reading() as connection:
             return {
                 row.stream_id: read_snapshot(row) for row in connection.execute(queries.newest_restorable(stream_ids))
             }
 
     def histories(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
-        """Health indicators of streams from their snapshots, in two queries if the windows are equal.
+        """Health indicators of streams since these times (ms since the epoch); empty for a stream that never started.
 
-        The windows begin at these times (ms since the epoch). A stream that never started has an empty
-        history.
+        Two queries if the times are equal.
         """
         listed: list[Row[Any]] = []
         with self._database.reading() as connection:
@@ -289,9 +278,8 @@ class SnapshotRecords:
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
         """Snapshots that an automatic recovery may use, newest first.
 
-        They are of the current timeline, its ancestors up to the branch, or the one that it began with, and
-        contain exactly the edits of the stream's state: others would undo an edit, or have state that the
-        query has not had.
+        They are of the current timeline, its ancestors up to the branch, or the one that it began with, and contain
+        exactly the edits of the stream's state.
         """
         with self._database.reading() as connection:
             stream = connection.execute(
@@ -397,7 +385,7 @@ def _refuse_held(snapshot: Row[Any], found: Sequence[HoldRecord]) -> None:
 
 
 def _of(lease: LeaseRecord | None) -> ColumnElement[bool]:
-    """The attempts that a writer may change: those of its stream, or an operator's savepoints of stopped streams."""
+    """A writer may change attempts of its stream, an operator savepoints of stopped streams."""
     return _OF_STOPPED if lease is None else snapshots.c.stream_id == lease.stream_id
 
 

@@ -1,4 +1,4 @@
-"""Streams, their live directories and timelines, and the registration of streams after the catalog was lost."""
+"""Streams, their live directories and timelines, and their registration after the catalog was lost."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ from dagster_ckpt.values.untrusted import from_json
 
 
 class StreamRecords:
-    """Streams."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def ensure(self, stream_id: str, *, name: str, asset_key: str, options: dict[str, Any]) -> StreamRecord:
-        """Register a stream, or update its name, asset key and options."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             described = {"name": name, "asset_key": asset_key, "options": as_text(options), "updated_at_ms": now_ms}
@@ -42,7 +39,6 @@ class StreamRecords:
             return _get(connection, stream_id)
 
     def get(self, stream_id: str) -> StreamRecord:
-        """One stream."""
         with self._database.reading() as connection:
             return _get(connection, stream_id)
 
@@ -57,20 +53,17 @@ class StreamRecords:
             return self.get(writers[0].stream_id)
 
     def all(self) -> list[StreamRecord]:
-        """All streams, by id; one whose row cannot be read has `broken` set."""
+        """By id; an unreadable one is `broken`."""
         with self._database.reading() as connection:
             return [_record(row) for row in connection.execute(select(streams).order_by(streams.c.stream_id))]
 
     def restore_finished(self, lease: LeaseRecord) -> None:
-        """Record that a restore is finished."""
         self._change_under(lease, pending_restore=None)
 
     def forget_live_directory(self, lease: LeaseRecord) -> None:
-        """Record that the stream no longer has a live directory; its files may now be deleted."""
         self._change_under(lease, live_directory=None, pending_restore=None)
 
     def note_pending(self, lease: LeaseRecord, pending: PendingRestore | None) -> None:
-        """Record what remains to be done before a query may start, or None."""
         self._change_under(lease, pending_restore=_as_stored(pending))
 
     def forget_adoption(self, lease: LeaseRecord) -> None:
@@ -96,27 +89,26 @@ class StreamRecords:
             )
 
     def count_from(self, lease: LeaseRecord, number: int) -> None:
-        """Raise the stream's counter to a number; a higher counter is unchanged."""
+        """Raise the stream's counter; a higher one stays."""
         with self._database.writing_under(lease) as connection:
             raise_counter(connection, lease.stream_id, number)
 
     def prefer_savepoint(self, stream_id: str, snapshot_id: str) -> None:
-        """Record a user's choice of what `preferred-savepoint` resolves to, without a lease."""
         with self._database.writing() as connection:
             self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
     def accept_plan(self, stream_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
-        """Allow another plan to continue from a stream's state, once, after a user accepted the differences."""
+        """Let another plan, whose differences a user accepted, continue once from a stream's state."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             self._change(connection, stream_id, accepted_plan=fingerprint)
 
     def note_plan(self, lease: LeaseRecord, plan: Mapping[str, Any] | None) -> None:
-        """Record the plan of the query that is about to start; None means unknown."""
+        """The plan of the query that is about to start; None: unknown."""
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
     def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:
-        """The next number of the stream's counter, for a snapshot outside of a coordinator."""
+        """The stream's next number, for a snapshot outside of a coordinator."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             counted = (
@@ -143,8 +135,8 @@ class StreamRecords:
 
         Args:
             restored_snapshot_id: The snapshot that it was made from; a new timeline begins with it.
-            pending_restore: What remains before the query may start; without a snapshot, a new timeline
-                begins with empty state.
+            pending_restore: What remains before the query may start; without a snapshot, a new timeline begins with
+                empty state.
             claims: The stream takes ownership of that snapshot.
             plan: The plan of the state, empty if unknown; None as before.
             state_edits: Ids of the edits in the state; None as before.
@@ -209,7 +201,7 @@ class StreamRecords:
 
 
 def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
-    """Raise a stream's counter, in a transaction of its writer; a higher counter is unchanged."""
+    """`StreamRecords.count_from` in a transaction of the stream's writer."""
     behind = (streams.c.stream_id == stream_id) & (streams.c.next_number < number)
     connection.execute(streams.update().where(behind).values(next_number=number))
 
@@ -255,8 +247,8 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
     cells(row, streams, unreadable)
     read_state_edits(row.state_edits, unreadable)
     if unreadable:
-        # Without its directory, a stream would look as if it had never run; without its edits, a recovery
-        # could undo them.
+        # Without its directory, a stream would look as if it had never run; without its edits, a recovery could undo
+        # them.
         raise CatalogError(
             f"The row of stream {stream_id!r} in the catalog cannot be read: {'; '.join(unreadable)}. Restore the "
             "catalog from a backup, or correct that row of the table streams."
@@ -310,7 +302,7 @@ def _edits_as_text(edits: Sequence[str]) -> str | None:
 
 
 def read_state_edits(value: str | None, troubles: list[str]) -> tuple[str, ...]:
-    """The stored ids of edits. If they cannot be read, returns none and appends to `troubles`."""
+    """The stored ids of edits; empty, and reported in `troubles`, if unreadable."""
     try:
         edits = from_json(value) if value is not None else []
     except ValueError:
@@ -323,7 +315,7 @@ def read_state_edits(value: str | None, troubles: list[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RebuiltStream:
-    """What to register for a stream that the catalog does not know.
+    """What to register for an unknown stream.
 
     Attributes:
         next_number: Greater than all numbers in use.
@@ -342,13 +334,10 @@ class RebuiltStream:
 
 
 class RebuildRecords:
-    """Writes of a rebuild."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add_snapshots(self, lease: LeaseRecord, added: Sequence[SnapshotRecord], *, next_number: int) -> None:
-        """Register snapshots of a stream that the catalog knows."""
         with self._database.writing_under(lease) as connection:
             for snapshot in added:
                 connection.execute(snapshots.insert().values(**_columns(snapshot)))

@@ -22,18 +22,16 @@ from dagster_ckpt.values.redaction import without_secrets
 
 
 class FreeText(TypeDecorator[str]):
-    """Free text for people, redacted when it is stored."""
+    """Text for people, redacted when stored."""
 
     impl = Text
     cache_ok = True
 
     @property
     def python_type(self) -> type[str]:
-        """Python type of a cell."""
         return str
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - SQLAlchemy's
-        """Redact a text before it is stored."""
         return None if value is None else without_secrets(value)
 
 
@@ -60,7 +58,6 @@ streams = Table(
     Column("restored_snapshot_id", String(64)),
     Column("preferred_savepoint_id", String(64)),
     Column("pending_restore", Text),
-    # The plan of the state, and the fingerprint of one that a user allowed to continue.
     Column("plan", Text),
     Column("accepted_plan", String(80)),
     # JSON of a StateOrigin.
@@ -72,7 +69,7 @@ streams = Table(
     Column("updated_at_ms", BigInteger, nullable=False),
 )
 
-# One row: the id that each snapshot carries, and JSON of a CatalogHome.
+# The id that each snapshot carries, and JSON of a CatalogHome.
 deployment = Table(
     "deployment",
     metadata,
@@ -161,7 +158,6 @@ snapshots = Table(
     Column("created_at_ms", BigInteger, nullable=False),
     Column("completed_at_ms", BigInteger),
     Column("claimed", Boolean, nullable=False, server_default=false()),
-    # The schedule that took it, whose history alone deletes it.
     Column("schedule", Text),
     Column("verified_at_ms", BigInteger),
     Column("verified_problem", FreeText),
@@ -231,7 +227,6 @@ recovery_failures = Table(
     Column("at_ms", BigInteger, nullable=False),
 )
 
-# See journal.py.
 planned_batches = Table(
     "planned_batches",
     metadata,

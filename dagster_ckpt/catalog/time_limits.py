@@ -1,7 +1,7 @@
-"""Time limits of catalog calls: shorter than a lease, so that a holder's lease cannot expire during a call.
+"""Time limits of catalog calls: shorter than a lease, which cannot expire during a call.
 
-A holder gives its lease up after most of its life; the rest limits a call, so that one begun right before has
-ended when the lease expires.
+A holder gives its lease up after most of its life; the rest limits a call, so that one begun right before has ended
+when the lease expires.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _deadline: ContextVar[float | None] = ContextVar("deadline of the catalog call",
 
 
 def call_limit_s(ttl_ms: int) -> float:
-    """Time limit of a call in seconds, including connecting, for leases with this time to live."""
+    """Limit of a call with its connecting, in seconds, for leases with this time to live."""
     return max(ttl_ms / 1000 * (1 - GIVE_UP_AFTER), _SHORTEST_S)
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """End database calls in this context after the given time with an error of the driver."""
+    """End database calls in this context after that time with an error of the driver."""
     before = _deadline.set(time.monotonic() + seconds)
     try:
         yield
@@ -44,16 +44,15 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def limit_transaction(connection: Connection, seconds: float) -> None:
-    """Raise the server's limit for this transaction too."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(_settings(seconds, is_local=True)))
 
 
 def limit_connections(engine: Engine) -> None:
-    """Make the connections of an engine obey the limit that `limited` sets.
+    """Make an engine's connections obey `limited`.
 
-    The client ends a call if server, proxy or network do not respond. The server ends statements that no
-    client waits for, and transactions whose client froze while holding rows that others need.
+    The client ends a call if server, proxy or network do not respond. The server ends statements that no client waits
+    for, and transactions whose client froze while holding rows that others need.
     """
     if engine.dialect.name == "sqlite":
         event.listen(engine, "do_connect", _connect_to_sqlite)
@@ -97,7 +96,7 @@ def _limited_connection() -> Any:
     import psycopg  # noqa: PLC0415
 
     class LimitedConnection(psycopg.Connection[Any]):
-        """A connection whose waits end at the deadline; it is then closed."""
+        """Its waits end at the deadline; it is then closed."""
 
         @staticmethod
         def overdue() -> Exception:

@@ -1,8 +1,7 @@
 """Log each transition of a stream once, in Flink's words.
 
-The process that recorded an event logs it after the commit; transitions of a lease or restart are not events
-but logged here too. All lines go to the logger `dagster_ckpt.transitions` with the attributes `stream_id` and
-`event`.
+The process that recorded an event logs it after the commit; transitions of a lease or restart are no events, but logged
+too. The logger is `dagster_ckpt.transitions`, with the attributes `stream_id` and `event`.
 
 Example:
     Completed checkpoint 7 of stream orders: 12.3 MB (0.4 MB new), batch 812, 82 ms
@@ -33,19 +32,18 @@ def log_transition(
 
 
 def log_message(stream_id: str, message: str) -> None:
-    """Log what a step of a stream found or did, where that is not an event."""
+    """Log what a step found or did that is no event."""
     log_transition(stream_id, f"Stream {stream_id}: {message}")
 
 
 def log_triggered(snapshot: SnapshotRecord) -> None:
-    """Log that an attempt was recorded, whose end is an event."""
     what = f"{snapshot.kind.lower()} {snapshot.number}"
     message = f"Triggering {what} (type={snapshot.trigger.value}) of stream {snapshot.stream_id}"
     log_transition(snapshot.stream_id, message, number=snapshot.number, kind=snapshot.kind)
 
 
 def log_renewed(checkpoint: SnapshotRecord) -> None:
-    """Log that the newest checkpoint still has the stream's position, so that none was taken."""
+    """Log that a checkpoint was renewed and none taken."""
     message = (
         f"Renewed checkpoint {checkpoint.number} of stream {checkpoint.stream_id}: no batch since batch "
         f"{checkpoint.batch_id}"
@@ -54,13 +52,11 @@ def log_renewed(checkpoint: SnapshotRecord) -> None:
 
 
 def log_event(stream_id: str, event: EventType, payload: Mapping[str, Any]) -> None:
-    """Log an event that was recorded in the catalog."""
     level, message = describe_event(stream_id, event, payload)
     log_transition(stream_id, message, level=level, event=event, **payload)
 
 
 def describe_event(stream_id: str, event: EventType, payload: Mapping[str, Any]) -> tuple[int, str]:
-    """Level and words of an event's log line."""
     level, words = _WORDS.get(event, (logging.DEBUG, _any_event))
     if event is EventType.EXECUTION_ENDED and payload.get("status") == "FAILED":
         level = logging.WARNING
@@ -94,7 +90,7 @@ def _failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> st
 
 
 def failure_streak(failures: int | None, tolerable: int | None) -> str:
-    """Failures in a row, of how many that are tolerated; empty if the failure does not count."""
+    """Failures in a row, of how many tolerated; empty if uncounted."""
     if failures is None or tolerable is None:
         return ""
     if failures <= tolerable:

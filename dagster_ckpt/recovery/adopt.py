@@ -1,11 +1,10 @@
 """Adopting: a stream continues the query of a checkpoint directory that plain Spark wrote, with its id and sinks.
 
-Adopting only reads, and takes the first snapshot; the query may keep running. The next start takes the directory
-over: the fence of a lost holder makes the query's next write to its offset log fail, whether or not it still runs.
-The batch that it was running may still be written to the sink.
+Adopting only reads, and takes the first snapshot; the query may keep running. The next start takes the directory over:
+its fence makes the query's next write to its offset log fail. A batch in flight may still reach the sink.
 
-The stream then continues in a clone, or in place. In place, the fence is replaced by the plan of one batch without
-data: at no moment can the other query plan that batch.
+The stream continues in a clone, or in place: there, the plan of one batch without data replaces the fence, and at no
+moment can the other query plan that batch.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _DELTA_LOG = "_delta_log"
 
 @dataclass(frozen=True)
 class Adoption:
-    """What was found in a checkpoint directory. A dry run has no `snapshot`."""
+    """What was found in a checkpoint directory; without a `snapshot`, a dry run."""
 
     stream_id: str
     found: CheckpointDescription
@@ -73,7 +72,6 @@ class Adoption:
     snapshot: SnapshotRecord | None
 
     def messages(self) -> list[str]:
-        """The adoption in a few lines."""
         problems = [f"{each.severity}: {each.explanation}" for each in self.diagnosis.findings]
         sinks = ", ".join(self.sinks) or (
             "none named: the snapshot has no log of a file sink, so going back to it needs a new output folder"
@@ -101,14 +99,14 @@ def adopt(
 ) -> Adoption:
     """Adopt a checkpoint directory of plain Spark; the stream's next start, from `latest`, continues its query.
 
-    The directory is only read. An adoption that is interrupted refuses every start until it is repeated or dropped
-    (`undo_adoption`). Until the first start it may be repeated, also with other options.
+    The directory is only read. Until that start, adopting may be repeated, also with other options. An interrupted
+    adoption refuses every start until it is repeated or dropped (`undo_adoption`).
 
     Args:
-        sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's
-            name; an Iceberg table as `IcebergTable[lake.sales.orders]`. With the log of its file sink, the first
-            snapshot can be restored exactly.
-        in_place: Continue in the directory itself, instead of in a copy.
+        sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's name; an
+            Iceberg table as `IcebergTable[lake.sales.orders]`. With the log of its file sink, the first snapshot can be
+            restored exactly.
+        in_place: Continue in the directory itself, not in a copy.
     """
     live = LiveDirectory(checkpoint_location)
     _refuse_managed(stream, live)
@@ -139,7 +137,6 @@ def adopt(
 
 
 def _how_to_mend(live: LiveDirectory, state: LiveState) -> str:
-    """What is wrong with a directory, and what helps while no snapshot exists."""
     if state.status is LiveStatus.BROKEN and METADATA not in live.folder.list():
         return (
             f"{live.url}/{METADATA} is missing: it has the id of the query, and Spark refuses to start without it. "
@@ -181,10 +178,7 @@ def _register(
 
 
 def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
-    """Drop an adoption, finished or not, that no start has taken over; may be repeated.
-
-    Its snapshots are deleted; the directory is not touched. Returns what was done, for people.
-    """
+    """Drop an adoption that no start has taken over, and its snapshots; may be repeated. Returns messages."""
     catalog = stream.catalog
     _adopting(catalog.streams.get(stream.stream_id))
     holder = this_holder(f"adopt-{uuid.uuid4()}", origin, None)
@@ -206,7 +200,6 @@ def _begin(stream: StreamHandle, lease: LeaseKeeper, record: StreamRecord, direc
 
 
 def _adopted_by(record: StreamRecord) -> str | None:
-    """The directory of an adoption that no start has taken over, finished or not."""
     pending = record.pending_restore
     return pending.directory if isinstance(pending, Adopting | ToTakeOver) else None
 
@@ -222,7 +215,7 @@ def _adopting(record: StreamRecord) -> str:
 
 
 def _drop_unfinished(stream: StreamHandle, lease: LeaseKeeper) -> None:
-    """Remove the remains of an unfinished adoption; an earlier one stays as it was."""
+    """An earlier, finished adoption stays as it was."""
     catalog = stream.catalog
     pending = catalog.streams.get(stream.stream_id).pending_restore
     if not isinstance(pending, Adopting):
@@ -302,7 +295,6 @@ def _refuse_own_state(stream: StreamHandle, record: StreamRecord, live: LiveDire
 
 
 def _is_of(properties: Mapping[str, object], live: LiveDirectory) -> bool:
-    """Whether a snapshot was taken when this directory was adopted before."""
     directory = properties.get(ADOPTED_FROM)
     return isinstance(directory, str) and same_folder(directory, live.url)
 
@@ -380,7 +372,7 @@ def _sink(place: str) -> Sink:
 
 
 def _refuse_anothers_log(live: LiveDirectory, sink: Sink) -> None:
-    """Refuse a file sink whose log, which names no query, does not match the positions of this one."""
+    """Its log names no query, so it must match this query's positions."""
     if not isinstance(sink, FileSink):
         return
     committed = live.positions().commit
@@ -400,7 +392,6 @@ def _refuse_anothers_log(live: LiveDirectory, sink: Sink) -> None:
         )
 
 
-# How long to wait for a batch in flight to be committed.
 WAIT_S = 30.0
 
 
@@ -412,10 +403,10 @@ def take_over(
     still_mine: Callable[[], None],
     wait_s: float = WAIT_S,
 ) -> bool:
-    """Take over the adopted directory of a stream, if no start has done so yet. May be repeated.
+    """Take over the adopted directory of a stream, if no start has done so. May be repeated.
 
-    With `resumes`, a start continues in the directory itself if it was adopted in place. Returns whether the
-    directory may have changed, so that a plan made before has to be made again.
+    If a start `resumes`, it continues in a directory that was adopted in place. Returns whether the directory may have
+    changed, so that plans must be made again.
     """
     adopted = adopted_directory(stream.catalog.streams.get(stream.stream_id))
     if adopted is None or not adopted.is_pending:
@@ -454,8 +445,7 @@ def _continue_in_place(stream: StreamHandle, lease: LeaseKeeper, live: LiveDirec
     offset, commit = f"{OFFSETS}/{batch_id}", f"{COMMITS}/{batch_id}"
     committed = parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}")
     entry = plan_without_data(live.folder.read(offset), f"{live.url}/{offset}", committed, now_ms=wall_clock_ms())
-    # First the catalog: a start that dies in between leaves a fenced directory, from which the next one
-    # continues in a clone.
+    # First the catalog: a start that dies in between leaves a fenced directory; the next one continues in a clone.
     stream.catalog.streams.restore_finished(lease.record)
     with lease.step():
         open_fence(live.folder, done.batch_id, entry)

@@ -1,8 +1,7 @@
 """Attempts whose process died before the catalog recorded how they ended: their rows stay IN_PROGRESS.
 
-The next start, or housekeeping of a stopped stream, settles them: a snapshot that is complete in storage is
-registered, any other attempt has failed. A snapshot that was completed after its attempt had been recorded as
-failed is deleted.
+The next start, or housekeeping of a stopped stream, registers a snapshot that is complete in storage; any other attempt
+has failed. A snapshot completed after its attempt was recorded as failed is deleted.
 """
 
 from __future__ import annotations
@@ -20,11 +19,7 @@ from dagster_ckpt.values.modes import SnapshotKind
 
 
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
-    """Settle all attempts of earlier executions, and abandoned savepoint attempts. Returns one message per action.
-
-    Call it before the lease holder begins its own attempts. Other processes can no longer record anything without
-    the lease.
-    """
+    """Settle attempts of earlier executions and abandoned savepoints, before new ones begin. Returns messages."""
     done = []
     for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS):
         if snapshot.execution_id is None and _is_held(stream, snapshot):
@@ -53,8 +48,7 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
 def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
     """Numbers of the attempts whose process may be alive: it owns everything that it wrote, however old.
 
-    An execution's attempt is alive until its lease holder is proven to have ended; a savepoint of a stopped stream,
-    which needs no lease, as long as its process holds it.
+    An execution's attempt counts until its lease holder is proven to have ended; a stopped stream's while it is held.
     """
     begun = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.IN_PROGRESS)
     lease = stream.catalog.leases.current(stream.stream_id) if begun else None
@@ -68,17 +62,13 @@ def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
 
 
 def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
-    """Whether the process that takes a savepoint without a lease may be alive.
-
-    It holds the attempt soon after it began. One that is alive but could not reach the catalog for longer finds its
-    attempt settled, and reports that.
-    """
+    """A live process that could not hold its savepoint in time finds it settled, and reports that."""
     is_young = stream.catalog.now_ms() - snapshot.created_at_ms <= HOLD_TTL_MS
     return is_young or bool(stream.catalog.holds.on(snapshot.snapshot_id))
 
 
 def settle_while_stopped(stream: StreamHandle) -> list[str]:
-    """Settle dead attempts of a stopped stream, and delete snapshots completed after their attempt had failed."""
+    """Settle dead attempts of a stopped stream, and delete those completed after they had failed."""
     if not _has_something_to_settle(stream):
         return []
     try:
@@ -112,7 +102,6 @@ def _delete_failed(stream: StreamHandle, lease: LeaseKeeper) -> list[str]:
 
 
 def _failed_but_whole(stream: StreamHandle) -> list[tuple[str, SnapshotRecord]]:
-    """Checkpoints in storage whose attempt is recorded as failed."""
     failed = {
         snapshot.number: snapshot
         for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.FAILED)

@@ -1,8 +1,7 @@
-"""Examines recovery points: whether one is damaged is read there, never inferred from an error's words.
+"""Examines recovery points: damage is read there, never inferred from an error's words.
 
-The doctor, previews, preflights and starts examine a live directory here, so that they agree. A failure only makes
-a start look: if its point is intact, the cause is code, source, sink or environment, and no point is skipped for
-it.
+The doctor, previews, preflights and starts agree, because all examine a live directory here. If a start fails and its
+point is intact, the cause is code, source, sink or environment, and no point is skipped.
 """
 
 from __future__ import annotations
@@ -53,13 +52,12 @@ from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import TAKEN_FROM, describe_snapshot, holding
 
-# Number of findings that a message lists.
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong with a point: the finding's code, or the class of the error, and a text for messages."""
+    """A finding's code or an error's class, and a text for messages."""
 
     error: str
     detail: str
@@ -68,10 +66,9 @@ class Damage:
 def diagnose_live_directory(
     stream: StreamHandle, live: LiveDirectory, *, sinks: Sequence[str] = (), deep: bool, looks_back: bool = False
 ) -> Diagnosis:
-    """Diagnose a live directory, or a copy, with everything that the catalog knows of its content. Changes nothing.
+    """Diagnose a live directory, or a copy, with everything that the catalog knows of its content.
 
-    Logs and metadata are always read. With `deep`, so is every state file that a resume needs, which costs what
-    loading the state costs.
+    `deep` also reads every state file that a resume needs, at the cost of loading it.
     """
     snapshot, query_id = _reference(stream, live)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -112,13 +109,12 @@ def _older_copy(live: LiveDirectory, batch_id: int, newest: SnapshotRecord) -> F
 
 
 def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
-    """What the catalog and the newest snapshot of the timeline know of the query."""
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     return KnownQuery.of(record.plan, newest.properties if newest is not None else None)
 
 
 def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot | None, str | None]:
-    """The newest snapshot whose files the directory must have, and the id of its query."""
+    """The newest snapshot whose files must be there, and its query's id."""
     record = stream.catalog.streams.get(stream.stream_id)
     rewrite_id, query_id, commit = (
         _in_metadata(live, parse_rewrite_id),
@@ -155,7 +151,7 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
 
 
 def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
-    """Whether a snapshot is of the current live directory, or of one that it is an exact copy of."""
+    """A directory that the live directory is an exact copy of also counts."""
     origin = record.origin
     is_adopted = origin is not None and origin.kind is OriginKind.ADOPTED and snapshot.snapshot_id == origin.snapshot_id
     return is_adopted or snapshot.timeline == record.timeline
@@ -165,33 +161,31 @@ def _in_metadata(live: LiveDirectory, parse: Callable[[bytes, str], str | None])
     try:
         return parse(live.folder.read(METADATA), f"{live.url}/{METADATA}")
     except (FileNotFoundError, LiveDirectoryError):
-        # Reported by the diagnosis.
         return None
 
 
 class Examiner:
-    """Examines the points that one run starts from. The start that follows does not read again what was just read."""
+    """Examines the points that one run starts from; the start that follows does not read them again."""
 
     def __init__(self, stream: StreamHandle) -> None:
         self._stream = stream
         self._good: tuple[str, Positions] | None = None
 
     def state_of(self, live: LiveDirectory, state: LiveState, *, deep: bool) -> LiveState:
-        """The state of a directory that looks good: BROKEN if an examination finds damage."""
+        """The state of a directory that looks good: BROKEN if damaged."""
         known, self._good = self._good, None
         is_known = known == (live.url, live.positions())
         damage = self.damage_of_live(live, deep=deep and not is_known)
         return state if damage is None else replace(state, status=LiveStatus.BROKEN, reason=damage.detail)
 
     def damage_of_live(self, live: LiveDirectory, *, deep: bool = True) -> Damage | None:
-        """The damage of a live directory; None if everything that a resume needs is good."""
+        """None if everything that a resume needs is intact."""
         positions = live.positions()
         damage = _damage(diagnose_live_directory(self._stream, live, deep=deep).findings, live)
         self._good = (live.url, positions) if deep and damage is None else None
         return damage
 
     def damage_of_point(self, plan: RecoveryPlan) -> Damage | None:
-        """The damage of the point that a plan continues from."""
         stream = self._stream
         if plan.snapshot is not None:
             return self.damage_of_snapshot(plan.snapshot)
@@ -211,7 +205,6 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(directory), plan.to_batch)
 
     def damage_of_origin(self, record: StreamRecord) -> Damage | None:
-        """The damage of the snapshot or directory that the live directory was made from."""
         origin = record.origin
         snapshot = snapshot_of_origin(record, origin) if origin is not None else None
         if snapshot is not None:
@@ -221,7 +214,6 @@ class Examiner:
         return _damage_of_batch(LiveDirectory(origin.directory), origin.batch_id)
 
     def damage_of_snapshot(self, snapshot: SnapshotRecord) -> Damage | None:
-        """The damage of a snapshot, or of what was captured in it."""
         if snapshot.location is None:
             return Damage("SnapshotNotFoundError", "the catalog does not record its location")
         try:
@@ -235,7 +227,6 @@ class Examiner:
 
 
 def describe_point(plan: RecoveryPlan, live: LiveDirectory | None) -> str:
-    """What a start began from, for a message."""
     if plan.snapshot is not None:
         return describe_snapshot(plan.snapshot)
     return f"the live directory {live.url}" if live is not None else f"batch {plan.to_batch} of {plan.directory}"
@@ -245,7 +236,6 @@ def _damage(findings: Sequence[Finding], live: LiveDirectory) -> Damage | None:
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     unknown = next((each for each in errors if each.code is Code.UNKNOWN_VERSION), None)
     if unknown is not None:
-        # Written by another version, and not damaged.
         raise UnknownLayoutError(unknown.explanation)
     if not errors:
         return None
@@ -272,7 +262,7 @@ def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
 
 
 def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: NamedOutput | None) -> None:
-    """Refuse to continue if the log of the query's sinks, or of those it wrote to last, cannot be continued."""
+    """Refuse if the log of the query's sinks, or of those it wrote to last, cannot be continued."""
     described = described_sink(output)
     sinks = [described] if described is not None else []
     if output is None:
@@ -300,19 +290,19 @@ _OF_SOMETHING_ELSE = (
     *(CutOvertakenError, NothingCommittedError, RecoveryExhaustedError, UnknownLayoutError),
     *(RowsAtRiskError, SinkRollbackError, StateAtRiskError),
 )
-# The process or its JVM was ended: this says nothing of any file.
+# The process or its JVM was ended, which is no sign of damage.
 _ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|SparkContext was shut down)")
 
 
 def is_suspicious(error: Exception) -> bool:
-    """Whether a start may have failed because of its point. Errors of this package say so; others may be anything."""
+    """Whether a start may have failed because of its point. Only errors of this package rule that out."""
     if isinstance(error, CkptError):
         return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
     return is_suspicious_end(str(error))
 
 
 def is_suspicious_end(reason: str) -> bool:
-    """Whether a query may have failed because of its live directory: unless it was interrupted, always."""
+    """Whether a query may have failed because of its live directory: always, unless it was interrupted."""
     return _ENDED.search(reason) is None
 
 
@@ -326,8 +316,7 @@ _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
     """What is wrong with a snapshot; empty if it can be restored.
 
-    Its data objects exist and are long enough, with `deep` every byte matches its digest, and it has all files that
-    a resume needs, in known formats.
+    Its data objects are long enough (`deep`: and match their digests), and it has all files that a resume needs.
     """
     try:
         return store.verify(location, deep=deep) or layout_problems(store, location)
@@ -336,7 +325,7 @@ def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True)
 
 
 def content_problems(stream: StreamHandle, location: str) -> list[str]:
-    """Like `snapshot_problems`, and what the checksums in its files say, read in a temporary restore."""
+    """`snapshot_problems`, and what checksums in its files say after a temporary restore."""
     problems = snapshot_problems(stream.store, location)
     if problems:
         return problems
@@ -352,10 +341,7 @@ def content_problems(stream: StreamHandle, location: str) -> list[str]:
 
 
 def layout_problems(store: SnapshotStore, location: str) -> list[str]:
-    """What a restore would lack, without restoring any state.
-
-    Diagnoses a hollow copy: logs and metadata are real, all other files have only names and lengths.
-    """
+    """What a restore would lack, found in a copy without the contents of state files."""
     manifest = store.manifest(location)
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify") as scratch:
         root = Path(scratch)

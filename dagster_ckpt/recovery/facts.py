@@ -1,4 +1,4 @@
-"""Reads the catalog, the storage and the live directory for everything that a recovery plan depends on."""
+"""Reads the catalog, the storage and the live directory for what a recovery plan depends on."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def recovery_facts(
     output: NamedOutput | None = None,
     examiner: Examiner | None = None,
 ) -> RecoveryFacts:
-    """Gather everything that a recovery plan depends on. Changes nothing.
+    """Gather everything that a recovery plan depends on.
 
-    A start by a user does not `remember` earlier recovery failures. With the `examiner` of a start, the state that
-    the query will load is read unless all executions in the live directory ended in order.
+    A start by a user does not `remember` earlier recovery failures. With an `examiner`, the state that the query will
+    load is read unless all executions in the live directory ended in order.
     """
     catalog = stream.catalog
     record = catalog.streams.get(stream.stream_id)
@@ -100,7 +100,7 @@ _IN_ORDER = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatu
 
 
 def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> list[PointFailure]:
-    """The recorded damage, without what only Spark has seen under another version of the code."""
+    """Without what only Spark has seen under another version of the code."""
     versions = {each.execution_id: each.code_version for each in executions}
     return [
         failure
@@ -110,17 +110,14 @@ def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> 
 
 
 def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
-    """Whether all executions in a live directory ended deliberately, in this boot."""
+    """Deliberately, and in this boot."""
     in_it = [each for each in executions if each.live_directory == live_directory]
     # Damage behind an earlier failure may still exist, even if the next attempt was canceled.
     return bool(in_it) and all(each.status in _IN_ORDER and each.boot_id == boot_id() for each in in_it)
 
 
 def _last_ended_in_order(executions: Sequence[ExecutionRecord], live: LiveDirectory) -> bool:
-    """Whether the last execution in a directory ended deliberately; its start has read what earlier ones left.
-
-    A reboot loses unwritten data of a local disk only.
-    """
+    """Its start has read what earlier ones left. A reboot loses unwritten data of a local disk only."""
     last = next((each for each in executions if each.live_directory == live.url), None)
     same_boot = last is not None and (live.local_path is None or last.boot_id == boot_id())
     return last is not None and last.status in _IN_ORDER and same_boot
@@ -148,7 +145,6 @@ _NOT_IN_USE = "; it was built by a restore, rewind, fork or import that did not 
 
 
 def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> UnknownState:
-    """Look for live directories, snapshots and sink logs of a stream. Changes nothing."""
     directories = [
         f"{built.live.url}, up to batch {commit}{_NOT_IN_USE if built.live.is_not_in_use() else ''}"
         for built in stream.live_directories()
@@ -196,7 +192,7 @@ _Key = tuple[int | None, str]
 
 
 def state_digest(store: SnapshotStore, location: str) -> str | None:
-    """Digest over names and contents of a snapshot's state files, from its manifest; None if it has none."""
+    """Digest over names and contents of a snapshot's state files, if any."""
     digest, is_empty = blake3(), True
     for entry in sorted(store.manifest(location).files, key=attrgetter("path")):
         if entry.path.partition("/")[0] == STATE:
@@ -208,10 +204,9 @@ def state_digest(store: SnapshotStore, location: str) -> str | None:
 def with_equal_content(
     store: SnapshotStore, failures: Sequence[PointFailure], snapshots: Sequence[SnapshotRecord]
 ) -> list[PointFailure]:
-    """The failures, with each failure at a snapshot repeated for every other snapshot of the same batch and state.
+    """The failures, repeated for each other snapshot of the same batch and state.
 
-    A checkpoint of restored damage makes it available under another id. Manifests are read only if that is
-    possible.
+    A checkpoint of restored damage is damaged too.
     """
     points = {snapshot_point(each.snapshot_id): each for each in snapshots}
     batches = {points[failure.point].batch_id for failure in failures if failure.point in points}

@@ -1,8 +1,7 @@
 """Forking: another stream continues from this one's state as an independent query. The original may be running.
 
-As in `prepare`, a crash is harmless: the directory is built under a temporary name, the forked output gets its log,
-and one transaction assigns both to the new stream. What its first start must check stays recorded until that start
-has succeeded.
+A crash is harmless: the directory is built under a temporary name, and one transaction assigns it and its output to the
+new stream. What its first start must check stays recorded until that has succeeded.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ from dagster_ckpt.values.durations import monotonic_ms
 class Fork:
     """A stream forked from another one, perhaps of another deployment (`import_snapshot`).
 
-    `outputs` maps folders of the original's file sinks to those that received their rows. The fork must not write
-    to `parent_outputs`.
+    `outputs` maps folders of the original's file sinks to those that received their rows. The fork must not write to
+    `parent_outputs`.
     """
 
     stream_id: str
@@ -73,8 +72,8 @@ def fork(
 
     Args:
         start_from: `latest` (the newest committed batch), `batch-<n>`, or a snapshot.
-        outputs: Folders of the original's file sinks, mapped to folders of the fork, whose readers then also see
-            the original's rows up to the fork. Without it the fork's folder contains only what comes after.
+        outputs: Folders of the original's file sinks, mapped to folders of the fork that receive its rows up to the
+            fork. Others contain only what comes after.
     """
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
@@ -112,7 +111,7 @@ def fork(
 
 @dataclass(frozen=True)
 class ForkedState:
-    """The state of another stream in a prepared live directory, and what its first start has to check."""
+    """Another stream's state in a prepared live directory, and what its first start must check."""
 
     live_directory: str
     query_id: str
@@ -130,7 +129,7 @@ def assign_state(
 ) -> ForkedState:
     """Let the next start of a stream that is not running continue from another stream's state.
 
-    `plan` describes the plan that wrote it. `check` is called under the lease before anything is written or fenced.
+    `plan` is that of the state. `check` is called under the lease before anything is written.
     """
     above = stream.token_in_use(stream.register())
     acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
@@ -180,7 +179,6 @@ def _plan(original: StreamHandle, facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def _refuse_gone_inputs(original: StreamHandle, stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> None:
-    """Refuse a fork that could not read what the original has read after the batch."""
     inputs = source_inputs(original, facts, plan, active_session())
     lacking = " ".join(reasons(inputs, status) for status in (InputStatus.GONE, InputStatus.REPEATED)).strip()
     if lacking and not facts.start_from.accept_loss:
@@ -236,9 +234,9 @@ def give_outputs(
     *,
     may_link: bool = True,
 ) -> None:
-    """Copy the rows of another stream's folders up to a batch into new folders. May be repeated.
+    """Copy rows of another stream's folders up to a batch. May be repeated.
 
-    With `may_link`, files on the same disk are hard-linked and share their bytes.
+    With `may_link`, files on the same disk are hard-linked.
     """
     chosen: list[tuple[str, str]] = []
     for old, new in outputs.items():

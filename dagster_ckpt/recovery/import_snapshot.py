@@ -1,7 +1,6 @@
 """Importing: a stream continues from a snapshot of another deployment as an independent query.
 
-This catalog cannot hold that snapshot, so the import reads all of it at once and keeps no reference. From the other
-deployment it only reads.
+This catalog cannot hold that snapshot, so the import reads all of it at once and keeps no reference.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, foreign_snapshot
 from dagster_ckpt.stream.start_from import is_location
 
-# Namespace for the query ids of imports: derived from deployment, stream and directory, they identify the
-# remains of an interrupted import.
+# Derived from deployment, stream and directory, these ids identify the remains of an interrupted import.
 _QUERY_IDS = uuid.UUID("6f0c3f0e-6a0b-4e0b-9d43-8f1f6a3f9c21")
 
 
 @dataclass(frozen=True)
 class _MovedSink:
-    """A sink as the snapshot names it, the folder or table in that name if any, and what replaces it."""
+    """A sink as the snapshot names it, the place in that name if any, and what replaces it."""
 
     name: str
     old: str | None
@@ -54,13 +52,12 @@ def import_snapshot(
 ) -> Fork:
     """Import a snapshot of another deployment into a stream; its next start, from `latest`, continues there.
 
-    If it is interrupted, the stream is unchanged and the import can be repeated.
+    An interrupted import leaves the stream unchanged and can be repeated.
 
     Args:
-        outputs: Each sink that the snapshot names, a file sink by its folder, mapped to the folder, table or
-            topic that the stream writes to instead. The first start is refused if its query writes anywhere else.
-        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders. Without it
-            these contain only what comes after.
+        outputs: Each sink of the snapshot (a file sink by its folder), mapped to the folder, table or topic that the
+            stream writes to instead. The first start is refused if its query writes anywhere else.
+        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders.
     """
     snapshot = foreign_snapshot(stream, location)
     logs = logs_in_snapshot(stream.store, snapshot_location(snapshot))
@@ -144,7 +141,6 @@ def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
 def _refuse_taken(
     stream: StreamHandle, snapshot: SnapshotRecord, sinks: Sequence[_MovedSink], logs: Mapping[str, Sequence[SinkEntry]]
 ) -> None:
-    """Refuse a new location that belongs to the original, or that something else writes to."""
     originals = [sink.old or sink.name for sink in sinks]
     others = list(_places_of_others(stream))
     for before, sink in enumerate(sinks):
@@ -188,7 +184,6 @@ def _meet(sink: _MovedSink, place: str) -> bool:
 
 
 def _places_of_others(stream: StreamHandle) -> Iterator[str]:
-    """Where other streams wrote last, or will write after a fork or import that has not started yet."""
     for sink in stream.catalog.executions.sinks_of_others(stream.stream_id):
         yield sink_of(sink).place or sink
     for other in stream.catalog.streams.all():
@@ -198,13 +193,11 @@ def _places_of_others(stream: StreamHandle) -> Iterator[str]:
 
 
 def _refuse_anothers_place(stream: StreamHandle) -> None:
-    """Refuse a stream whose folders are in use although this catalog knows no start of it."""
     if stream.catalog.streams.get(stream.stream_id).live_generation > 0 or stream.catalog.snapshots.completed(
         stream.stream_id
     ):
         return
-    # The directory of an interrupted import is recognized by its query id and ignored: the next
-    # import builds its own.
+    # The next import ignores the directory of an interrupted one, recognized by its query id, and builds its own.
     directories = [
         built.live.url
         for built in stream.live_directories()

@@ -1,10 +1,9 @@
 """A stream's directories: built for a start, temporary copies of its state, and the deletion of those no start needs.
 
-Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses,
-which a later start deletes.
+Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses.
 
-Temporary copies are next to the live directories, where every executor can reach them. While one is in use, a
-thread writes the catalog's time into a file next to it, so that copies of killed processes can be told.
+Temporary copies are next to the live directories, where every executor can reach them. While one is in use, a thread
+writes the catalog's time into a file next to it, which distinguishes it from copies of killed processes.
 """
 
 from __future__ import annotations
@@ -48,18 +47,17 @@ from dagster_ckpt.stream.snapshots import describe_snapshot
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Number of the stream's former live directories whose location is checked.
 _MADE = 100
 
 
 def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease: LeaseKeeper) -> str | None:
     """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
 
-    A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog,
-    whose query is not even fenced. So does a folder that another deployment uses now.
+    A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog. So
+    does a folder that another deployment uses now.
 
-    A previous holder that may be alive is fenced first, and fenced directories stay: without its fence, its query
-    would keep writing, and nothing else can fence a forgotten directory.
+    A previous holder that may be alive is fenced first, and fenced directories stay: without its fence, its query would
+    keep writing.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     if not acquired.predecessor_ended and not may_be_anothers(stream, record):
@@ -71,10 +69,9 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
 
 
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
-    """Delete the live directories that earlier starts left; those with a higher token are a successor's.
+    """Delete the live directories that earlier starts left, not those of a successor (with a higher token).
 
-    The previous one is kept if it is fenced: without its fence, a query that still runs there would plan further
-    batches.
+    A fenced one stays: without its fence, a query that still runs there would plan further batches.
     """
     built = _own_live_directories(stream, stream.catalog.streams.get(stream.stream_id))
     names = {each.live.url.rpartition("/")[2]: each for each in built}
@@ -91,7 +88,7 @@ def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, 
 
 
 def delete_forgotten_live_directories(stream: StreamHandle) -> str | None:
-    """Delete what a JVM's last uploads wrote into live directories after their deletion."""
+    """Delete what a JVM's last uploads wrote after the deletion of live directories."""
     try:
         record = stream.catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:
@@ -131,10 +128,7 @@ def _delete_live_directories(
 
 
 def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[BuiltDirectory]:
-    """The live directories in the stream's folder, if the catalog knows that the stream has run there.
-
-    Otherwise they may be another deployment's, or of before a loss of the catalog, and must not be deleted.
-    """
+    """Empty if the catalog does not know that the stream has run there: they may be another deployment's."""
     known = {record.live_directory} | {
         each.live_directory for each in stream.catalog.executions.of_stream(stream.stream_id)
     }
@@ -142,7 +136,7 @@ def _own_live_directories(stream: StreamHandle, record: StreamRecord) -> list[Bu
     made = events.last_of([stream.stream_id], [EventType.RESTORED], up_to=events.latest_sequence(), each=_MADE)
     known |= {event.payload.get("live_directory") for event in made.get(stream.stream_id, ())}
     is_own = any(isinstance(url, str) and _is_in(stream.live_folder, url) for url in known)
-    # Another deployment may use the folder since this one has deleted its directories there.
+    # Another deployment may use the folder since this one deleted its directories there.
     return stream.live_directories() if is_own and other_owner_of_live_folder(stream) is None else []
 
 
@@ -151,17 +145,13 @@ def _is_in(folder: str, url: str) -> bool:
 
 
 def may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
-    """Whether the live directory may be another deployment's.
-
-    It is outside the stream's folder and was not adopted from there, or the folder has another owner now.
-    """
+    """Whether the live directory may be another deployment's: elsewhere and not adopted, or of another owner."""
     if adopted_directory(record) is not None:
         return False
     return lies_elsewhere(stream, record) or other_owner_of_live_folder(stream) is not None
 
 
 def left_to_another(stream: StreamHandle) -> str:
-    """Why such a directory is kept."""
     record = stream.catalog.streams.get(stream.stream_id)
     if not lies_elsewhere(stream, record):
         return (
@@ -176,16 +166,12 @@ def left_to_another(stream: StreamHandle) -> str:
 
 @dataclass(frozen=True)
 class StateRewrite:
-    """How a start rewrites the state that it continues from."""
-
     spark: SparkSession
     shape: StateShape
     report: Callable[[str], None] = lambda _message: None
 
 
 class Building:
-    """Builds the new live directory; if its state is rewritten, from a temporary copy."""
-
     def __init__(self, live: LiveDirectory, rewrite: StateRewrite | None, watch: Watch) -> None:
         self.live = live
         self.watch = watch
@@ -194,11 +180,10 @@ class Building:
 
     @property
     def rewrites(self) -> bool:
-        """Whether the state is rewritten."""
         return self._rewrite is not None
 
     def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
-        """Create the directory."""
+        """Create the directory; if its state is rewritten, from a temporary copy."""
         if self._rewrite is None:
             fill(self.live)
             return
@@ -210,7 +195,7 @@ class Building:
             source.delete()
 
     def rewrite(self, source: LiveDirectory) -> None:
-        """Create the directory, with rewritten state, from one in which no query runs."""
+        """Create the directory from one in which no query runs, with rewritten state."""
         rewrite = self._rewrite
         assert rewrite is not None
         self.rewritten = rewrite_state(
@@ -242,13 +227,13 @@ def restore_into(
 ) -> None:
     """Restore a snapshot to a live directory that does not exist yet, without making it the stream's own.
 
-    Every byte is compared with its digest in the snapshot, wherever it comes from.
+    Every byte is compared with its digest.
 
     Args:
-        new_query_id: Lets the query run alongside the original; None keeps the id of the snapshot.
-        donor: A good live directory whose files are linked if they match the snapshot.
+        new_query_id: Lets the query run alongside the original; None keeps the snapshot's.
+        donor: A good live directory whose matching files are linked.
         is_scratch: The directory need not survive a power loss.
-        progress: Called after each file with the numbers of placed and of all files, from several threads.
+        progress: Called from several threads with the numbers of placed and of all files.
     """
     placed = itertools.count(1)
     total = stream.store.manifest(location).file_count if progress is not None else 0
@@ -268,7 +253,6 @@ def restore_into(
 
 
 def snapshot_location(snapshot: SnapshotRecord) -> str:
-    """The location of a snapshot."""
     if snapshot.location is None:
         raise SnapshotCorruptError(
             f"The catalog does not record the location of {describe_snapshot(snapshot)}. Start from its location "
@@ -279,7 +263,7 @@ def snapshot_location(snapshot: SnapshotRecord) -> str:
 
 # Stream ids cannot begin with a dot.
 SCRATCH_FOLDER = ".scratch"
-# One whose user has not reported for this long was left by a dead process.
+# A copy without a report for this long was left by a dead process.
 LEFT_AFTER_MS = 6 * 3_600_000
 _REPORT_EVERY_S = 300.0
 _IN_USE = ".in-use"
@@ -287,7 +271,7 @@ _IN_USE = ".in-use"
 
 @contextmanager
 def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
-    """A temporary directory for a copy of state; the caller creates it, and it is deleted at the end."""
+    """The place for a temporary copy of state, deleted at the end."""
     remove_leftovers(stream)
     folder = _folder(stream)
     name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
@@ -296,7 +280,7 @@ def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
 
     def report() -> None:
         while not over.wait(_REPORT_EVERY_S):
-            # Without a report for six hours the directory may be deleted; its user then fails.
+            # After six hours without a report the directory may be deleted; its user then fails.
             with suppress(CkptError):
                 folder.folder.write(f"{name}{_IN_USE}", [str(stream.catalog.now_ms()).encode()])
 
@@ -328,7 +312,6 @@ def remove_leftovers(stream: StreamHandle) -> None:
 
 
 def scratch_copies(stream: StreamHandle) -> list[LiveDirectory]:
-    """The temporary directories of a stream, in use or left by a killed process."""
     folder = _folder(stream)
     return [folder.sibling(f"/{name}") for name, entry in sorted(folder.folder.list().items()) if entry.is_directory]
 

@@ -1,4 +1,4 @@
-"""The facts a recovery is planned from, and the plans: frozen values. `planning.py` decides."""
+"""The facts a recovery is planned from, and the plans: frozen values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from dagster_ckpt.values.durations import rounded_duration
 
 
 class RecoveryKind(Enum):
-    """The kinds of plans, as the catalog records them."""
-
     START_EMPTY = "START_EMPTY"
     RESUME = "RESUME"
     CLONE = "CLONE"
@@ -32,7 +30,7 @@ class RecoveryKind(Enum):
 
 @dataclass(frozen=True)
 class PassedPoint:
-    """A better point that a recovery skips, and its distance to the stream's current state, if known."""
+    """A better point that a recovery skips, and its distance from the current state."""
 
     name: str
     why: str
@@ -42,11 +40,7 @@ class PassedPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """What every plan says.
-
-    Attributes:
-        from_batch: The stream's current batch, if known.
-    """
+    """`from_batch` is the stream's current batch, if known."""
 
     kind: ClassVar[RecoveryKind]
     reason: str
@@ -56,33 +50,30 @@ class _Plan:
 
         @property
         def to_batch(self) -> int | None:
-            """The batch after which the query resumes, if known; below `from_batch` it is a rewind."""
+            """The batch after which the query resumes; a rewind if below `from_batch`."""
 
         @property
-        def snapshot(self) -> SnapshotRecord | None:
-            """The snapshot that is restored."""
+        def snapshot(self) -> SnapshotRecord | None: ...
 
         @property
         def directory(self) -> str | None:
-            """A live directory to continue from that is not the stream's current one."""
+            """A live directory to continue from, other than the current one."""
 
         @property
         def point(self) -> str | None:
-            """Name of the point to continue from, to remember failures of it."""
+            """Name of the point to continue from, under which failures are remembered."""
 
         @property
         def rewound_ms(self) -> int | None:
-            """Time between the point and the query's last sign of life: the most that is processed again."""
+            """Time from the point to the query's last sign of life: the most that is processed again."""
 
     @property
     def rewound_batches(self) -> int:
-        """Number of committed batches that will be processed again."""
         if self.from_batch is None or self.to_batch is None:
             return 0
         return max(0, self.from_batch - self.to_batch)
 
     def as_record(self) -> dict[str, object]:
-        """The plan as stored in the catalog."""
         return {
             "kind": self.kind.value,
             "reason": self.reason,
@@ -103,8 +94,6 @@ class _Plan:
 
 
 class _OfTheLiveDirectory(_Plan):
-    """Concerns the stream's current live directory."""
-
     snapshot: ClassVar[None] = None
     directory: ClassVar[None] = None
     rewound_ms: ClassVar[None] = None
@@ -112,7 +101,7 @@ class _OfTheLiveDirectory(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class StartEmpty(_OfTheLiveDirectory):
-    """Discard the state, if there is any, and read the sources from the beginning."""
+    """Discard any state, and read the sources from the beginning."""
 
     kind = RecoveryKind.START_EMPTY
     to_batch: ClassVar[None] = None
@@ -139,21 +128,19 @@ class _Continue(_OfTheLiveDirectory):
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(_Continue):
-    """Continue in the live directory."""
-
     kind = RecoveryKind.RESUME
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clone(_Continue):
-    """Continue in a copy of the live directory: its last writer may still be alive."""
+    """Continue in a copy of the live directory, whose last writer may be alive."""
 
     kind = RecoveryKind.CLONE
 
 
 @dataclass(frozen=True, kw_only=True)
 class _GoBack(_Plan):
-    """Go back to a point, skipping better ones, the best first.
+    """Go back to a point, skipping better ones (`passed`, best first).
 
     Without `source_offsets`, Kafka sources continue where they stopped.
     """
@@ -172,10 +159,7 @@ class _GoBack(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class Restore(_GoBack):
-    """Restore a snapshot, which the stream then owns if it `claims` it.
-
-    Files of the `donor`, a live directory, may be linked; without one, everything is read from the snapshot.
-    """
+    """Restore a snapshot, which the stream then owns if it `claims` it; files of the `donor` may be linked."""
 
     kind = RecoveryKind.RESTORE
     directory: ClassVar[None] = None
@@ -186,12 +170,10 @@ class Restore(_GoBack):
 
     @property
     def to_batch(self) -> int | None:
-        """The batch of the snapshot."""
         return self.snapshot.batch_id
 
     @property
     def point(self) -> str:
-        """The name of the snapshot as a point."""
         return snapshot_point(self.snapshot.snapshot_id)
 
     def _details(self) -> dict[str, object]:
@@ -212,13 +194,13 @@ class Rewind(_GoBack):
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreAndReplay(_Plan):
-    """Restore a snapshot and run the lost batches after it again: see `replay.py`.
+    """Restore a snapshot and replay the lost batches (`replay.py`).
 
     Attributes:
         to_batch: The last lost batch.
         query_id: The id under which the sinks have these batches.
-        in_flight: The batch after them, if its plan is known: exactly its rows are processed first.
-        directory: Where the batches were replayed; None if that is still to be done.
+        in_flight: The next batch, if its plan is known: exactly its rows are processed first.
+        directory: Where the batches were replayed; None if not yet.
     """
 
     kind = RecoveryKind.REPLAY
@@ -230,17 +212,14 @@ class RestoreAndReplay(_Plan):
 
     @property
     def snapshot(self) -> SnapshotRecord:
-        """The snapshot that is restored first."""
         return self.restore.snapshot
 
     @property
     def point(self) -> str:
-        """The name of that snapshot as a point."""
         return self.restore.point
 
     @property
     def rewound_ms(self) -> int | None:
-        """Time since that snapshot."""
         return self.restore.rewound_ms
 
     def _details(self) -> dict[str, object]:
@@ -252,10 +231,7 @@ RecoveryPlan = StartEmpty | FinishRestore | Resume | Clone | Restore | Rewind | 
 
 @dataclass(frozen=True)
 class UnknownState:
-    """What exists in the folders of a stream that its catalog knows no start of, each described briefly.
-
-    `sinks` are logs of the file sinks that these snapshots and the query name.
-    """
+    """What exists in the folders of a stream that its catalog knows no start of; `sinks` are logs of file sinks."""
 
     directories: Sequence[str] = ()
     snapshots: Sequence[str] = ()
@@ -271,7 +247,7 @@ class RecoveryFacts:
 
     Attributes:
         snapshots: Restorable snapshots of the current timeline, newest first.
-        all_snapshots: Every completed snapshot, and the one at a named location: the candidates for an explicit name.
+        all_snapshots: Candidates for an explicit name: completed snapshots, and the one at a named location.
         last_batch: The newest batch that any execution reported as committed in the live directory.
         predecessor_ended: Whether the previous execution can write nothing more.
         prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
@@ -281,8 +257,8 @@ class RecoveryFacts:
         is_automatic: No user requested this start: snapshots known to be broken are not tried.
         depth: Number of points considered besides the live directory; None: all.
         last_sign_ms: The last sign of life of a query in the live directory, by the catalog's clock.
-        without_input: Points whose input is gone, each with what is gone. A start from `latest` takes a newer point.
-        damaged_logs: Logs of the stream's file sinks that only a snapshot brings back.
+        without_input: Points whose input is gone, each with what is gone.
+        damaged_logs: File sinks' logs that only a snapshot brings back.
     """
 
     stream: StreamRecord
@@ -308,21 +284,18 @@ class RecoveryFacts:
 
     @property
     def before_the_edit(self) -> list[SnapshotRecord]:
-        """Snapshots that lack an edit of the stream's state: a recovery does not use them."""
+        """Snapshots without an edit of the stream's state, which no recovery uses."""
         edits = set(self.stream.state_edits)
         return [snapshot for snapshot in self.all_snapshots if not edits <= set(snapshot.state_edits)]
 
     def batches_since(self, batch_id: int | None) -> int | None:
-        """Committed batches between a batch and the current state; None if unknown."""
         return _difference(self.live_batch, batch_id)
 
     def time_since(self, snapshot: SnapshotRecord | None) -> int | None:
-        """Milliseconds between a snapshot and the query's last sign of life; None if unknown."""
         return _difference(self.last_sign_ms, (snapshot.created_at_ms or None) if snapshot is not None else None)
 
     @property
     def live_batch(self) -> int | None:
-        """The stream's current batch, as far as known."""
         if self.live is not None and self.live.batch_id is not None:
             return self.live.batch_id
         return self.last_batch
@@ -330,7 +303,7 @@ class RecoveryFacts:
 
 @dataclass(frozen=True)
 class RewindDistance:
-    """Committed batches, recorded input rows and milliseconds between two snapshots of one timeline; None: unknown."""
+    """Committed batches, recorded input rows and ms between two snapshots of one timeline."""
 
     batches: int | None
     rows: int | None
@@ -344,7 +317,7 @@ class RewindDistance:
 
 
 def skipped_distance(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
-    """How far `chosen` is behind the newest of the restorable snapshots, newest first."""
+    """How far `chosen` is behind the first of these snapshots, newest first."""
     newer = snapshots[: next(at for at, snapshot in enumerate(snapshots) if snapshot.snapshot_id == chosen.snapshot_id)]
     if not newer:
         return None

@@ -1,4 +1,4 @@
-"""Compares the query to start with the one that wrote the state: their plans and state backends."""
+"""Compares the plan and the state backend of the query to start with those that wrote the state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _NOTHING = "nothing"
 
 
 def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
-    """Differences between two plans that affect the state, one line each; empty if it means the same to both."""
+    """Differences that affect the state, one line each."""
     if before.as_record() == after.as_record():
         return ()
     return tuple(_differences(before, after))
@@ -74,7 +74,6 @@ def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from:
 
 
 def describe_differences(differences: Sequence[str]) -> str:
-    """Differences as one string."""
     return "Differences: " + "; ".join(differences) + "."
 
 
@@ -103,7 +102,7 @@ def _in_operator(old: PlanOperator, new: PlanOperator, number: int) -> Iterator[
 
 
 def _by_place(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
-    """Compare keys and values, which Spark finds by position, not by name."""
+    """Spark finds keys and values by position."""
     for index in range(max(len(old), len(new))):
         was = " ".join(old[index]) if index < len(old) else _NOTHING
         now = " ".join(new[index]) if index < len(new) else _NOTHING
@@ -138,9 +137,9 @@ class StateCheck:
 
 
 def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> StateCheck:
-    """Compare the state that the plan starts from with how the stream is to keep it. Changes nothing.
+    """Compare the state to start from with how the stream is to keep it.
 
-    A rewrite that is returned is possible and allowed.
+    A returned rewrite is possible and allowed.
     """
     if isinstance(plan, StartEmpty):
         return StateCheck()
@@ -148,7 +147,6 @@ def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom)
     partitions = _wanted_partitions(stream, start_from, shape)
     provider, version, messages = _wanted_backend(stream, plan, shape)
     if shape is None:
-        # Nothing is stored yet, or the query keeps no state.
         return StateCheck(messages)
     wanted = WantedShape(partitions, provider, version).of(shape)
     if wanted == shape:
@@ -203,7 +201,7 @@ def _wanted_partitions(stream: StreamHandle, start_from: StartFrom, shape: State
 def _wanted_backend(
     stream: StreamHandle, plan: RecoveryPlan, shape: StateShape | None
 ) -> tuple[str | None, int | None, tuple[str, ...]]:
-    """Provider and checkpoint format to convert the state to, and what Spark keeps anyway."""
+    """Provider and checkpoint format to convert the state to, and what Spark keeps."""
     if stream.backend is None:
         return None, None, ()
     change = backend_change(_pinned(stream, plan), stream.backend)
@@ -265,7 +263,7 @@ def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
 
 @dataclass(frozen=True)
 class PlanChange:
-    """How a plan differs from the one that wrote a state, and whether a user has accepted exactly this plan."""
+    """How a plan differs from that of a state, and whether a user has accepted it."""
 
     differences: tuple[str, ...]
     came_from: str
@@ -274,9 +272,9 @@ class PlanChange:
 
 
 def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
-    """Compare the plan of a query to start with that of the state it would continue from.
+    """Compare the plan of a query to start with that of the state.
 
-    None if the state means the same to both, if there is none, or if one of the plans is unknown.
+    None if they agree, there is no state, or a plan is unknown.
     """
     snapshot = recovery.snapshot if isinstance(recovery, Restore) else None
     came_from = describe_snapshot(snapshot) if snapshot is not None else "its live directory"
@@ -291,9 +289,9 @@ def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescripti
 def check_plan(
     stream: StreamHandle, recovery: RecoveryPlan, new: PlanDescription | None, lease: LeaseRecord, *, accept: bool
 ) -> tuple[str, ...]:
-    """Refuse a start whose code reads the state differently, unless the change is accepted.
+    """Refuse a start whose code reads the state differently, unless accepted. Returns one message per change.
 
-    Acceptance also holds for restarts of a start that fails before it is recorded. Returns one message per change.
+    Acceptance also holds for restarts of a start that fails before it is recorded.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     _refuse_adopted_without_state(record, recovery, new)
@@ -310,7 +308,7 @@ def check_plan(
 
 
 def _refuse_adopted_without_state(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> None:
-    """Refuse an adopted directory without the state of its query. Only the code says whether it keeps any."""
+    """Only the code says whether its query keeps any state."""
     adopted = adopted_directory(record)
     if adopted is None or not adopted.is_pending or new is None or isinstance(recovery, StartEmpty):
         return

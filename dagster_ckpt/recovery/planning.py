@@ -44,7 +44,6 @@ from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
-    """Decide what an execution starts from."""
     refuse_unfinished_adoption(facts.stream)
     if facts.start_from.point is StartPoint.EMPTY:
         refuse_unconfirmed(facts)
@@ -73,10 +72,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def with_newer_point(facts: RecoveryFacts, plan: RecoveryPlan, gone: str) -> RecoveryFacts | None:
-    """The facts to continue from a newer point than one whose input is `gone`.
-
-    None if there is none, or if a person named the point.
-    """
+    """The facts to continue from a newer point than one whose input is `gone`, unless a person named the point."""
     if facts.start_from.point is not StartPoint.LATEST or not isinstance(plan, Restore | Rewind):
         return None
     beyond = replace(facts, without_input={**facts.without_input, plan.point: f"its input is gone. {gone}"})
@@ -190,7 +186,6 @@ def _can_be_finished(facts: RecoveryFacts, pending: PendingRestore) -> bool:
 
 
 def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPlan:
-    """Continue from the best point besides the live directory."""
     failed = failed_points(facts.failures)
     points = recovery_points(
         facts.stream,
@@ -353,12 +348,11 @@ def _first(facts: RecoveryFacts, snapshots: Sequence[SnapshotRecord], what: str)
     )
 
 
-# Maximum number of items listed in a message.
 _SHOWN = 12
 
 
 def refuse_to_forget(facts: RecoveryFacts) -> None:
-    """Refuse to start a stream that the catalog knows no start of if state of it exists."""
+    """Refuse a start if state of the stream exists, but the catalog knows no start of it."""
     names_a_snapshot = facts.start_from.point is StartPoint.NAMED
     found = [*facts.unknown.directories, *(() if names_a_snapshot else facts.unknown.snapshots)]
     if not found or facts.snapshots:
@@ -376,7 +370,7 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
 
 
 def refuse_unconfirmed(facts: RecoveryFacts) -> None:
-    """Refuse an empty start that would discard state without confirmation."""
+    """Refuse an unconfirmed empty start that would discard state."""
     if facts.start_from.discard_state:
         return
     given_up = []

@@ -1,11 +1,11 @@
 """Carries out a recovery plan: a live directory is ready for Spark, and the sinks have followed its state.
 
 The order of the steps makes a crash harmless. The new directory is built under a temporary name and renamed; one
-transaction makes it the stream's directory and records that sinks must still be rolled back; then the sinks are
-rolled back, which can be repeated; then that record is cleared. The next start finishes what was interrupted.
+transaction makes it the stream's directory and records that sinks must still be rolled back; then the sinks are rolled
+back, which can be repeated; then that record is cleared.
 
-A start that has lost its lease changes nothing of its successor's: it builds under a name with its own token, the
-catalog refuses its writes, and it changes a sink's log only while the catalog holds its lease.
+A start that has lost its lease changes nothing of its successor's: its directory's name has its own token, the catalog
+refuses its writes, and it changes a sink's log only while the catalog holds its lease.
 """
 
 from __future__ import annotations
@@ -87,13 +87,11 @@ def prepare(
 ) -> PreparedStart:
     """Create the live directory that the plan requires, and let the sinks follow.
 
-    An error before the switch to a new directory leaves everything as it was; what is left after it, the next start
-    finishes.
+    An error before the switch to a new directory leaves everything as it was; after it, the next start finishes.
 
-    `output` is where the query to start will write, and no other sink is changed; if unknown, the known sinks are
-    assumed. A `survey` of the sinks for this plan is used if nothing has happened since. With `rewrite`, the query
-    always continues in a new directory. `watch` is called while files are written and before the switch, and may
-    raise.
+    Only the sinks of `output`, where the query will write, are changed; if unknown, the known ones. A `survey` for this
+    plan is used if nothing has happened since. With `rewrite`, the query always continues in a new directory. `watch`
+    is called while files are written and before the switch, and may raise.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)
@@ -112,7 +110,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Preparation:
-    """One preparation; `record` is the stream as it was found."""
+    """`record` is the stream as it was found."""
 
     stream: StreamHandle
     record: StreamRecord
@@ -121,12 +119,10 @@ class _Preparation:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether no query may start in the live directory."""
         live = self.record.live_directory
         return live is not None and LiveDirectory(live).fenced_at() is not None
 
     def build(self, plan: RecoveryPlan, building: Building) -> PreparedStart:
-        """Prepare a start in a new live directory."""
         current = self.record.live_directory
         match plan:
             case FinishRestore():
@@ -141,13 +137,12 @@ class _Preparation:
                 return self._start_empty(building.live)
 
     def resume(self, live: LiveDirectory) -> PreparedStart:
-        """Continue where the query stopped. Only a batch that sinks have and the query does not have is undone."""
+        """Only a batch that sinks have and the query does not have is undone."""
         live.note_in_use()
         self._begin_logs()
         return PreparedStart(live, _places_of(self._settle_batch_in_flight(live)))
 
     def finish(self, record: StreamRecord) -> PreparedStart:
-        """Let the sinks follow the live directory, and record that they have."""
         pending = record.pending_restore
         if record.live_directory is None:
             location = pending.location if isinstance(pending, ToSnapshot) else None
@@ -158,13 +153,13 @@ class _Preparation:
         live = LiveDirectory(record.live_directory)
         is_fork = isinstance(pending, Forked)
         if not is_fork:
-            # Before the sinks follow: if the catalog is lost until now, a rebuild takes the directory before, which
-            # still fits them.
+            # Before the sinks follow: if the catalog was lost until now, a rebuild takes the former directory, which
+            # fits them.
             live.note_in_use()
         rolled_back, may_repeat = self._roll_back(pending)
         self._begin_logs()
         if is_fork:
-            # It may have been killed in its first batch. Until its query has started, where it writes is unknown.
+            # It may have been killed in its first batch, when it is unknown where it writes.
             self._settle_batch_in_flight(live)
         else:
             self.stream.catalog.streams.restore_finished(self.lease.record)
@@ -187,7 +182,7 @@ class _Preparation:
         return self.resume(live)
 
     def _clone(self, current: str, building: Building) -> None:
-        # A sink that already has the batch in flight skips it, so the state of that batch must be carried along.
+        # A sink that already has the batch in flight skips it, so its state must be carried along.
         carry = not building.rewrites
         building.fill(
             lambda new: clone(LiveDirectory(current), new, carry_state=carry, marked=True, watch=building.watch)
@@ -292,10 +287,7 @@ class _Preparation:
         return StateOrigin.of_directory(old, batch_id, known.earlier if known is not None and is_made_again else known)
 
     def _moved(self, building: Building) -> StreamRecord:
-        """Switch an unfinished restore whose directory is fenced, or is rewritten, to one that a query may start in.
-
-        What remains of the restore, the fork or the import stays pending.
-        """
+        """Switch an unfinished restore, if fenced or rewritten, to a directory that a query may start in."""
         record, live = self.record, building.live
         if record.live_directory is None:
             return record
@@ -333,7 +325,7 @@ class _Preparation:
     def _point(
         self, batch_id: int, pending: SinkRollBack | None, entries: Sequence[SinkEntry] | None = None
     ) -> RollBack:
-        """Where a sink goes back to; `entries` is its log as the snapshot has it."""
+        """`entries` is the log of the sink as the snapshot has it."""
         undone = pending or SinkRollBack()
         return RollBack(
             batch_id,
@@ -345,7 +337,7 @@ class _Preparation:
         )
 
     def _is_skipped_under(self, query_id: str | None, batch_id: int | None) -> bool:
-        """Whether a sink would skip the next, undone batches of this query."""
+        """Whether a sink would skip the next batches of this query."""
         after = BEFORE_THE_FIRST_BATCH if batch_id is None else batch_id
         remembering = [sink for sink in self.sinks.of(Verdict.ROLL_BACK) if sink.remembers_undone]
         newest = (newest_batch(sink, query_id) for sink in remembering)
@@ -355,7 +347,7 @@ class _Preparation:
         return [sink for sink in sinks if sink.rolls_back and self.sinks.allows(sink)]
 
     def _begin_logs(self) -> None:
-        """Write an empty log, up to the batch of the state, where a file sink begins in a folder without one."""
+        """An empty log up to the batch of the state, where a file sink begins in a folder without one."""
         for sink in self.sinks.of(Verdict.BEGIN):
             if isinstance(sink, FileSink):
                 begin_log(sink.folder, self.sinks.aim.batch_id, still_mine=self.lease.step)
@@ -372,7 +364,7 @@ class _Preparation:
         )
 
     def _roll_back(self, pending: PendingRestore | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Roll back what may be rolled back; returns the places, and the names of the sinks that cannot."""
+        """Returns the places, and the names of the sinks that cannot be rolled back."""
         stream = self.stream
         logs: Mapping[str, Sequence[SinkEntry]] = {}
         batch_id, sinks = BEFORE_THE_FIRST_BATCH, list[Sink]()

@@ -19,9 +19,9 @@ from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.modes import SnapshotKind
 
-# Spark cannot load the state from a copy of the live directory either, while it loads that of a snapshot.
+# Spark loads the state of a snapshot, but not that of a copy of the live directory.
 NOT_LOADABLE = "STATE_NOT_LOADABLE"
-# Errors that were found by reading a point, not taken from a message of Spark.
+# Found by reading a point, not taken from a message of Spark.
 _PROVEN = {*(code.value for code in Code), "SnapshotCorruptError", "SnapshotNotFoundError", NOT_LOADABLE}
 
 
@@ -30,7 +30,7 @@ _LIVE = "live:"
 
 @dataclass(frozen=True)
 class RecoveryPoint:
-    """A point that a stream can continue from: a snapshot, or a batch of an earlier live directory."""
+    """A snapshot, or a batch of an earlier live directory."""
 
     name: str
     batch_id: int | None
@@ -39,27 +39,22 @@ class RecoveryPoint:
 
 
 def live_point(directory: str) -> str:
-    """Name of the point for a live directory itself."""
     return f"{_LIVE}{directory}"
 
 
 def finish_point(directory: str) -> str:
-    """Name of the point for a restore that is not finished."""
     return f"finish:{directory}"
 
 
 def snapshot_point(snapshot_id: str) -> str:
-    """Name of the point for a snapshot."""
     return f"snapshot:{snapshot_id}"
 
 
 def batch_point(directory: str, batch_id: int) -> str:
-    """Name of the point for a batch of a live directory."""
     return f"batch:{batch_id}:{directory}"
 
 
 def point_of_origin(origin: StateOrigin | None) -> str | None:
-    """Name of the point that a live directory was created from, or None."""
     if origin is None:
         return None
     if origin.kind is OriginKind.SNAPSHOT and origin.snapshot_id is not None:
@@ -70,9 +65,9 @@ def point_of_origin(origin: StateOrigin | None) -> str | None:
 
 
 def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
-    """The points that are damaged, each with what was found there.
+    """The damaged points, each with what was found there.
 
-    Each start examines its live directory itself: an earlier finding counts only if nothing but Spark can see it.
+    A start examines its live directory itself: an earlier finding counts only if nothing but Spark can see it.
     """
     return {
         failure.point: f"{failure.error}: {failure.detail}"
@@ -86,9 +81,9 @@ def failed_points(failures: Sequence[PointFailure]) -> dict[str, str]:
 def recovery_points(
     stream: StreamRecord, snapshots: Sequence[SnapshotRecord], *, batch_is_retained: bool, snapshot_is_gone: bool
 ) -> list[RecoveryPoint]:
-    """The points besides the live directory that a stream can continue from, in the order to try them.
+    """The points besides the live directory that a stream can continue from, in order.
 
-    `batch_is_retained`: the directory from which the live one was created still has its batch.
+    `batch_is_retained`: the directory that the live one was created from still has its batch.
     """
     points = [
         RecoveryPoint(snapshot_point(snapshot.snapshot_id), snapshot.batch_id, snapshot=snapshot)
@@ -112,7 +107,6 @@ def recovery_points(
 
 
 def snapshot_of_origin(stream: StreamRecord, origin: StateOrigin) -> SnapshotRecord | None:
-    """The snapshot that a state came from, even if the catalog does not list it."""
     if origin.snapshot_id is None or origin.location is None:
         return None
     return SnapshotRecord(
@@ -137,21 +131,19 @@ def _insert(points: list[RecoveryPoint], point: RecoveryPoint) -> None:
 
 
 def batch_of(point: RecoveryPoint) -> int:
-    """The batch of a point; -1 if unknown or before the first one."""
+    """-1 if unknown or before the first one."""
     return -1 if point.batch_id is None else point.batch_id
 
 
 @dataclass(frozen=True)
 class SkippedSnapshot:
-    """A snapshot that was not chosen."""
-
     snapshot: SnapshotRecord
     why: str
 
 
 @dataclass(frozen=True)
 class SnapshotChoice:
-    """The snapshot to use, with the batches that it replays if known, and the newer ones that cannot be restored."""
+    """The snapshot to use, the batches that it replays if known, and newer ones that cannot be restored."""
 
     snapshot: SnapshotRecord | None
     replayed_batches: int | None
@@ -159,7 +151,6 @@ class SnapshotChoice:
 
     @property
     def message(self) -> str:
-        """The choice as one sentence."""
         if self.snapshot is None:
             tried = f" ({len(self.skipped)} were tried)" if self.skipped else ""
             return f"There is no snapshot of this stream that can be restored{tried}."
@@ -167,7 +158,6 @@ class SnapshotChoice:
         return f"Use {describe_snapshot(self.snapshot)} (start_from={self.snapshot.snapshot_id}){replay}."
 
     def as_record(self) -> dict[str, Any]:
-        """The choice as plain data."""
         return {
             "snapshot_id": self.snapshot.snapshot_id if self.snapshot else None,
             "location": self.snapshot.location if self.snapshot else None,
@@ -184,11 +174,9 @@ def choose_snapshot(
     newest_batch: int | None,
     problems: Callable[[SnapshotRecord], Sequence[str]],
 ) -> SnapshotChoice:
-    """Choose the newest snapshot that can be restored.
+    """Choose the newest snapshot without `problems`, which is called from the newest on.
 
-    Args:
-        newest_batch: The newest batch known to be committed. A later snapshot belongs to another history.
-        problems: Returns what is wrong with a snapshot; called from the newest on, until one has none.
+    One after `newest_batch`, the newest batch known to be committed, belongs to another history.
     """
     skipped: list[SkippedSnapshot] = []
     for snapshot in sorted(snapshots, key=_age, reverse=True):
@@ -205,5 +193,4 @@ def choose_snapshot(
 
 
 def _age(snapshot: SnapshotRecord) -> tuple[int, int]:
-    """Sort key that increases with the content of a snapshot."""
     return (-1 if snapshot.batch_id is None else snapshot.batch_id, -1 if snapshot.number is None else snapshot.number)

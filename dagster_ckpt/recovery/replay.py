@@ -1,9 +1,8 @@
 """Exact replay: rebuild the state that was lost with a live directory, without rolling a sink back.
 
-A snapshot contains the state after batch N, the sinks have the batches up to M. If the query continued after N,
-Spark would divide the input of N+1 to M differently, and the sinks would have to be rolled back first. Instead, a
-start runs these batches again with their offsets from the journal (`catalog/journal.py`), discards the rows, and
-continues after M as after a crash.
+A snapshot contains the state after batch N, the sinks have the batches up to M. If the query continued after N, Spark
+would divide the input of N+1 to M differently. Instead, a start runs these batches again with their offsets from the
+journal (`catalog/journal.py`), discards the rows, and continues after M.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-# A batch that takes longer, such as one whose source does not answer, ends the replay.
+# A longer batch, such as one whose source does not answer, ends the replay.
 _BATCH_S = 3_600.0
 
 
@@ -44,10 +43,10 @@ class LostBatches:
     """Batches after a snapshot that can be replayed exactly.
 
     Attributes:
-        batches: Those that the query had committed, or that a sink has as a whole; empty if only the one in
-            flight has to be planned again.
+        batches: Those that the query had committed, or that a sink has as a whole; empty if only the one in flight has
+            to be planned again.
         query_id: The id of the query that wrote the last batch.
-        in_flight: The batch after them, if it was planned: the query runs it first.
+        in_flight: The next batch, if planned: the query runs it first.
     """
 
     restore: Restore
@@ -57,13 +56,12 @@ class LostBatches:
 
     @property
     def last(self) -> int:
-        """The batch after which the query continues."""
         if self.batches:
             return self.batches[-1].batch_id
         return self.in_flight.batch_id - 1 if self.in_flight is not None else -1
 
     def plan(self, directory: str | None = None) -> RestoreAndReplay:
-        """The restore, with the replay; `directory`: where the batches were replayed."""
+        """The restore and replay; `directory` is where the batches were replayed."""
         plan = self.restore
         if not self.batches:
             what = f"run batch {self.last + 1} as planned before"
@@ -85,7 +83,6 @@ class LostBatches:
 def lost_batches(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, output: NamedOutput | None = None
 ) -> LostBatches | None:
-    """The batches that a planned start can replay; None without any. Changes nothing."""
     if (
         not isinstance(plan, Restore)
         or facts.start_from.point is not StartPoint.LATEST
@@ -100,10 +97,9 @@ def lost_batches(
     sinks = distinct(sinks_of([*sinks_of_snapshot(stream, snapshot), *sinks_written(stream)]))
     sink = described_sink(output)
     if not planned or (sink is not None and not sink.is_among(sinks)):
-        # A new sink gets the batches after the snapshot.
         return None
     newest = planned[-1]
-    # Not that of the snapshot: if the stream went back to it before, the sinks know undone batches under that id.
+    # If the stream went back to the snapshot before, the sinks know undone batches under its id.
     query_id = planned_by(newest)
     if query_id is None:
         return None
@@ -133,8 +129,7 @@ def replay(
 ) -> RestoreAndReplay:
     """Restore a snapshot to a directory that no stream uses, and run the lost batches there without output.
 
-    The directory is deleted if that fails, else by a later start. `watch` is called while a batch runs, and may
-    raise. Returns the plan to continue there.
+    `watch` is called while a batch runs, and may raise. Returns the plan to continue there.
     """
 
     def stopped() -> bool:
@@ -178,7 +173,7 @@ def replay(
 
 
 def _newest_whole(sink: Sink, query_id: str) -> int:
-    """The newest batch of which a sink certainly has all rows; -1 if none or unknown."""
+    """The newest batch of which a sink certainly has all rows, or -1."""
     try:
         newest = newest_batch(sink, query_id)
     except CkptError:
@@ -192,6 +187,6 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
 def _has_parts(sink: Sink) -> bool:
     """Whether a sink may have a batch in part, and drops that part when the query runs it again.
 
-    Of several writers into Kafka, some may have been killed before their share. A table with parts goes back first.
+    Of several writers into Kafka, some may have been killed before their share.
     """
     return sink.has_parts or (sink.on_repeat is OnRepeat.RUNS and not sink.rolls_back)

@@ -1,7 +1,7 @@
 """Retention of a stream's checkpoints, while it runs and when it has ended.
 
-Deletion always follows one order: mark in the catalog, delete the bytes, forget the row. A failed
-deletion stays visible as DELETING, and the next pass retries it.
+A deletion marks in the catalog, deletes the bytes, and forgets the row. A failed one stays visible as DELETING, and the
+next pass retries it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class RetentionReport:
     """What a retention pass did.
 
     Attributes:
-        held: Snapshots still in use; a later pass deletes them.
-        failed: Snapshots whose deletion failed; the next pass retries it.
+        held: Snapshots in use, for a later pass.
+        failed: Failed deletions, for the next pass.
         swept: Objects that nothing needed any more.
         settled: Attempts whose process had died, each with the outcome.
     """
@@ -64,7 +64,6 @@ class RetentionReport:
     dry_run: bool = False
 
     def and_then(self, later: RetentionReport) -> RetentionReport:
-        """Combine this report with that of a later pass."""
         return RetentionReport(
             deleted=(*self.deleted, *later.deleted),
             kept=(*self.kept, *later.kept),
@@ -77,7 +76,7 @@ class RetentionReport:
         )
 
     def messages(self, *, unlogged: bool = False) -> list[str]:
-        """The report as messages; `unlogged` leaves out what the catalog has logged as events."""
+        """`unlogged`: without what the catalog has logged as events."""
         would = "would have " if self.dry_run else ""
         logged = [f"{would}deleted {name}" for name in self.deleted]
         lines = [] if unlogged and not self.dry_run else logged
@@ -95,10 +94,10 @@ class RetentionReport:
 def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:
     """The checkpoints that the retention policy does not keep, oldest first.
 
-    The policy sees them by number, never by a clock; savepoints only with `count_savepoints`, and they are never
-    deleted here. Regardless of the policy these stay: what a recovery would use first, the newest proven one,
-    tagged ones, those at `protected` locations, which pending attempts build on, and the one that an upgrade would
-    be rolled back to.
+    The policy sees them by number, never by a clock; savepoints, which are never deleted here, only with
+    `count_savepoints`. Regardless of the policy these stay: what a recovery would use first, the newest proven one,
+    tagged ones, those at `protected` locations, which pending attempts build on, and the one that an upgrade would be
+    rolled back to.
     """
     tagged = stream.catalog.holds.tagged(stream.stream_id)
     # Tagged checkpoints do not count towards the limit.
@@ -113,7 +112,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     policy, context = stream.options.retention_policy, RetentionContext(stream.catalog.now_ms())
     decision = decide_retention(policy, queue, context, needed=needed)
     if decision.dropped:
-        # These take further queries, and most of the time there is nothing to delete.
+        # These take further queries, and usually there is nothing to delete.
         restorable = stream.catalog.snapshots.restorable(stream.stream_id)
         needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
         needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
@@ -129,13 +128,12 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
 
 
 def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:
-    """The stream's own snapshots whose deletion was interrupted."""
     deleting = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
     return [snapshot for snapshot in deleting if is_owned_by_stream(snapshot)]
 
 
 def newest_proven(restorable: Sequence[SnapshotRecord]) -> list[str]:
-    """Id of the restorable snapshot with the newest batch that is proven, in a list; empty if none is.
+    """Id of the restorable snapshot with the newest proven batch, in a list.
 
     No policy deletes it: state that no query has loaded may turn out to be damaged.
     """
@@ -152,11 +150,10 @@ def discard(
     lease: LeaseKeeper | None,
     protected: Iterable[str] = (),
 ) -> RetentionReport:
-    """Delete snapshots: mark, delete the bytes, forget.
+    """Delete snapshots. Bytes that the store lists or that are `protected` stay.
 
-    Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor.
-    Without a lease, an operator deletes them alongside any writer. Bytes that the store lists or that are
-    `protected` stay.
+    Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor. An
+    operator has no lease and deletes alongside any writer.
     """
     record = lease.record if lease is not None else None
     deleted: list[str] = []
@@ -180,7 +177,6 @@ def discard(
         except SnapshotHeldError as error:
             (held if error.passes else kept).append(f"{describe_snapshot(snapshot)}: {error}")
         except (CkptError, OSError) as error:
-            # If one snapshot cannot be deleted, continue with the others.
             failed.append(f"{describe_snapshot(snapshot)}: {error}")
     return RetentionReport(deleted=tuple(deleted), kept=tuple(kept), held=tuple(held), failed=tuple(failed))
 
@@ -192,8 +188,6 @@ def _is_anothers(stream: StreamHandle, snapshot: SnapshotRecord, location: str) 
 
 @dataclass(frozen=True)
 class _AtEnd:
-    """What the clean-up option deletes of a stream that has ended."""
-
     doomed: tuple[SnapshotRecord, ...]
     kept: tuple[str, ...]
     drops_live: bool
@@ -205,11 +199,9 @@ def apply_terminal_retention(
 ) -> RetentionReport:
     """Keep or delete checkpoints according to the clean-up option for the state in which the stream ended.
 
-    Savepoints are deleted only if a start has claimed them. While the live directory is incomplete, the newest
-    snapshot stays: the stream may need it. Only canceling under DELETE_ON_CANCELLATION deletes everything, as
-    requested.
-
-    If a newer execution holds the lease, nothing is deleted and the execution stays unsettled.
+    Savepoints are deleted only if claimed. While the live directory is incomplete, the newest snapshot stays, except on
+    canceling under DELETE_ON_CANCELLATION. If a newer execution holds the lease, nothing is deleted and the execution
+    stays unsettled.
     """
     if dry_run:
         return _preview_at_end(stream, execution_id, state)
@@ -237,7 +229,7 @@ def _apply_terminal_retention(
     report = discard(stream, interrupted_deletions(stream), reason="interrupted deletion", lease=lease)
     report = report.and_then(discard(stream, at_end.doomed, reason=at_end.reason, lease=lease))
     report = report.and_then(RetentionReport(kept=at_end.kept))
-    # If something remains, the execution stays unsettled, so that the next pass looks at it again.
+    # Otherwise the next pass looks at the execution again.
     is_over = not report.failed and not report.held
     gone = delete_live_directories(stream, acquired, lease) if at_end.drops_live and is_over else None
     if is_over:
@@ -250,7 +242,7 @@ def _superseded(execution_id: str) -> str:
 
 
 def _preview_at_end(stream: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:
-    """What `apply_terminal_retention` would do now. Changes nothing and takes no lease."""
+    """Takes no lease."""
     newest = stream.catalog.executions.latest(stream.stream_id)
     if newest is not None and newest.execution_id != execution_id:
         return RetentionReport(kept=(_superseded(newest.execution_id),), dry_run=True)
@@ -307,10 +299,10 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
 
 
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
-    """Settle attempts and finish deletions that were interrupted, and remove bytes left by crashed attempts.
+    """Settle attempts, finish interrupted deletions, and remove bytes left by crashed attempts.
 
-    Bytes younger than `older_than_ms` by the storage's clock stay, as do those of pending attempts. Default: six
-    hours, or twice the checkpoint timeout if that is longer.
+    Bytes younger than `older_than_ms` by the storage's clock stay. Default: six hours, or twice the checkpoint timeout
+    if that is longer.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)
@@ -332,7 +324,7 @@ def _completed(stream: StreamHandle) -> list[SnapshotRecord]:
 
 
 def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
-    """The snapshots that a start may need although the stream has ended."""
+    """Snapshots that a start may need although the stream has ended."""
     needed: dict[str, KeptBecause] = {}
     live = stream.catalog.streams.get(stream.stream_id).live_directory
     is_whole = live is None or inspect_live_directory(LiveDirectory(live)).status in (LiveStatus.GOOD, LiveStatus.EMPTY)
@@ -346,7 +338,6 @@ def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
 
 
 def _rollback_snapshot(stream: StreamHandle) -> str | None:
-    """The snapshot that an upgrade in progress would be rolled back to."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     is_over = row is None or row.upgrade is None or row.upgrade.phase.is_over
     return row.upgrade.snapshot_id if row is not None and row.upgrade is not None and not is_over else None

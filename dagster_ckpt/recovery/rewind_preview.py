@@ -49,7 +49,7 @@ _EFFECTS = {
 
 @dataclass(frozen=True)
 class RowCount:
-    """Rows that are processed again, at least if not exact; None if unknown."""
+    """Rows that are processed again; at least so many if not exact."""
 
     rows: int | None
     is_exact: bool
@@ -68,8 +68,8 @@ class RewindPreview:
         sources: What is read again, by source, if the offsets show it.
         span_ms: Processing time that is repeated.
         left: Snapshots after the batch, newest first: they stay on the timeline that is left.
-        undone_since_ms: When the first undone batch may have been written at the earliest, in ms since the epoch.
-        safety_savepoint: How the current state will be preserved; None if nothing is left behind.
+        undone_since_ms: Earliest time at which the first undone batch may have been written, in ms since the epoch.
+        safety_savepoint: How the current state will be preserved, if left behind.
         undone_edits: Edits of the state that the start undoes, each described.
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
         inputs: Whether each source still has what is read again.
@@ -95,27 +95,23 @@ class RewindPreview:
 
     @property
     def repeated(self) -> str:
-        """What the sources would hand out again although it was read, in sentences."""
+        """What the sources would hand out a second time, in sentences."""
         return reasons(self.inputs, InputStatus.REPEATED)
 
     @property
     def batches(self) -> int:
-        """Committed batches that are processed again."""
         return self.plan.rewound_batches
 
     @property
     def undoes(self) -> bool:
-        """Whether anything that was committed or snapshotted is undone."""
         return bool(self.batches or self.left)
 
     @property
     def losing(self) -> tuple[SinkForecast, ...]:
-        """Sinks that may lose rows."""
         return tuple(sink for sink in self.sinks if sink.effect is SinkEffect.LOSE)
 
     @property
     def downstream(self) -> str:
-        """What this means for readers of the output."""
         if not self.undoes:
             return "No committed batch is undone."
         snapshots = f", with {len(self.left)} snapshots reported since" if self.left else ""
@@ -125,7 +121,6 @@ class RewindPreview:
         )
 
     def messages(self) -> list[str]:
-        """The preview as log messages."""
         lines = [self.plan.reason]
         if self.batches:
             span = "unknown" if self.span_ms is None else f"{self.span_ms / 1000:,.1f} s"
@@ -152,9 +147,9 @@ def preview_rewind(
 ) -> RewindPreview:
     """Determine what a planned start would undo and process again.
 
-    For a plan that undoes nothing, the preview has only sinks that already have a batch which the query has not
-    committed, or that it must not write to. A query that still runs finishes its batch in flight before it is
-    stopped. `session` is that of the query to start, whose file systems its sources use.
+    For a plan that undoes nothing, the preview has only sinks that already have an uncommitted batch, or that the query
+    must not write to. A running query finishes its batch in flight before it is stopped. `session` is that of the query
+    to start, whose file systems its sources use.
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
@@ -206,7 +201,6 @@ def _with_inputs(forecast: SinkForecast, inputs: Sequence[SourceInput]) -> SinkF
 
 
 def undone_edits(stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[str, ...]:
-    """Descriptions of the edits of the stream's state that the state to start from lacks."""
     if not facts.stream.state_edits or isinstance(plan, Rewind | FinishRestore):
         return ()
     kept: Sequence[str] = ()
@@ -228,7 +222,7 @@ def _is_judged(sink: Sink, judged: Sequence[SinkForecast]) -> bool:
 
 
 def refuse_loss(stream: StreamHandle, preview: RewindPreview, *, accept_loss: bool) -> None:
-    """Refuse a start that could lose or repeat rows, unless that was accepted.
+    """Refuse a start that could lose or repeat rows, unless accepted.
 
     Acceptance does not help where a sink must not be written to, does not answer, or cannot be rolled back.
     """
@@ -314,7 +308,7 @@ def _distance(live: LiveDirectory | None, plan: RecoveryPlan, files: Mapping[str
 
 
 def _undone_since_ms(facts: RecoveryFacts, plan: RecoveryPlan, apart: Distance | None) -> int | None:
-    """Later batches were written after the last kept batch was planned, or after its snapshot was begun."""
+    """After the last kept batch was planned, or its snapshot begun."""
     if plan.to_batch is None:
         return facts.stream.created_at_ms
     if apart is not None and apart.earlier_at_ms:
@@ -345,7 +339,6 @@ def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
             carried = plan.snapshot.properties.get("in_flight_batch")
             return carried if isinstance(carried, int) else None
         case _:
-            # With other offsets it is planned again.
             return None
 
 

@@ -1,4 +1,4 @@
-"""Preserves the way back: before a start rewinds committed batches, the current state is kept under a name."""
+"""Before a start rewinds committed batches, the current state is kept under a name."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ LABEL = "before-rewind-"
 
 
 def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
-    """Whether a starting point named by a user discards committed batches."""
     goes_back = isinstance(plan, Restore | Rewind) and plan.rewound_batches > 0
     return goes_back and start_from.point is not StartPoint.LATEST
 
 
 def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str | None:
-    """Announcement of how to come back to the current state, if it is left behind."""
     if not leaves_something_behind(plan, facts.start_from):
         return None
     if facts.start_from.no_safety_savepoint:
@@ -31,7 +29,6 @@ def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str |
 
 
 def _unedited(facts: RecoveryFacts, plan: RecoveryPlan) -> str:
-    """What an edit removed is still in the safety savepoint."""
     if plan.snapshot is None or set(plan.snapshot.state_edits) <= set(facts.stream.state_edits):
         return ""
     return (
@@ -45,7 +42,7 @@ def take_safety_savepoint(
 ) -> str | None:
     """Before a rewind, take a savepoint of the current state; if that is impossible, tag its newest snapshot.
 
-    Returns what was kept, for a message; None if nothing is left behind, or if it was declined.
+    Returns what was kept, for a message, if anything.
     """
     if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
         return None
@@ -64,7 +61,6 @@ def take_safety_savepoint(
     newest = next((snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > (plan.to_batch or 0)), None)
     if newest is None:
         if facts.live is None or facts.live.status is not LiveStatus.GOOD:
-            # There is no state to come back to.
             return None
         raise RestoreError(
             f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: no savepoint of its "

@@ -1,4 +1,4 @@
-"""The damaged logs of a stream's file sinks: a recovery writes them back from a snapshot that captured them."""
+"""Damaged logs of a stream's file sinks: a recovery writes them back from a snapshot that captured them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ def damaged_sink_logs(
 ) -> list[DamagedLog]:
     """The damaged logs that only this stream writes, and that a snapshot of its timeline captured.
 
-    The survey of the sinks refuses any other log that cannot be continued. If `output` is unknown, the sinks that
-    the stream wrote to last are examined.
+    The survey of the sinks refuses any other. If `output` is unknown, the sinks written last are examined.
     """
     if not isinstance(record.pending_restore, ToBatch | None):
-        # What an interrupted start does with the sinks does not depend on what their logs say.
+        # An interrupted start continues with the sinks whatever their logs say.
         return []
     written = sinks_of(sinks_written(stream))
     described = described_sink(output)
@@ -53,10 +52,9 @@ def damaged_sink_logs(
 
 
 def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> str | None:
-    """Why a recovery with damaged logs cannot go back to a snapshot: it lacks one of them."""
+    """Why a recovery cannot go back to a snapshot: it lacks a damaged log."""
     captured = captured_sinks(snapshot.properties)
     if captured is None:
-        # The restore reads it.
         return None
     for log in damaged:
         if not FileSink.at(log.folder).is_among(captured):
@@ -65,7 +63,7 @@ def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> st
 
 
 def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sink]) -> dict[str, Sequence[SinkEntry]]:
-    """The logs in a snapshot, and those of folders to which the files of one of them were moved since."""
+    """The logs in a snapshot, and those of folders to which their files were moved since."""
     found = dict(logs)
     for sink in sinks:
         if not isinstance(sink, FileSink) or any(same_folder(place, sink.folder) for place in logs):
@@ -78,13 +76,12 @@ def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sin
 
 
 def is_moved_output(stream: StreamHandle, sink: FileSink, ours: Sequence[Sink]) -> bool:
-    """Whether a folder has the log that a snapshot captured for one of the stream's own folders."""
+    """Whether a folder has the captured log of another folder of the stream."""
     folders = [each.folder for each in ours if isinstance(each, FileSink)]
     return any(is_moved_log(sink.folder, _captured(stream, folder)) for folder in folders)
 
 
 def _captured(stream: StreamHandle, folder: str) -> Sequence[SinkEntry]:
-    """The log in the newest snapshot that has it."""
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
         try:
             logs: Mapping[str, Any] = logs_in_snapshot(stream.store, snapshot.location or "")

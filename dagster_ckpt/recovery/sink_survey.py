@@ -1,7 +1,7 @@
 """Surveys the sinks of a start: the facts that the guard decides on, and what its verdicts mean for users.
 
-A table or topic must also have the batches that the query continues after: one that was dropped and created again,
-or restored from an older copy, lacks batches that are not written again. Such a start is refused.
+A start is refused if a table or topic, created again or restored from an older copy, lacks batches that are not written
+again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Aim:
         sinks: The sinks that the stream wrote to before.
         originals: Folders of the stream that a fork comes from.
         is_unfinished: The start was judged before, and interrupted while sinks were rolled back.
-        noted_batch: The batch of the snapshot, if it is not `batch_id`.
-        mapped: The only places that the query of an import may write to.
+        noted_batch: The batch of the snapshot, if another.
+        mapped: The only places that an import's query may write to.
     """
 
     start: Start
@@ -66,7 +66,6 @@ class Aim:
     mapped: Sequence[str] | None = None
 
     def is_mapped(self, place: str) -> bool:
-        """Whether an import, if any, allows the query to write to a place."""
         return self.mapped is None or any(same_folder(place, mapped) for mapped in self.mapped)
 
 
@@ -75,7 +74,7 @@ class Survey:
     """What a start does with each sink that can be rolled back.
 
     Attributes:
-        judgements: One for each such sink that the query names, or that the stream or the snapshot wrote to.
+        judgements: Of sinks that the query names, or that the stream or the snapshot wrote to.
         to_settle: Sinks to check for the batch in flight if the query continues.
     """
 
@@ -84,20 +83,17 @@ class Survey:
     to_settle: tuple[str, ...] = ()
 
     def allows(self, sink: Sink) -> bool:
-        """Whether a sink may be rolled back."""
         return any(each.verdict is Verdict.ROLL_BACK and each.sink.is_same(sink) for each in self.judgements)
 
     def of(self, verdict: Verdict) -> list[Sink]:
-        """The sinks with a verdict."""
         return [each.sink for each in self.judgements if each.verdict is verdict]
 
     def forecasts(self) -> list[SinkForecast]:
-        """Forecasts for sinks that are not simply continued or rolled back."""
+        """For sinks that are not simply continued or rolled back."""
         told = [_forecast(each, self.aim) for each in self.judgements]
         return [each for each in told if each is not None]
 
     def refuse(self, stream_id: str) -> None:
-        """Refuse a start if a sink belongs to another query."""
         _refuse(
             self.judgements,
             f"Stream {stream_id!r} is not started, nothing was changed: it would write to a folder where it could lose "
@@ -130,15 +126,12 @@ _ADVICE = "Let the query write to a new, empty folder, or to the one that its st
 
 
 def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
-    """Inspect the sinks of a planned start and decide what is done with each. Changes nothing.
-
-    If `output` is unknown, the stream's known sinks are assumed.
-    """
+    """Decide what a planned start does with each sink; if `output` is unknown, with the stream's known ones."""
     return _survey(stream, _aim(stream, plan), output)
 
 
 def refuse_to_clean(stream: StreamHandle) -> None:
-    """Refuse to delete files in folders that a stream last wrote to, if one no longer belongs to it."""
+    """Refuse to delete files where the stream last wrote if a folder no longer belongs to it."""
     record = stream.catalog.streams.get(stream.stream_id)
     commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
@@ -153,7 +146,7 @@ def refuse_to_clean(stream: StreamHandle) -> None:
 
 
 def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tuple[str, str]], batch_id: int) -> None:
-    """Refuse to copy rows from the first folder of a pair to the second if that is in use."""
+    """Refuse to copy rows to the second folder of a pair if that is in use."""
     judgements = []
     originals = [FileSink.at(path) for path in logs]
     for old, new in outputs:
@@ -234,7 +227,6 @@ def _ever_written(stream: StreamHandle) -> list[str]:
 
 
 def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence[Sink]) -> bool:
-    """Whether a sink is the stream's own output, moved there with a relocated log."""
     is_asked = facts.start is Start.RESUME and facts.named and not facts.ours and not facts.anothers
     if not is_asked or facts.last is None or not isinstance(sink, FileSink):
         return False
@@ -242,14 +234,12 @@ def _is_moved(stream: StreamHandle, sink: Sink, facts: SinkFacts, ours: Sequence
 
 
 def _noted_tables(stream: StreamHandle, aim: Aim) -> list[Sink]:
-    """The sinks of the snapshot without a log."""
     if aim.start is not Start.TO_SNAPSHOT or aim.location is None:
         return []
     return other_sinks(stream.store.manifest(aim.location).header.properties) or []
 
 
 def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None, aim: Aim) -> SinkFacts:
-    """The facts, with what the log of a file sink says of its writer."""
     if not isinstance(sink, FileSink) or not facts.named or (entries is None and facts.ours):
         return facts
     if _is_written_back(sink, facts, entries):
@@ -260,7 +250,6 @@ def _compared(sink: Sink, facts: SinkFacts, entries: Sequence[SinkEntry] | None,
 
 
 def _is_written_back(sink: FileSink, facts: SinkFacts, entries: Sequence[SinkEntry] | None) -> bool:
-    """Whether the start writes a damaged log back from its snapshot."""
     if facts.start is not Start.TO_SNAPSHOT or not facts.ours or facts.anothers or not entries:
         return False
     return damaged_log(sink.folder, entries) is not None
@@ -329,7 +318,6 @@ def _aim_of_unfinished(record: StreamRecord) -> Aim:
         case Emptied(sinks=sinks):
             return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH, sinks=sinks, is_unfinished=True)
         case _:
-            # Finished meanwhile.
             return Aim(Start.EMPTY, BEFORE_THE_FIRST_BATCH, is_unfinished=True)
 
 
@@ -358,9 +346,9 @@ def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
 def missing_batches(
     found: FoundSink, known: KnownSink, batch_id: int, sink: Sink, brought_back: int | None = None
 ) -> SinkForecast | None:
-    """Decide whether a sink lacks batches that the query does not write again; None if not, or if unknown. Pure.
+    """Decide whether a sink is known to lack batches that the query does not write again. Pure.
 
-    `brought_back`: the newest batch that the roll-back of the start brings back, which an earlier one has undone.
+    `brought_back`: the newest undone batch that the roll-back of the start brings back.
     """
     expected = known.expected(batch_id)
     if expected is None or expected < 0:
@@ -395,7 +383,7 @@ def missing_batches(
 def forecast_sinks(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None = None
 ) -> list[SinkForecast]:
-    """Forecasts for sinks that the query must not write to, or that are neither simply continued nor rolled back.
+    """For sinks that the query must not write to, or that are neither simply continued nor rolled back.
 
     `replay` is what the sinks will see if they are rolled back.
     """
@@ -409,10 +397,9 @@ def forecast_sinks(
 def _forecast_missing_batches(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None
 ) -> tuple[SinkForecast, ...]:
-    """Forecasts for the tables and topics that lack batches before the one that a start continues with.
+    """For tables and topics that lack batches before the one that a start continues with.
 
-    If `output` is unknown, those that the stream wrote to last. A roll-back (`replay`) may bring back undone
-    batches.
+    If `output` is unknown, those written last. A roll-back (`replay`) may bring back undone batches.
     """
     aim = survey.aim
     # A restore that is being finished was judged when it began. A fork has its own tables.
@@ -440,7 +427,7 @@ def _forecast_missing_batches(
 
 
 def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
-    """A forecast if the query starts from the beginning in a table or topic that another stream wrote last.
+    """For a query that starts from the beginning where another stream wrote last.
 
     The guard judges folders of files. A fork, an import and an adopted query do not start from the beginning.
     """

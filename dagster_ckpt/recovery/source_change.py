@@ -1,7 +1,7 @@
 """Refuses a start whose query reads other sources than those that its offsets belong to.
 
-Where a path or a subscription changed, what was read decides: a source goes on if it still reads the files or
-topics that its log and its offset name, because Spark then takes none of them for new.
+If a path or a subscription changed, a source continues if it still reads the files or topics that its log and its
+offset name, because Spark then takes none of them for new.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _FILES_LOOKED_AT = 3
 
 
 def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequence[SourceIdentity] | None) -> list[str]:
-    """Refuse a start whose sources differ from those of its state; returns differences that it accepts, as messages.
+    """Refuse a start whose sources differ from those of its state; returns accepted differences, as messages.
 
-    What is unknown refuses nothing: a state of an earlier version of the package records only offsets.
+    What is unknown refuses nothing: a state of an earlier version of the package has only offsets.
     """
     if now is None or isinstance(plan, StartEmpty) or plan.to_batch is None or plan.to_batch < 0:
         return []
@@ -71,7 +71,6 @@ def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequen
 
 
 def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceIdentity, ...] | None:
-    """The recorded sources of the state that a plan starts from, if any."""
     if plan.snapshot is not None:
         properties: Mapping[str, object] = plan.snapshot.properties
         if SOURCE_IDENTITIES not in properties:
@@ -82,7 +81,7 @@ def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceId
 
 
 def read_sources(stream: StreamHandle, plan: RecoveryPlan, batch_id: int, expected: int) -> dict[str, ReadSource]:
-    """What is known of the sources that were read up to a batch, by name or position; the query has `expected` ones."""
+    """The sources read up to a batch, by name or position; the query has `expected` ones."""
     recorded = recorded_sources(stream, plan)
     read = partial(state_files, stream, plan)
     offsets = read_offsets(stream, plan, batch_id)
@@ -108,7 +107,6 @@ def _read_source(identity: SourceIdentity | None, key: str, offset: str | None, 
     return ReadSource(
         identity=identity,
         kind=kind,
-        # Unknown without offsets.
         has_read=has_read or (identity is not None and offset is None),
         files=_newest_files(f"{SOURCES}/{key}/{position}", read) if position is not None and has_read else (),
         topics=topics_in(topic_offsets(offset)) if kind == KAFKA else (),
@@ -131,7 +129,7 @@ _NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class ReadSource:
-    """What is known of a source that was read: what was recorded, and what its offset and its log show."""
+    """A source that was read: what was recorded, and what its offset and log show."""
 
     identity: SourceIdentity | None = None
     kind: str | None = None
@@ -141,7 +139,6 @@ class ReadSource:
     table_id: str | None = None
 
     def __str__(self) -> str:
-        """For messages."""
         if self.identity is not None:
             return str(self.identity)
         where = sorted({folder_of(path) for path in self.files}) or sorted(self.topics)
@@ -150,7 +147,7 @@ class ReadSource:
 
 @dataclass(frozen=True)
 class SourceDifference:
-    """A source that differs; without a `why`, it was only added or taken away."""
+    """A source that differs, or, without a `why`, was only added or taken away."""
 
     source: str
     was: str
@@ -159,7 +156,6 @@ class SourceDifference:
     is_refused: bool = True
 
     def __str__(self) -> str:
-        """As a line of a table."""
         return f"source {self.source}: was {self.was}, is {self.now}{f' ({self.why})' if self.why else ''}"
 
 
@@ -251,7 +247,7 @@ def _other(was: ReadSource, now: SourceIdentity) -> str | None:
 
 
 def reads(path: str, file: str) -> bool:
-    """Whether a file source reads the URI of a file; `path` is absolute, with its scheme, and may be a pattern."""
+    """Whether a file source reads the URI of a file; `path` has its scheme, and may be a pattern."""
     pattern = re.compile(_as_expression(plain_path(path)) + "(/.*)?")
     return pattern.fullmatch(uri_path(file)) is not None
 
@@ -262,21 +258,19 @@ def uri_path(uri: str) -> str:
 
 
 def plain_path(path: str) -> str:
-    """A path with one notation of a local scheme and no slash at its end."""
+    """A path with one notation of a local scheme and no trailing slash."""
     return re.sub(r"^file:/+", "file:/", path).rstrip("/")
 
 
 def folder_of(uri: str) -> str:
-    """The folder of a file, from its URI."""
     return uri_path(uri).rpartition("/")[0]
 
 
-# Of Hadoop's patterns (`GlobPattern`).
+# Of Hadoop's `GlobPattern`.
 _WILD = {"*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
 
 
 def _as_expression(path: str) -> str:
-    """A regular expression for a pattern of paths, as Hadoop reads it."""
     found, depth, index = "", 0, 0
     while index < len(path):
         char = path[index]
@@ -298,5 +292,4 @@ def _as_expression(path: str) -> str:
 
 
 def topics_in(offset: TopicOffsets | None) -> tuple[str, ...]:
-    """The topics in the offset of a Kafka source."""
     return tuple(sorted(offset or ()))

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 def refuse_gone_records(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter], *, accept_loss: bool
 ) -> list[str]:
-    """Refuse a start whose next batch would read what a topic or a table has deleted.
-
-    If that was accepted, returns what is missing.
-    """
+    """Refuse a start whose next batch would read deleted records; returns what is missing if accepted."""
     if plan.to_batch is None or plan.to_batch < 0:
         return []
     writer = describe()
@@ -72,7 +69,7 @@ def refuse_gone_records(
 def resolved_offsets(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter] | None
 ) -> RecoveryPlan:
-    """The plan with an offset for each partition whose position was chosen by a time."""
+    """The plan with an offset for each partition positioned by time."""
     if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
     chosen = plan.source_offsets
@@ -111,7 +108,7 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
                 f"{kept.start}; {kept.start - reads_from} records were deleted."
             )
         elif kept.stop < reads_from:
-            # Spark would plan a batch that ends before it begins, and fail there at every start.
+            # Spark would plan a batch that ends before it begins, and fail at every start.
             yield (
                 f"Topic {topic}, partition {partition}: the query continues at {reads_from}, the topic ends at "
                 f"{kept.stop}: it was deleted and created again, or lost records."
@@ -119,7 +116,7 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
 
 
 def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) -> dict[str, bytes]:
-    """Files of the state that a plan continues from; those that do not exist are left out."""
+    """The given files of the state to continue from, if they exist."""
     if plan.snapshot is not None:
         return read_files(stream.store, snapshot_location(plan.snapshot), lambda path: path in paths)
     url = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
@@ -131,14 +128,14 @@ def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) 
 
 
 def read_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dict[str, str | None]:
-    """Up to where each source was read in a batch of the state that a plan continues from; empty if unknown."""
+    """Up to where each source was read in a batch of that state, if known."""
     name = f"{OFFSETS}/{batch_id}"
     data = state_files(stream, plan, [name]).get(name)
     return dict(parse_offset_entry(data, name).sources) if data is not None else {}
 
 
 def topic_offsets(text: str | None) -> TopicOffsets | None:
-    """Parse the offset of a source; None if it is not one of Kafka."""
+    """Parse a Kafka source's offset; None for any other."""
     try:
         return {
             str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
@@ -149,7 +146,6 @@ def topic_offsets(text: str | None) -> TopicOffsets | None:
 
 
 def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) -> None:
-    """Refuse topics and partitions that the query does not read."""
     known = {(topic, each) for position in positions.values() for topic, read in position.items() for each in read}
     topics = sorted({topic for topic, _ in known})
     for topic in (*chosen.partitions, *chosen.times):
@@ -167,7 +163,7 @@ def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) ->
 
 
 def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
-    """Let the next batch of a new live directory begin at chosen offsets, whose times are resolved."""
+    """Let the next batch of a new live directory begin at chosen offsets."""
     batch_id = live.positions().commit
     if batch_id is None:
         raise RestoreError(f"{live.url} has no committed batch, so its sources have no position to change.")
@@ -183,7 +179,6 @@ def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
 
 
 def moved(positions: Mapping[str, TopicOffsets], chosen: SourceOffsets) -> dict[str, dict[str, dict[str, int]]]:
-    """The positions of the sources that change, by name."""
     changed = {}
     for name, position in positions.items():
         after = {

@@ -1,11 +1,10 @@
-"""Determines whether each source still has what a start would read again. Changes nothing.
+"""Determines whether each source still has what a start would read again.
 
-A file source does not report missing files: Spark reads what is there and commits the batch. So each file that the
-log of a source, the journal or the snapshot names for these batches is looked up first, and its modification time
-compared.
+A file source does not report missing files: Spark reads what is there and commits the batch. So each file that the log
+of a source, the journal or the snapshot names for these batches is looked up first, and its modification time compared.
 
-Spark knows a file that it has read by its path, and forgets those that are older by `maxFileAge` than the newest
-one: a forgotten file that is put back or written again is a new one.
+Spark knows a file that it has read by its path, and forgets those that are older by `maxFileAge` than the newest one: a
+forgotten file that is put back or written again is a new one.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class InputStatus(StrEnum):
     """Whether a source still has what is read again.
 
     ASKED_BY_START: The start asks it, and is refused without it: Kafka, Delta and Iceberg.
-
     REPEATED: It also has files that were read before, and would be read once more.
     """
 
@@ -80,7 +78,7 @@ class InputStatus(StrEnum):
 
 @dataclass(frozen=True)
 class SourceInput:
-    """What is read again from one source; the `reason` is a sentence, or empty."""
+    """What is read again from one source; `reason` is a sentence, or empty."""
 
     source: str
     kind: str
@@ -91,7 +89,6 @@ class SourceInput:
 def source_inputs(
     stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, session: SparkSession | None = None
 ) -> tuple[SourceInput, ...]:
-    """Whether each source still has what a planned start reads again; empty if it reads nothing again."""
     # An unfinished restore or a fork has the batch in flight, if any, in its directory.
     to_batch = facts.live_batch if isinstance(plan, FinishRestore) else plan.to_batch
     base = plan.snapshot.batch_id if plan.snapshot is not None else to_batch
@@ -105,16 +102,15 @@ def source_inputs(
 
 
 def reasons(inputs: Iterable[SourceInput], status: InputStatus) -> str:
-    """Why sources have a status, in sentences; empty if none has it."""
     return " ".join(each.reason for each in inputs if each.status is status)
 
 
 @dataclass(frozen=True)
 class _Again:
-    """What is known of the batches that are read again.
+    """The batches that are read again.
 
     Attributes:
-        offsets: The offset of each source after the last batch that is kept.
+        offsets: The offset of each source after the last kept batch.
         goes_back: Whether committed batches are undone or replayed.
         is_named: Whether the files of all these batches are known.
         kept: The files that kept batches have read.
@@ -147,7 +143,7 @@ class _Again:
         goes_back = isinstance(plan, Restore | Rewind | RestoreAndReplay)
         until = plan.to_batch if isinstance(plan, RestoreAndReplay) else facts.live_batch
         planned = stream.catalog.journal.after(stream.stream_id, base) if goes_back else []
-        # What the kept batches have read decides only what a start that goes back reads once more.
+        # What the kept batches have read matters only to a start that goes back.
         after = dict.fromkeys(offsets, -1) if goes_back else first
         in_live = [_files_in(directory, after) for directory in directories]
         stored = _snapshot_logs(stream, plan)
@@ -280,7 +276,7 @@ def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
 
 
 def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | None:
-    """The files in the logs of a live directory after some positions; None if unreadable."""
+    """The files in a live directory's logs after some positions; None if unreadable."""
     try:
         return {source: files_after(directory.folder, source, position) for source, position in first.items()}
     except (FileNotFoundError, LiveDirectoryError, StorageAccessError):
@@ -309,26 +305,25 @@ _SAME_MS = 1_000
 
 
 def age_ms(text: str) -> int | None:
-    """Spark's option `maxFileAge` in ms; None if it cannot be read."""
+    """Spark's option `maxFileAge` in ms; None if unreadable."""
     found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
     unit = _UNITS.get(found.group(2) or "ms") if found is not None else None
     return int(int(found.group(1)) * unit) if found is not None and unit is not None else None
 
 
 def changed(files: Iterable[SourceFile], existing: Mapping[str, int | None]) -> list[str]:
-    """The files that now have another modification time than when they were read."""
     return sorted({each.path for each in files if _has_changed(each, existing.get(each.path))})
 
 
 def forgotten(kept: Sequence[SourceFile], newest_ms: int, max_age_ms: int) -> list[SourceFile]:
-    """The files that Spark no longer remembers after it has read one of this modification time."""
+    """Files that Spark no longer remembers after reading one of this modification time."""
     return [each for each in kept if each.modified_at_ms is not None and each.modified_at_ms < newest_ms - max_age_ms]
 
 
 def read_once_more(
     forgotten_files: Iterable[SourceFile], existing: Mapping[str, int | None], newest_ms: int, max_age_ms: int
 ) -> list[str]:
-    """Of the files that Spark no longer remembers, those that it takes for new ones."""
+    """Of the forgotten files, those that Spark takes for new ones."""
     since = newest_ms - max_age_ms
     return sorted(
         {

@@ -1,7 +1,7 @@
 """Carries out the coordinator's decisions about attempts: batch boundary, threads, catalog, cleanup.
 
-The order makes crashes harmless: storage writes data, then metadata; the catalog records the
-snapshot; the coordinator learns of it; only then are older checkpoints subsumed.
+The order makes crashes harmless: storage writes data, then metadata; the catalog records the snapshot; the coordinator
+learns of it; only then are older checkpoints subsumed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.validation import policy_name
 
 STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"
-# In addition to those of checkpoints: as in Flink, savepoints do not count towards their limit.
+# As in Flink, savepoints do not count towards the limit of checkpoints.
 SAVEPOINT_THREADS = 4
 
 
@@ -85,8 +85,8 @@ class _Running:
 class AttemptRunner:
     """The attempts of one execution.
 
-    `facts` is called in the thread that talks to the JVM; `predecessor_ended` allows to delete
-    older live directories; `tally` says how a failure that is about to be recorded counts.
+    `facts` is called in the thread that talks to the JVM; `predecessor_ended` allows deleting older live directories;
+    `tally` says how a failure counts.
     """
 
     def __init__(
@@ -118,7 +118,6 @@ class AttemptRunner:
         self._sinks_before = tuple(self._catalog.executions.last_sinks(stream.stream_id))
         self._timeline = self._catalog.streams.get(stream.stream_id).timeline
         self._wall_clock = wall_clock
-        # For each finished work, what the loop has to do.
         self._finished: SimpleQueue[Callable[[], Event]] = SimpleQueue()
         self._futures: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(
@@ -137,22 +136,19 @@ class AttemptRunner:
     def sinks(self) -> tuple[str, ...]:
         """The sinks in the query's last report; before the first one, those of the previous execution.
 
-        No snapshot is taken while they are unknown, because a restore could not roll them back.
+        While they are unknown, no snapshot is taken: a restore could not roll them back.
         """
         return self._log.latest.sinks if self._log.latest is not None else self._sinks_before
 
     def has_committed(self) -> bool:
-        """Whether a batch is committed; before that there is no state."""
         with suppress(StorageAccessError):
             return self.positions.latest().commit is not None
         return False
 
     def has_progressed(self) -> bool:
-        """Whether this execution has planned and committed a batch, for which it loaded its state.
+        """Whether this execution has planned and committed a batch, which proves the snapshots that it resumed from.
 
-        Not one that an earlier execution had planned: if the sink has it, Spark commits it without
-        running it. The first such batch proves the snapshots of the position where the execution
-        resumed.
+        If an earlier execution had planned the batch and the sink has it, Spark commits it without loading the state.
         """
         if self._has_progressed:
             return True
@@ -165,13 +161,12 @@ class AttemptRunner:
             try:
                 self._catalog.snapshots.proven(self._lease.record, began.commit)
             except CatalogError:
-                # The next step tries again.
                 return False
         self._has_progressed = True
         return True
 
     def start(self, attempt: Attempt) -> list[Event]:
-        """Record an attempt, whose cut waits for its batch boundary; a failure event if that is impossible."""
+        """Record an attempt, whose cut waits for its batch boundary; if impossible, returns a failure event."""
         snapshot_id = str(uuid.uuid4())
         try:
             self._running[attempt.number] = self._recorded(attempt, snapshot_id)
@@ -226,7 +221,7 @@ class AttemptRunner:
         log_transition(stream_id, message, level=logging.WARNING)
 
     def abort(self, action: Abort) -> list[Event]:
-        """Abort an attempt; a failure event at once if no thread works on it."""
+        """Abort an attempt; returns a failure event if no thread works on it."""
         running = self._running.pop(action.number, None)
         if running is None:
             return []
@@ -239,13 +234,12 @@ class AttemptRunner:
         return []
 
     def discard_late(self, number: int) -> None:
-        """Delete a snapshot whose upload finished after its attempt was aborted."""
         taken = self._late.pop(number, None)
         if taken is not None:
             self._clean(lambda: self._discard_own(taken))
 
     def order_cuts(self, stop_query: Callable[[int], None]) -> None:
-        """Start the cut of every attempt at its batch boundary; `stop_query` precedes that of a stop-with-savepoint."""
+        """Start due cuts; `stop_query` precedes that of a stop-with-savepoint."""
         for running in list(self._running.values()):
             try:
                 is_due = not running.cut_ordered and self._at_boundary(running)
@@ -260,7 +254,7 @@ class AttemptRunner:
             self._futures.append(self._pool.submit(self._take, running))
 
     def news(self) -> list[Event]:
-        """Record finished attempts in the catalog, and return the events since the last call."""
+        """Record finished attempts in the catalog; returns events since the last call."""
         if self._log.batches:
             self.has_progressed()
         return self._finish()
@@ -277,7 +271,7 @@ class AttemptRunner:
     def subsume_checkpoints(self) -> list[Event]:
         """Delete the checkpoints that the newest one subsumes, in the background.
 
-        Not before this execution has committed a batch: no query has loaded the newest state yet.
+        Not before this execution has committed a batch, having loaded the state.
         """
         if not self.has_progressed():
             return []
@@ -303,11 +297,10 @@ class AttemptRunner:
         return self._clean(clean)
 
     def snapshot(self, number: int) -> SnapshotRecord | None:
-        """The completed snapshot of an attempt of this execution."""
         return self._completed.get(number)
 
     def close(self, why: str) -> None:
-        """Abort all attempts and wait for their threads; pending requests are answered with the reason."""
+        """Abort all attempts, wait for their threads, and answer pending requests with the reason."""
         for running in self._running.values():
             running.aborted.set()
             self._record_failure(running.attempt, running.order.snapshot_id, f"the query ended: {why}")
@@ -345,7 +338,6 @@ class AttemptRunner:
         return self._stream.options.force_unaligned or can_replay_a_batch(running.order.sinks)
 
     def _take(self, running: _Running) -> None:
-        """Cut and upload, in a thread."""
         number, cut = running.attempt.number, threading.Event()
 
         def report_cut(_batch: int) -> None:
@@ -407,7 +399,6 @@ class AttemptRunner:
         )
 
     def _discard_own(self, taken: TakenSnapshot) -> None:
-        """Delete a snapshot of this execution that is not in the catalog."""
         if taken.renews is not None:
             # Nothing was written: the location is that of an earlier checkpoint.
             return
@@ -438,7 +429,7 @@ class AttemptRunner:
     def answer(
         self, request_id: str | None, status: RequestStatus, *, snapshot_id: str | None = None, error: str | None = None
     ) -> None:
-        """Resolve a request, now or once the catalog is available."""
+        """Now, or once the catalog is available."""
         if request_id is not None:
             lease, requests = self._lease.record, self._catalog.requests
             self._retry_queue.run(
@@ -446,7 +437,7 @@ class AttemptRunner:
             )
 
     def _clean(self, work: Callable[[], None]) -> list[Event]:
-        """Delete in the background. If that fails, the snapshot stays visible in the catalog."""
+        """If that fails, the snapshot stays visible in the catalog."""
 
         def clean() -> None:
             try:

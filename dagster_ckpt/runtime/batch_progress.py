@@ -17,21 +17,18 @@ from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshotting import BatchFigures
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 
-# Batches: far more than there are between two checkpoints in practice.
+# Far more batches than there are between two checkpoints in practice.
 REMEMBERED = 10_000
 
 
 @dataclass
 class BatchLog:
-    """The reports of one execution's batches, each recorded once."""
-
     total_rows: int = 0
     batches: int = 0
     latest: QueryProgress | None = None
     _batches: deque[QueryProgress] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def note(self, reports: Iterable[QueryProgress]) -> None:
-        """Record reports of batches that ran, oldest first."""
         for report in reports:
             self._batches.append(report)
             self.latest = report
@@ -39,7 +36,7 @@ class BatchLog:
             self.batches += 1
 
     def rows_after(self, batch_id: int) -> dict[int, int]:
-        """The rows that each later batch has read, as far as a replay of the batch reads the same.
+        """The rows that each later batch has read, if a replay would read the same.
 
         A `foreachBatch` function may read a batch several times, or in part.
         """
@@ -52,7 +49,7 @@ class BatchLog:
         return newer
 
     def figures(self, batch_id: int, *, since_batch: int | None) -> BatchFigures:
-        """Figures at a batch, counted from the previous snapshot's batch or from the start of the execution."""
+        """Figures at a batch, since the previous snapshot's batch or the start of the execution."""
         seen = [report for report in self._batches if report.batch_id <= batch_id]
         if not seen:
             return BatchFigures()
@@ -73,8 +70,8 @@ LOOK_AGAIN_MS = 2_000
 class PositionWatch:
     """Positions in a live directory, for a loop that polls several times a second.
 
-    On a local disk every call reads them, for microseconds. In object storage, where a read is two
-    billed list requests, only after Spark has reported another batch or some time has passed.
+    On a local disk every call reads them, for microseconds. In object storage, where a read is two billed list
+    requests, only after Spark has reported another batch or some time has passed.
     """
 
     def __init__(self, live: LiveDirectory, log: BatchLog, clock: Clock = monotonic_ms) -> None:
@@ -86,7 +83,6 @@ class PositionWatch:
         self._seen_at_ms = 0
 
     def look(self) -> Positions:
-        """Read the current positions."""
         # A report that arrives during the read may not be covered by it.
         after, now_ms = self._log.latest, self._clock()
         self._seen = self._live.positions()
@@ -94,7 +90,7 @@ class PositionWatch:
         return self._seen
 
     def latest(self) -> Positions:
-        """The current positions; if a read costs requests, those after the last reported batch."""
+        """The current positions; in object storage, those after the last reported batch."""
         is_new = self._log.latest is not self._seen_after or self._clock() >= self._seen_at_ms + LOOK_AGAIN_MS
         if self._seen is None or is_new or self._live.local_path is not None:
             return self.look()
@@ -102,7 +98,7 @@ class PositionWatch:
 
 
 class Journal:
-    """Keeps the journal of one execution up to date: see `catalog/journal.py`."""
+    """Keeps an execution's journal (`catalog/journal.py`) up to date."""
 
     def __init__(
         self, stream: StreamHandle, live: LiveDirectory, lease: LeaseKeeper, positions: PositionWatch, log: BatchLog
@@ -112,22 +108,17 @@ class Journal:
         self._lease = lease
         self._positions = positions
         self._log = log
-        # Every batch up to this one has its rows in the journal, or was planned before this
-        # execution.
+        # Every batch up to this one has its rows in the journal, or was planned before this execution.
         self._counted = -1
-        # Every batch after this one is still to be recorded; at first those after the newest
-        # snapshot, because an earlier execution may have planned the batch in flight differently.
+        # Later batches are still to be recorded; at first those after the newest snapshot, because an earlier execution
+        # may have planned the batch in flight differently.
         self._newest: int | None = None
 
     def note(self, mode: ExecutionMode | None, *, has_ended: bool = False) -> None:
         """Record the batches that Spark has planned since the last call.
 
-        Also if none may be replayed: with a lost live directory, only the journal names their
-        input.
-
-        Args:
-            mode: How the query runs; only micro-batches can be replayed.
-            has_ended: Also record whether the newest batch is committed.
+        Also if none may be replayed (only micro-batches can): with a lost live directory, only the journal names their
+        input. `has_ended`: also record whether the newest batch is committed.
         """
         if mode is not ExecutionMode.MICRO_BATCH:
             return
@@ -148,8 +139,7 @@ class Journal:
             new = [batch for batch in batch_ids(self._live.folder, OFFSETS) if batch > newest]
             batches = [replace(each, is_committed=each.batch_id == commit) for each in read_planned(self._live, new)]
         except (LiveDirectoryError, StorageAccessError):
-            # The query meets that too. Without its batches in the journal, a restore rolls sinks
-            # back.
+            # The query meets that too. Without its batches in the journal, a restore rolls sinks back.
             return
         if batches:
             self._stream.catalog.journal.note(self._lease.record, batches)
@@ -157,7 +147,7 @@ class Journal:
             self._counted = min(self._counted, batches[0].batch_id - 1)
 
     def _note_rows(self) -> None:
-        """Record the rows of batches that have committed since; a replay has to read as many."""
+        """A replay has to read as many."""
         if self._newest is None:
             return
         rows = {batch: rows for batch, rows in self._log.rows_after(self._counted).items() if batch <= self._newest}

@@ -15,11 +15,10 @@ class Alignment(Enum):
     """The batch that a snapshot ends at, if a batch is running when the attempt begins.
 
     WAIT_FOR_COMMIT: Aligned. Wait until the running batch is committed and take the cut there.
-    CARRY_IN_FLIGHT: Unaligned. Take the cut at the newest commit at once and include the planned
-    offsets of the running batch, so that a restore replays exactly that batch.
-    NEWEST_COMMIT: At least once. Take the cut at the newest commit at once, without the plan of the
-    running batch. A restore may plan it differently, so its rows may be emitted twice, but are
-    never lost.
+    CARRY_IN_FLIGHT: Unaligned. Take the cut at the newest commit and include the planned offsets of the running batch,
+    so that a restore replays exactly that batch.
+    NEWEST_COMMIT: At least once. Take the cut at the newest commit without that plan. A restore may plan the batch
+    differently, so its rows may be emitted twice, but are never lost.
     """
 
     WAIT_FOR_COMMIT = auto()
@@ -33,9 +32,8 @@ class Attempt:
 
     Attributes:
         number: The `n` of `chk-<n>`; a savepoint takes a number too, as in Flink.
-        request_id: The request to answer; None if the timer triggered the attempt.
-        alignment_deadline_ms: When an attempt stops waiting for a commit and continues as
-            `CARRY_IN_FLIGHT`; None: never.
+        request_id: None if the timer triggered it.
+        alignment_deadline_ms: When it stops waiting for a commit and continues as `CARRY_IN_FLIGHT`; None: never.
     """
 
     number: int
@@ -49,8 +47,8 @@ class Attempt:
 def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
     """How an attempt treats a batch that is running when it begins.
 
-    In the order of Flink's `CheckpointOptions.forConfig`: the mode comes first, a savepoint is
-    never unaligned, and an alignment timeout of 0 does not wait.
+    As in Flink's `CheckpointOptions.forConfig`: the mode comes first, a savepoint is never unaligned, and an alignment
+    timeout of 0 does not wait.
     """
     if options.mode is CheckpointingMode.AT_LEAST_ONCE:
         return Alignment.NEWEST_COMMIT
@@ -62,7 +60,6 @@ def alignment_of(options: CheckpointOptions, kind: TriggerKind) -> Alignment:
 def new_attempt(
     options: CheckpointOptions, *, number: int, kind: TriggerKind, request_id: str | None, now_ms: int
 ) -> Attempt:
-    """An attempt that begins now, with its deadlines."""
     alignment = alignment_of(options, kind)
     may_turn_unaligned = alignment is Alignment.WAIT_FOR_COMMIT and options.unaligned and not kind.is_savepoint
     return Attempt(
@@ -76,10 +73,9 @@ def new_attempt(
 
 
 class FailureSide(Enum):
-    """The side on which a failure occurs.
+    """Flink counts a failed savepoint against the query only on the side of the running tasks.
 
-    Flink tolerates a savepoint that fails on the coordinator's side, because restarting the query
-    would not help, and counts one that fails on the side of the running tasks.
+    On the coordinator's side, restarting the query would not help.
     """
 
     COORDINATOR = "coordinator"
@@ -87,11 +83,7 @@ class FailureSide(Enum):
 
 
 class CheckpointFailureReason(Enum):
-    """Why an attempt failed or a request was refused.
-
-    Attributes:
-        counts: Whether it counts against the tolerable checkpoint failures.
-    """
+    """Why an attempt failed or a request was refused, and whether it `counts` against the tolerable failures."""
 
     counts: bool
     side: FailureSide
@@ -104,7 +96,7 @@ class CheckpointFailureReason(Enum):
 
     @staticmethod
     def of(error: Exception, *, after_cut: bool) -> CheckpointFailureReason:
-        """The reason for an attempt that failed with an error, before its cut or while it uploaded files."""
+        """The reason for an error before an attempt's cut, or in its upload."""
         match error:
             case NothingCommittedError():
                 return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
@@ -164,8 +156,7 @@ class StartAttempt:
 class Abort:
     """End a pending attempt, delete what it wrote, and answer its request with the reason.
 
-    The driver still reports its end: by `AttemptFailed` or, if it completed before it could be
-    aborted, by `AttemptCompleted`, which a `Discard` answers.
+    The driver still reports its end: `AttemptFailed`, or `AttemptCompleted`, which a `Discard` answers.
     """
 
     number: int
@@ -174,7 +165,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class Discard:
-    """Delete a snapshot that completed after its attempt was aborted, as Flink discards late acknowledgements."""
+    """Delete a snapshot of an aborted attempt, as Flink discards late acknowledgements."""
 
     number: int
     reason: CheckpointFailureReason
@@ -182,7 +173,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answer a request for which no attempt was started; an id of None is the coordinator's timer."""
+    """Answer a request for which no attempt was started (an id of None: the timer)."""
 
     request_id: str | None
     reason: CheckpointFailureReason
@@ -191,15 +182,13 @@ class Refuse:
 
 @dataclass(frozen=True)
 class FailQuery:
-    """Fail the query, so that the restart strategy takes over."""
-
     reason: CheckpointFailureReason
     detail: str
 
 
 @dataclass(frozen=True)
 class StopQuery:
-    """Stop the query permanently: the savepoint with this number is complete."""
+    """Stop the query for good: its savepoint is complete."""
 
     number: int
 
@@ -209,14 +198,14 @@ Action = StartAttempt | Abort | Discard | Refuse | FailQuery | StopQuery
 
 @dataclass(frozen=True)
 class QueryStarted:
-    """The query is running: requests are accepted and the periodic timer starts."""
+    """From now on requests are accepted; the periodic timer starts."""
 
     at_ms: int
 
 
 @dataclass(frozen=True)
 class QueryStopped:
-    """The query has ended: no more snapshots can be taken from it."""
+    """No more snapshots can be taken from the query."""
 
     at_ms: int
 
@@ -225,8 +214,7 @@ class QueryStopped:
 class Tick:
     """Time has passed. Due at `CheckpointCoordinator.next_deadline_ms`; harmless at any other time.
 
-    Attempts expire and the timer fires only here, so a snapshot stored in time is never discarded
-    because its report arrives after the tick.
+    Attempts expire only here, so a snapshot stored in time is never discarded because its report arrives late.
     """
 
     at_ms: int
@@ -234,11 +222,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Progressed:
-    """What a trigger policy may depend on has changed.
-
-    Attributes:
-        wall_ms: The same moment in ms since the epoch.
-    """
+    """What a trigger policy may depend on has changed (`wall_ms` since the epoch)."""
 
     at_ms: int
     wall_ms: int
@@ -248,15 +232,13 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Triggered:
-    """A snapshot was requested."""
-
     at_ms: int
     request: TriggerRequest
 
 
 @dataclass(frozen=True)
 class CutTaken:
-    """The consistent cut of an attempt exists, which ends its triggering phase; the upload continues."""
+    """The cut of an attempt exists, which ends its triggering phase."""
 
     at_ms: int
     number: int
@@ -272,7 +254,7 @@ class AttemptCompleted:
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """An attempt, which may have been aborted, ended without a snapshot; `detail` is the root cause."""
+    """An attempt, perhaps aborted, ended without a snapshot; `detail` is the root cause."""
 
     at_ms: int
     number: int
@@ -284,8 +266,7 @@ class AttemptFailed:
 class CleaningChanged:
     """The number of snapshots being deleted changed.
 
-    Failed deletions that wait for a retry do not count: a storage that denies deletion would stop
-    all checkpoints.
+    Deletions that wait for a retry do not count: a storage that denies them would stop all checkpoints.
     """
 
     at_ms: int

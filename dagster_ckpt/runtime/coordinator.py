@@ -49,7 +49,7 @@ UNLIMITED = 2**31 - 1
 
 
 class FailureTally(NamedTuple):
-    """Failures in a row, including the one to record, and how many are tolerated."""
+    """Failures in a row with the one to record, and how many are tolerated."""
 
     consecutive: int
     tolerable: int
@@ -65,14 +65,12 @@ class FailureCounter:
 
     @property
     def consecutive(self) -> int:
-        """Counted failures since the last success."""
         return len(self._counted)
 
     def exceeded_by(self, number: int, kind: TriggerKind, reason: Reason) -> bool:
-        """Record a failure and return whether it exceeds the tolerated number.
+        """Record a failure and return whether it exceeds the tolerated number, which restarts the counter.
 
-        An attempt counts once, and not at all if it or a later one succeeded. After True the
-        counter restarts at zero, so that one streak fails the query once.
+        An attempt counts once, and not at all if it or a later one succeeded.
         """
         if self.tally(number, kind, reason) is None:
             return False
@@ -83,7 +81,7 @@ class FailureCounter:
         return True
 
     def tally(self, number: int, kind: TriggerKind, reason: Reason) -> FailureTally | None:
-        """The streak with a failure that is about to be recorded; None if that does not count."""
+        """The streak including a failure about to be recorded; None if that does not count."""
         if self._tolerable >= UNLIMITED or not _counts(kind, reason):
             return None
         if self._last_success is not None and number <= self._last_success:
@@ -91,7 +89,7 @@ class FailureCounter:
         return FailureTally(len(self._counted | {number}), self._tolerable)
 
     def succeeded(self, number: int) -> None:
-        """Record a success. It resets the counter unless a later attempt already succeeded."""
+        """Reset the counter unless a later attempt already succeeded."""
         if self._last_success is None or number > self._last_success:
             self._last_success = number
             self._counted.clear()
@@ -104,14 +102,13 @@ def _counts(kind: TriggerKind, reason: Reason) -> bool:
         case TriggerKind.SAVEPOINT:
             return reason.counts and reason.side is FailureSide.QUERY
         case TriggerKind.STOP_WITH_SAVEPOINT:
-            # In Flink, tasks block in a synchronous savepoint, so a failed one must fail the job.
-            # Here nothing in the query waits: the query continues, and the attempt's timeout bounds
-            # the wait.
+            # In Flink, tasks block in a synchronous savepoint, so a failed one must fail the job. Here nothing in the
+            # query waits.
             return False
 
 
 class PendingAttempts:
-    """Attempts by number. At most one of them is in its triggering phase."""
+    """Attempts by number, of which at most one is in its triggering phase."""
 
     def __init__(self) -> None:
         self._pending: dict[int, Attempt] = {}
@@ -123,36 +120,31 @@ class PendingAttempts:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """The pending attempts, oldest first."""
         return tuple(self._pending.values())
 
     @property
     def is_triggering(self) -> bool:
-        """Whether an attempt has begun but its cut does not exist yet."""
         return self._triggering is not None
 
     @property
     def next_expiry_ms(self) -> int | None:
-        """When the next attempt expires; None if none is pending."""
         return min((attempt.expires_at_ms for attempt in self._pending.values()), default=None)
 
     def add(self, attempt: Attempt) -> None:
-        """Add an attempt in its triggering phase."""
         self._pending[attempt.number] = attempt
         self._triggering = attempt.number
 
     def cut_taken(self, number: int) -> None:
-        """End the triggering phase of an attempt."""
         if self._triggering == number:
             self._triggering = None
 
     def end(self, number: int) -> Attempt | None:
-        """Remove an attempt that ended; None if it is not pending."""
+        """None if it is not pending."""
         self.cut_taken(number)
         return self._pending.pop(number, None)
 
     def abort(self, which: Callable[[Attempt], bool], reason: Reason) -> tuple[Attempt, ...]:
-        """Remove the matching attempts, oldest first, and keep the reason until their work has ended."""
+        """Remove matching attempts, oldest first, and keep the reason until their work has ended."""
         chosen = tuple(attempt for attempt in self._pending.values() if which(attempt))
         for attempt in chosen:
             self.end(attempt.number)
@@ -160,15 +152,14 @@ class PendingAttempts:
         return chosen
 
     def abort_settled(self, number: int) -> Reason | None:
-        """Forget an aborted attempt whose work has ended, and return its reason; None for other attempts."""
+        """Forget an aborted attempt whose work has ended, and return its reason."""
         return self._aborted.pop(number, None)
 
 
 def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
-    """Match attempts that a completed one makes obsolete: the older checkpoints.
+    """Match the older checkpoints, which a completed checkpoint makes obsolete.
 
-    Never a savepoint, which was requested, and never by a savepoint: since FLIP-193 its user may
-    delete it, so it replaces no checkpoint.
+    A savepoint replaces none: since FLIP-193 its user may delete it.
     """
     return lambda attempt: (
         completed.kind is attempt.kind is TriggerKind.CHECKPOINT and attempt.number < completed.number
@@ -178,12 +169,11 @@ def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
 class CheckpointCoordinator:
     """Decides when to take snapshots of one stream: events in, actions out, without thread, I/O or clock.
 
-    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across its restarts.
-    The driver passes in each event, carries out the returned actions in order, and sends a `Tick`
-    at `next_deadline_ms`.
+    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across its restarts. The driver carries
+    out the returned actions in order, and sends a `Tick` at `next_deadline_ms`.
 
-    A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the driver
-    when it reports the end of an attempt that is still pending.
+    A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the driver when it reports the
+    end of a pending attempt.
     """
 
     def __init__(self, options: CheckpointOptions, *, first_number: int, random: Random) -> None:
@@ -203,39 +193,35 @@ class CheckpointCoordinator:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When a `Tick` is due; None if nothing waits for time to pass."""
+        """When a `Tick` is due; None if nothing waits."""
         deadlines = (self._timer.due_at_ms(self._now_ms), self._pending.next_expiry_ms)
         return min((at_ms for at_ms in deadlines if at_ms is not None), default=None)
 
     @property
     def next_number(self) -> int:
-        """The number that the next attempt will get."""
         return self._next_number
 
     @property
     def pending(self) -> tuple[Attempt, ...]:
-        """The attempts under way, oldest first."""
         return self._pending.attempts
 
     @property
     def waiting(self) -> tuple[TriggerRequest, ...]:
-        """The queued requests, the next one first."""
         return self._decider.waiting
 
     def failure_tally(self, attempt: Attempt, reason: Reason) -> FailureTally | None:
-        """How the failure of an attempt counts, before it is reported here; None if it does not count."""
+        """How an attempt's failure would count; None if it does not."""
         return self._failures.tally(attempt.number, attempt.kind, reason)
 
     @property
     def consecutive_failures(self) -> int:
-        """Failures since the last success that count against the tolerable ones."""
+        """Those that count, since the last success."""
         return self._failures.consecutive
 
     def handle(self, event: Event) -> list[Action]:
         """Process an event and return the actions to carry out in this order.
 
-        The report of an unknown attempt changes nothing. A late event happens now: time never goes
-        back.
+        The report of an unknown attempt changes nothing. A late event happens now.
         """
         self._now_ms = max(self._now_ms, event.at_ms)
         return list(chain(self._react(event), self._start_waiting()))
@@ -275,7 +261,7 @@ class CheckpointCoordinator:
         yield from self._suspend()
 
     def _suspend(self) -> Iterator[Action]:
-        """Stop the periodic scheduler, abort pending attempts and drop queued requests, as Flink does."""
+        """As Flink: stop the timer, abort pending attempts and drop queued requests."""
         self._timer.stop()
         self._stop_request = None
         yield from self._abort(lambda _attempt: True, Reason.CHECKPOINT_COORDINATOR_SUSPEND)
@@ -297,7 +283,6 @@ class CheckpointCoordinator:
         elif request.origin is TriggerOrigin.PERIODIC and self._stop_request is not None:
             yield _refuse(request, Reason.PERIODIC_SCHEDULER_SHUTDOWN, "A stop-with-savepoint is in progress.")
         elif self._is_known(request):
-            # The same request passed in twice is one request with one answer.
             return
         elif request.kind is TriggerKind.STOP_WITH_SAVEPOINT:
             yield from self._stop_requested(request)
@@ -341,8 +326,8 @@ class CheckpointCoordinator:
             yield from self._attempt_lost(attempt, Reason.CHECKPOINT_EXPIRED, detail)
 
     def _fire_timer(self) -> Iterator[Action]:
-        # Unlike Flink's, this timer has at most one request queued: a long savepoint would
-        # otherwise be followed by a burst of checkpoints of the same commit.
+        # Unlike Flink's, this timer queues at most one request: a long savepoint would otherwise be followed by a burst
+        # of checkpoints of the same commit.
         if self._timer.fires(self._now_ms) and TIMER_REQUEST not in self._decider.waiting:
             yield from self._submit(TIMER_REQUEST)
 

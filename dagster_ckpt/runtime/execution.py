@@ -26,10 +26,9 @@ from dagster_ckpt.values.durations import monotonic_ms
 
 
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
-    """Run a stream until it ends, is stopped or canceled, or its restart strategy does not allow another restart.
+    """Run a stream until it ends, is stopped or canceled, or its restart strategy does not restart it.
 
-    On return the last execution has ended in the catalog. The caller knows the status of the
-    surrounding run, and applies retention.
+    On return the last execution has ended in the catalog. The caller applies retention.
     """
     record = stream.register()
     execution_id = str(uuid.uuid4())
@@ -49,8 +48,6 @@ def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
 
 
 class StreamRun:
-    """The executions of one run: the first one, and its restarts in place."""
-
     def __init__(self, stream: StreamHandle, request: RunRequest, acquired: AcquiredLease, lease: LeaseKeeper) -> None:
         self._stream = stream
         self._request = request
@@ -61,7 +58,6 @@ class StreamRun:
         self._examiner = Examiner(stream)
 
     def until_the_end(self, execution_id: str) -> Outcome:
-        """Execute the stream, again after each failure that its restart strategy allows a restart for."""
         start_from = self._request.start_from
         cause = self._request.cause
         while True:
@@ -150,7 +146,7 @@ class StreamRun:
                 wall_clock=self._request.wall_clock,
             )
         except Exception:
-            # Nothing else refers to this query yet, and it must not outlive the lease.
+            # Nothing else refers to this query, and it must not outlive the lease.
             started.query.stop()
             raise
         return supervisor.run()
@@ -159,7 +155,7 @@ class StreamRun:
 def await_restart(
     stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str, end: QueryEnd
 ) -> Outcome | None:
-    """Wait until a failed query may start again; returns None then, or the outcome if no restart follows."""
+    """Wait until a failed query may start again; returns the outcome if no restart follows."""
     # The catalog dates the failures. A monotonic clock measures the delay.
     now_ms = stream.catalog.now_ms()
     failures = stream.catalog.executions.failures_since_manual_start(stream.stream_id)
@@ -176,7 +172,6 @@ def await_restart(
 def _wait_until(
     until_ms: int, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str
 ) -> QueryEnd | None:
-    """Wait, and return early if the run has to stop."""
     stop_requests = StopRequests(stream, lease, execution_id)
     while monotonic_ms() < until_ms:
         if request.interrupted():
@@ -191,8 +186,6 @@ def _wait_until(
 
 
 class StopRequests:
-    """Carries out a CANCEL or SUSPEND request while no query runs that could answer it."""
-
     def __init__(self, stream: StreamHandle, lease: LeaseKeeper, execution_id: str) -> None:
         self._stream = stream
         self._lease = lease

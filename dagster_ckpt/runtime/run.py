@@ -38,7 +38,7 @@ class EndKind(Enum):
     INTERRUPTED: The surrounding process was interrupted.
     FAILED: The query failed, or too many checkpoints did.
     LEASE_LOST: Another execution is the writer.
-    SAVEPOINT_FAILED: It was stopped for a savepoint that then failed. It is restarted.
+    SAVEPOINT_FAILED: The savepoint that it was stopped for failed; it is restarted.
     STALLED: It made no progress for longer than the stream allows, or its JVM did not answer.
     """
 
@@ -61,11 +61,7 @@ ENDS_BY_REQUEST = {
 
 @dataclass(frozen=True)
 class QueryEnd:
-    """The end of one query.
-
-    Attributes:
-        trace: The stack trace from the JVM, for FAILED; None if only the reason is known.
-    """
+    """The end of one query; `trace` is the JVM's stack trace of a failure, if any."""
 
     kind: EndKind
     reason: str
@@ -81,15 +77,11 @@ class RunRequest:
     """How to run a stream in this process.
 
     Attributes:
-        describe: Describes the query that `start_query` will start, before anything is changed;
-            None: it cannot.
-        jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM is
-            involved.
-        interrupted_as: The status of an execution that was interrupted; None if the supervisor
-            decides.
+        describe: Describes the query that `start_query` will start, before anything is changed.
+        jvm_pid: Pid of the query's JVM, or `UNSEEN_JVM` for Spark Connect. None: no JVM.
+        interrupted_as: The status of an interrupted execution; None if the supervisor decides.
         holder_is_over: Whether the run of a lease holder is recorded as ended.
-        is_launched: Whether a supervisor launches the runs of this stream, also while its query
-            runs.
+        is_launched: Whether a supervisor launches the runs of this stream, also while its query runs.
     """
 
     run_id: str
@@ -111,11 +103,7 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its last query and execution.
-
-    Attributes:
-        terminal_failure: Why the restart strategy does not restart the failed query.
-    """
+    """The last query and execution of a run; `terminal_failure` is why a failed query is not restarted."""
 
     end: QueryEnd
     execution_id: str
@@ -123,7 +111,6 @@ class Outcome:
 
     @property
     def savepoint(self) -> SnapshotRecord | None:
-        """The savepoint that the stream was stopped with, if any."""
         return self.end.savepoint
 
 

@@ -1,8 +1,7 @@
 """The end of an execution: what is recorded for it, who is answered, and what is deleted afterwards.
 
-`Settlement` records ends while the lease is held; afterwards `settle_run` and `settle_execution`
-apply retention under a lease of their own. `record_death` or the next execution records that a
-process died.
+`Settlement` records ends while the lease is held; then `settle_run` and `settle_execution` apply retention under their
+own lease. `record_death` or the next execution records that a process died.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness
 from dagster_ckpt.values.modes import TerminalState
 
-# The start cannot be done as requested, and a retry does not help.
+# A retry does not help.
 _REFUSALS = (
     *(SnapshotNotFoundError, LiveDirectoryError, RowsAtRiskError, SharedSinkError, StateAtRiskError),
     *(PlanChangedError, SourceChangedError, StateBackendChangeError, StatePartitionsError, StateRewriteError),
@@ -55,13 +54,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True)
 class _End:
-    """What an end means for the execution.
-
-    Attributes:
-        status: None: not known here, or not this process's to record.
-        settled: Whether nothing is left to do.
-        terminal: The state that retention is applied for; None if the stream may continue.
-    """
+    """`status` None: not known here. Retention is applied for `terminal`, if the stream does not continue."""
 
     status: ExecutionStatus | None
     settled: bool = False
@@ -79,7 +72,7 @@ _ENDS = {
     EndKind.SAVEPOINT_FAILED: _End(ExecutionStatus.SUSPENDED, settled=True),
     # A new process may continue.
     EndKind.STALLED: _End(ExecutionStatus.FAILED),
-    # Who interrupted the process decides: see `RunRequest.interrupted_as`.
+    # See `RunRequest.interrupted_as`.
     EndKind.INTERRUPTED: _End(None),
     EndKind.LEASE_LOST: _End(None),
 }
@@ -90,9 +83,8 @@ def record_end(
 ) -> bool:
     """Record how the query of an execution ended, unless it has already ended.
 
-    A request that asked for this end is answered in the same transaction, so that a process killed
-    after the answer stays stopped. Returns False if it was withdrawn: nothing is recorded, and the
-    query must continue.
+    A request for this end is answered in the same transaction, so that a process killed after the answer stays stopped.
+    False if it was withdrawn: nothing is recorded, and the query must continue.
     """
     meaning = _ENDS[end.kind]
     if meaning.status is None:
@@ -106,9 +98,9 @@ def record_end(
 def stop_before_restart(
     catalog: Catalog, lease: LeaseRecord, execution_id: str, end: QueryEnd, *, asked_by: RequestRecord | None = None
 ) -> bool:
-    """Record that an execution that failed or died is not restarted: the stream is canceled or suspended.
+    """Record that a failed or dead execution is not restarted: the stream is canceled or suspended.
 
-    Returns False if there was nothing to stop, or the request was withdrawn.
+    False if there was nothing to stop, or the request was withdrawn.
     """
     meaning = _ENDS[end.kind]
     request_id = asked_by.request_id if asked_by is not None else None
@@ -123,10 +115,9 @@ def stop_before_restart(
 
 
 def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecord:
-    """Record that the process of an execution died, as an observer that holds no lease.
+    """Record that the process of an execution died, as an observer without its lease.
 
-    Changes nothing if the execution has ended, lives on this machine with its lease, or renews the
-    lease meanwhile.
+    Changes nothing if it has ended, lives on this machine with its lease, or renews it meanwhile.
     """
     lease = catalog.leases.current(execution.stream_id)
     held = lease if lease is not None and lease.execution_id == execution.execution_id else None
@@ -155,7 +146,7 @@ def settle_execution(
 ) -> RetentionReport:
     """Apply retention for the state in which a stream ended, and record that nothing is left to do.
 
-    May be repeated after a crash. `failure` says why a FAILED execution is not restarted.
+    May be repeated. `failure`: why a FAILED execution is not restarted.
     """
     report = apply_terminal_retention(stream, execution_id, state)
     if state is TerminalState.FAILED and failure is not None:
@@ -164,8 +155,6 @@ def settle_execution(
 
 
 class Settlement:
-    """Records in the catalog how the executions of one run end, while the run holds the lease."""
-
     def __init__(self, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper) -> None:
         self._stream = stream
         self._request = request
@@ -178,8 +167,7 @@ class Settlement:
             record_end(self._stream.catalog, self._lease.record, execution_id, end)
             status = self._request.interrupted_as() if end.kind is EndKind.INTERRUPTED else None
             if status is not None:
-                # While the lease is held: a successor that waits for it would assume that this
-                # process died.
+                # While the lease is held: a successor that waits for it would assume that this process died.
                 settled = status is ExecutionStatus.SUSPENDED
                 self._executions.end(self._lease.record, execution_id, status, end.reason, settled=settled)
         except LeaseLostError as error:
@@ -191,14 +179,13 @@ class Settlement:
     def start_stopped(
         self, execution_id: str, end: QueryEnd, asked_by: RequestRecord | None, message: str
     ) -> QueryEnd | None:
-        """Record that a start was stopped before it started its query, and answer the requests that wait for it.
+        """Record that a start was stopped before its query, and answer the requests that wait for it.
 
-        Returns None if the request `asked_by` was withdrawn in the meantime: start again. `message`
-        is for the run's log and for the request that asked for the start.
+        None if the request `asked_by` was withdrawn meanwhile: start again. `message` is for the log and the request
+        that asked for the start.
         """
         try:
             if asked_by is None:
-                # Otherwise the end of the execution is recorded, and logged with it.
                 log_message(self._stream.stream_id, message)
             elif not record_end(self._stream.catalog, self._lease.record, execution_id, end, asked_by=asked_by):
                 return None
@@ -208,7 +195,6 @@ class Settlement:
         return end
 
     def start_failed(self, execution_id: str, error: Exception, cause: StartCause) -> None:
-        """Record that a start raised an error."""
         reason = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         # A refused start is settled. After any other error the restart strategy decides.
         is_refused = isinstance(error, _REFUSALS)
@@ -219,7 +205,7 @@ class Settlement:
             self._executions.record_terminal_failure(execution_id, reason)
 
     def failed(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
-        """Record that an execution failed. LeaseLostError explains the failure: a successor was changing its files."""
+        """Record a failure; LeaseLostError explains it: a successor was changing the files."""
         try:
             self._executions.end(self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         except LeaseLostError:
@@ -227,15 +213,13 @@ class Settlement:
             raise
 
     def answer_start_request(self, status: RequestStatus, error: str | None) -> None:
-        """Resolve the request that this run answers, if there is one."""
         if self._request.start_request_id is not None:
             self._stream.catalog.requests.resolve(
                 self._lease.record, self._request.start_request_id, status, error=error
             )
 
     def _note_loss(self, execution_id: str, reason: str) -> None:
-        # The only write left to this process. A successor that has started has already ended this
-        # execution.
+        # The only write left to this process. A successor that has started has already ended this execution.
         with suppress(CatalogError):
             self._executions.end_unheld(execution_id, ExecutionStatus.FAILED, reason)
 
@@ -246,20 +230,18 @@ Change = Callable[[], object]
 class RetryQueue:
     """Catalog writes, applied in order and retried until the catalog accepts them.
 
-    Each must be idempotent, because its response may be lost. A process without the lease drops
-    them: they are its successor's to make.
+    They must be idempotent: a response may be lost. A process without the lease drops them.
     """
 
     def __init__(self) -> None:
         self._pending: deque[Change] = deque()
 
     def run(self, change: Change) -> None:
-        """Apply a write after all pending ones, now if the catalog is available."""
+        """Apply a write after all pending ones, now if possible."""
         self._pending.append(change)
         self.retry()
 
     def retry(self) -> None:
-        """Apply the pending writes until one fails."""
         try:
             while self._pending:
                 self._pending[0]()

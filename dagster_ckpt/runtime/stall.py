@@ -1,9 +1,8 @@
-"""Detects a query that has stalled, and kills a JVM that does not answer.
+"""Detects a query that has stalled, and kills a JVM that does not answer. Flink's counterpart is `heartbeat.timeout`.
 
-Polling sources, waiting for a trigger, and a long batch whose tasks finish are activity. A stalled
-query looks alive: it keeps its lease, and checkpoints of the same batch complete. A JVM that hangs
-keeps its driver in a call, and the driver its lease, so that no successor could start. Flink's
-counterpart is `heartbeat.timeout`.
+Polling sources, waiting for a trigger, and a long batch whose tasks finish are activity. A stalled query looks alive:
+it keeps its lease, and checkpoints of the same batch complete. A hanging JVM keeps its driver in a call, and so the
+lease from a successor.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class QueryInactivity:
     """What a query is doing, and for how long nothing has changed.
 
     Attributes:
-        is_idle: Whether it waits for its next trigger, for any length of time.
-        tasks: Tasks of its active Spark jobs; None if they were not, or cannot be, counted.
+        is_idle: Whether it waits for its next trigger.
+        tasks: Tasks of its active Spark jobs, if counted.
     """
 
     doing: str
@@ -41,17 +40,16 @@ class QueryInactivity:
     tasks: TaskCounts | None = None
 
     def is_over(self, limit_ms: int) -> bool:
-        """Whether the query has stalled for longer than a limit. A running task means slow, not stalled."""
+        """Whether the query has stalled for longer. One with a running task is slow, not stalled."""
         works = self.tasks is not None and self.tasks.running > 0
         return self.stalled_for_ms > limit_ms and not (self.is_idle or works)
 
     def as_record(self) -> dict[str, Any]:
-        """The form in the progress of an execution."""
         return asdict(self)
 
     @staticmethod
     def of_record(record: object) -> QueryInactivity | None:
-        """Read it from the catalog; None if the progress does not have it."""
+        """From an execution's progress, if it is there."""
         if not isinstance(record, Mapping):
             return None
         try:
@@ -67,8 +65,6 @@ class QueryInactivity:
 
 
 class StallDetector:
-    """Tracks the activity of one query that was started at `now_ms`."""
-
     def __init__(self, now_ms: int) -> None:
         self._moved_at_ms = now_ms
         self._batch: int | None = None
@@ -107,9 +103,9 @@ _PRINT_S = 3.0
 
 
 class JvmWatch:
-    """Watches the JVM calls of one supervised query, in a background thread, and kills a JVM of this machine.
+    """Watches the JVM calls of one supervised query, in a thread, and kills a JVM of this machine.
 
-    `call` identifies the call that is waiting for the JVM; None: no call is.
+    `call` identifies the call that waits for the JVM, if any.
     """
 
     def __init__(
@@ -142,8 +138,7 @@ class JvmWatch:
             self._thread.join()
 
     def _watch(self) -> None:
-        # Looks are counted, not the time: after a pause of the whole machine the JVM gets its time
-        # again.
+        # Looks are counted, not the time: after a pause of the whole machine the JVM gets its time again.
         look_ms = min(_LOOK_S * 1000, self._limit_ms / 4)
         waited_ms, before = 0.0, None
         while self._ended is None and not self._over.wait(look_ms / 1000):

@@ -69,23 +69,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StartedQuery:
-    """A query that was started."""
-
     plan: RecoveryPlan
     prepared: PreparedStart
     query: SupervisedQuery
     sources: Sequence[SourceIdentity] | None = None
 
     def as_record(self) -> dict[str, object]:
-        """What the catalog records of the start."""
         sources = {SOURCE_IDENTITIES: [each.as_record() for each in self.sources]} if self.sources is not None else {}
         return {**self.plan.as_record(), **sources}
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A start that is not refused, and what the check has found."""
-
     query_plan: PlanDescription | None
     rewrite: StateRewrite | None
     sources: Sequence[SourceIdentity] | None
@@ -94,8 +89,6 @@ class Checked:
 
 
 class Start:
-    """The start of one execution."""
-
     def __init__(
         self,
         stream: StreamHandle,
@@ -125,16 +118,13 @@ class Start:
 
     @property
     def stopped(self) -> QueryEnd | None:
-        """Why this start was stopped; None if it was not."""
         return self._watch.end
 
     @property
     def stopped_by(self) -> RequestRecord | None:
-        """The request that stopped this start, if one did."""
         return self._watch.request
 
     def run(self) -> StartedQuery:
-        """Start the query."""
         stream = self._stream
         check_places(stream, self._start_from, predecessor_ended=self._predecessor_ended)
         if not self._predecessor_ended:
@@ -151,7 +141,6 @@ class Start:
         return self._start_at_best_point()
 
     def examined(self, started: StartedQuery, end: QueryEnd) -> QueryEnd:
-        """After the started query failed: see `StartFailures.examined`."""
         return self._failures.examined(started.prepared.live, end)
 
     def _still_mine(self) -> None:
@@ -159,10 +148,7 @@ class Start:
         self._lease.check()
 
     def _start_at_best_point(self) -> StartedQuery:
-        """Start the query at the best recovery point; if that is damaged, at the next one.
-
-        If one would read again what a source no longer has, try a newer one.
-        """
+        """After a damaged point try the next one; after one whose input is gone, a newer one."""
         stream = self._stream
         passed: set[str] = set()
         while True:
@@ -207,12 +193,11 @@ class Start:
 
     @cached_property
     def _writer(self) -> DataStreamWriter:
-        """The query, described once for all checks of this start."""
         assert self._request.describe is not None
         return self._request.describe()
 
     def _of_query(self, ask: Callable[[DataStreamWriter], _T]) -> _T | None:
-        """What the query tells of itself; None if it is not known before it runs."""
+        """None if it is not known before the query runs."""
         return ask(self._writer) if self._request.describe is not None else None
 
     @cached_property
@@ -234,7 +219,6 @@ class Start:
         return replace(facts, without_input=self._without_input)
 
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan) -> Checked:
-        """Refuse the start before anything is changed."""
         stream = self._stream
         refuse_unclaimed(stream, plan.snapshot)
         sources = self._unchanged_sources(plan)
@@ -308,7 +292,7 @@ class Start:
         return lost_batches(self._stream, facts, plan, self._output) if self._replays else None
 
     def _replayed(self, facts: RecoveryFacts, lost: LostBatches) -> tuple[RecoveryPlan, Survey | None]:
-        """Replay lost batches. Returns the plan to continue after them, and the survey of its sinks if there is one."""
+        """The plan to continue after the lost batches, and the survey of its sinks if there is one."""
         stream, describe = self._stream, self._request.describe
         if describe is None:
             return lost.restore, None
@@ -344,7 +328,6 @@ class Start:
                 log_message(self._stream.stream_id, f"the start was accepted without these records: {message}")
 
     def _check_state(self, plan: RecoveryPlan) -> StateRewrite | None:
-        """How the state has to be rewritten first, if at all."""
         checked = check_state(self._stream, plan, self._start_from)
         for message in checked.messages:
             log_message(self._stream.stream_id, message)
@@ -380,7 +363,7 @@ class Start:
             )
 
     def _note_output(self, live: LiveDirectory) -> None:
-        """Record which query writes where, in case it is killed before it reports that itself.
+        """The query may be killed before it reports that itself.
 
         Without its id, its batches in a table would be another writer's, which no roll-back undoes.
         """
@@ -393,7 +376,7 @@ class Start:
 
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:
-    """Start the query of a stream; one that writes to Kafka exactly once gets its transactional sink."""
+    """Start the query; exactly once into Kafka needs a transactional sink."""
     executions = partial(stream.catalog.executions.of_stream, stream.stream_id)
     owner = StreamOwner(stream.catalog.deployment_id, stream.stream_id, executions)
     return start_query(with_transactions(writer, owner, live), stream.name, live)

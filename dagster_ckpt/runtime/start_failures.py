@@ -1,8 +1,7 @@
 """After a start or its query failed: examine what it began from, and note damage in the catalog.
 
-State files without a checksum are tried: Spark loads them from a copy. A failure of the copy alone proves nothing,
-because code, session or environment may be its cause. It counts only if the same Spark loads the state of a
-snapshot in the same way.
+Spark loads state files without a checksum from a copy. A failure proves damage only if the same Spark loads the state
+of a snapshot in the same way; otherwise code, session or environment may be its cause.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 
 class StartFailures:
-    """The failures of one execution."""
-
     def __init__(
         self, stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str, examiner: Examiner
     ) -> None:
@@ -53,8 +50,7 @@ class StartFailures:
     def passes_over(self, plan: RecoveryPlan, live: LiveDirectory | None, error: Exception) -> bool:
         """Whether a start failed because its point is damaged, which is then noted.
 
-        `live` is the directory that it had prepared, if any. If the point is good, the error gets a note that says
-        so.
+        `live` is the directory that it had prepared, if any. If the point is good, the error gets a note.
         """
         if not is_suspicious(error) or (live is None and not isinstance(error, CkptError)):
             # Before the query was started, any other error is one of its description.
@@ -62,7 +58,6 @@ class StartFailures:
         try:
             damage = self._examiner.damage_of_point(plan) if live is None else self._examine(live)
         except CkptError as trouble:
-            # Nothing is known, so nothing changes.
             error.add_note(f"What the start began from could not be examined after the failure: {trouble}")
             return False
         if damage is None:
@@ -73,19 +68,18 @@ class StartFailures:
         return True
 
     def examined(self, live: LiveDirectory, end: QueryEnd) -> QueryEnd:
-        """The end of a failed query, with the result of an examination of its live directory; damage is noted."""
+        """The end of a failed query, with what was found in its live directory; damage is noted."""
         if self._request.interrupted() or not is_suspicious_end(end.trace or end.reason):
             return end
         try:
             damage = self._examine(live)
             found = _told(f"The live directory {live.url}", damage)
         except CkptError as error:
-            # Nothing is known, so nothing changes.
             found = f"The live directory {live.url} could not be examined after the failure: {error}"
         return replace(end, reason=f"{end.reason}\n{found}")
 
     def _examine(self, live: LiveDirectory) -> Damage | None:
-        """Examine the directory in which a query failed. Damage of it, and of what it was made from, is noted."""
+        """Note damage of a live directory, and of what it was made from."""
         damage = self._examiner.damage_of_live(live)
         if damage is None:
             request = self._request
@@ -131,7 +125,7 @@ def _told(what: str, damage: Damage | None) -> str:
 
 _TIMEOUT_S = 900.0
 _NOTES = ("/_metadata/", "/_stateSchema/")
-# Files that carry checksums of their own: these, and those that begin like a stream of lz4-java.
+# Files with checksums of their own; so have those that begin like a stream of lz4-java.
 _CARRYING = (".zip", ".crc")
 _LZ4 = b"LZ4Block"
 
@@ -143,10 +137,10 @@ def unloadable_state(
     *,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> str | None:
-    """Why Spark cannot load the state of a live directory whose files look good; None if that is not proven.
+    """Why Spark cannot load the state of a live directory whose files look good; None if not proven.
 
-    Nothing is tried if each file that a resume loads has a checksum, or if there is no snapshot. Spark 3.5 has no
-    reader of state: it runs a batch without data.
+    Nothing is tried if all state files have checksums, or without a snapshot. Spark 3.5 runs a batch without data: it
+    has no reader of state.
     """
     snapshot = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     if describe is None or snapshot is None or not _without_checksum(live):
@@ -170,7 +164,7 @@ def unloadable_state(
 
 
 def _without_checksum(live: LiveDirectory) -> list[str]:
-    """The state files that a resume loads, and that only loading can judge."""
+    """The state files of a resume that only loading can judge."""
     needed = cut(live, carry_in_flight=False).needed
     state = [
         file
@@ -194,7 +188,7 @@ def _unjudged(live: LiveDirectory, files: Iterable[NeededFile]) -> Iterable[Need
 
 @dataclass(frozen=True)
 class _Trial:
-    """Loads the state in a copy: with Spark's reader, which runs no code of the user, or in a batch without data."""
+    """With Spark's reader of state, which runs no code of the user, or in a batch without data."""
 
     session: SparkSession
     has_reader: bool
@@ -202,7 +196,7 @@ class _Trial:
     interrupted: Callable[[], bool]
 
     def trouble(self, copy: LiveDirectory) -> str | None:
-        """Why the state cannot be loaded; None if it can, or if that took too long."""
+        """None if the state can be loaded, or if that took too long."""
         batch_id = copy.positions().commit or 0
         if self.has_reader:
             try:

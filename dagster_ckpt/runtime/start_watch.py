@@ -17,11 +17,7 @@ from dagster_ckpt.values.durations import Clock, monotonic_ms
 
 
 class StartWatch:
-    """Checks between the steps of a start, which calls it, whether it has to stop.
-
-    A start may stop after any step, as if its process were killed there: before the switch to the new live
-    directory nothing has changed, and what follows is finished by the next start.
-    """
+    """Checks between the steps of a start whether it has to stop; the next start finishes what it left."""
 
     def __init__(
         self, catalog: Catalog, lease: LeaseRecord, interrupted: Callable[[], bool], *, clock: Clock = monotonic_ms
@@ -38,7 +34,7 @@ class StartWatch:
         self.request: RequestRecord | None = None
 
     def __call__(self) -> None:
-        """Raise StartStoppedError if the start has to stop. It polls at most twice a second."""
+        """Raise StartStoppedError if the start has to stop; polls at most twice a second."""
         if self._clock() >= self._next_ms and self._looking.acquire(blocking=False):
             try:
                 self._look()
@@ -65,7 +61,7 @@ class StartWatch:
                     self._refuse(request)
 
     def _refuse(self, request: RequestRecord) -> None:
-        """Answer a request that can be carried out only once the query runs, which may take hours."""
+        """Such a request can be carried out only once the query runs, which may take hours."""
         reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
         error = (
             f"{reason.name}: Stream {self._stream_id!r} is still starting, so there is no query to stop. Suspend or "

@@ -1,6 +1,6 @@
 """The loop around one running query: it passes events to the coordinator and carries out its decisions.
 
-Everything here runs in one thread, the only one that talks to the JVM.
+It runs in one thread, the only one that talks to the JVM.
 """
 
 from __future__ import annotations
@@ -69,8 +69,6 @@ _TRIGGERS = {
 
 
 class Supervisor:
-    """Supervises one query from its start to its end."""
-
     def __init__(
         self,
         stream: StreamHandle,
@@ -128,7 +126,7 @@ class Supervisor:
         self._next_request_poll_ms = 0
 
     def run(self) -> QueryEnd:
-        """Supervise the query until it ends for any reason. On return it is stopped."""
+        """On return the query is stopped."""
         try:
             with self._jvm_watch:
                 return self._until_the_end()
@@ -197,7 +195,7 @@ class Supervisor:
         self._attempts.order_cuts(self._stop_for_savepoint)
 
     def _handle(self, event: Event) -> None:
-        """Pass an event to the coordinator, followed by the events that its actions cause."""
+        """Also handles the events that the actions cause."""
         inbox = deque([event])
         while inbox:
             handled = inbox.popleft()
@@ -208,8 +206,7 @@ class Supervisor:
                 and handled.number == self._savepoint_to_stop_with
                 and self._end is None
             ):
-                # A savepoint that completed too late is discarded, so it does not end the query
-                # either.
+                # A savepoint that completed too late is discarded, so it does not end the query either.
                 why = handled.detail if isinstance(handled, AttemptFailed) else "it was completed too late"
                 self._end = QueryEnd(
                     EndKind.SAVEPOINT_FAILED, f"the savepoint of the stop request failed, the query continues: {why}"
@@ -243,7 +240,7 @@ class Supervisor:
         if not self._is_stopped:
             self._log.note(self._query.recent_progress())
         now_ms = monotonic_ms()
-        # A query may end between two heartbeats; its last batch is recorded all the same.
+        # A query may end between two heartbeats.
         if now_ms < self._next_heartbeat_ms and not is_last:
             return
         self._next_heartbeat_ms = now_ms + HEARTBEAT_MS
@@ -256,7 +253,7 @@ class Supervisor:
             self._beat()
 
     def _note_sinks(self) -> None:
-        """Identify the tables and topics of the first batches that the start did not know."""
+        """The first batches may write where the start did not know."""
         latest = self._log.latest
         if latest is None or latest.batch_id in self._looked_after or len(self._looked_after) == LOOKS_AT_SINKS:
             return
@@ -277,7 +274,6 @@ class Supervisor:
                 "input_rows": self._log.total_rows,
                 "state_rows": latest.state_rows if latest else None,
                 "watermark": latest.watermark if latest else None,
-                # Before the first report: those named at the start.
                 "sinks": list(self._attempts.sinks),
                 SINK_IDS: self._sink_ids,
                 # Before the first batch Spark may still be planning the query.
@@ -312,7 +308,6 @@ class Supervisor:
                 if record_end(self._catalog, lease, self._execution_id, end, asked_by=request):
                     self._end = end
                     return
-                # It was withdrawn in the meantime.
                 self._stop_requested = []
                 continue
             kind = _TRIGGERS.get(request.kind)

@@ -12,10 +12,7 @@ from dagster_ckpt.policies.trigger import MinPause, TriggerPolicy, TriggerProgre
 
 
 class TriggerKind(Enum):
-    """The kind of snapshot requested.
-
-    `STOP_WITH_SAVEPOINT` is a savepoint that ends the query: no batch starts after its cut.
-    """
+    """The kind of snapshot requested. After the cut of `STOP_WITH_SAVEPOINT` no batch starts."""
 
     CHECKPOINT = auto()
     SAVEPOINT = auto()
@@ -23,12 +20,11 @@ class TriggerKind(Enum):
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether the snapshot will belong to the user."""
         return self is not TriggerKind.CHECKPOINT
 
 
 class TriggerOrigin(Enum):
-    """The origin of a request: a user's ignores the minimum pause, a periodic one does not."""
+    """A user's request ignores the minimum pause, a periodic one does not."""
 
     USER = auto()
     PERIODIC = auto()
@@ -36,7 +32,7 @@ class TriggerOrigin(Enum):
 
 @dataclass(frozen=True)
 class TriggerRequest:
-    """One request for a snapshot; an id of None is the coordinator's own timer, which needs no answer."""
+    """One request for a snapshot; an id of None is the coordinator's timer."""
 
     request_id: str | None
     kind: TriggerKind
@@ -44,7 +40,6 @@ class TriggerRequest:
 
     @property
     def is_timer(self) -> bool:
-        """Whether the coordinator's own timer made this request."""
         return self.request_id is None
 
 
@@ -57,12 +52,7 @@ MAX_QUEUED_REQUESTS = 1000
 
 @dataclass(frozen=True)
 class Load:
-    """What a decision depends on besides the queued requests: attempts, deletions in progress, and the pause.
-
-    Attributes:
-        triggering: Whether an attempt is in its triggering phase.
-        pause_ends_ms: When the minimum pause after the last completed snapshot ends.
-    """
+    """Attempts, deletions in progress, and when the minimum pause ends (`pause_ends_ms`)."""
 
     now_ms: int
     triggering: bool
@@ -73,22 +63,19 @@ class Load:
 
 @dataclass(frozen=True)
 class Start:
-    """Start an attempt for this request."""
-
     request: TriggerRequest
 
 
 @dataclass(frozen=True)
 class TooSoon:
-    """Drop this request: the minimum pause lasts for another `remaining_ms`."""
+    """Drop this request: the minimum pause lasts for `remaining_ms`."""
 
     request: TriggerRequest
     remaining_ms: int
 
 
 @dataclass(frozen=True)
-class Wait:
-    """No request can start now."""
+class Wait: ...
 
 
 Decision = Start | TooSoon | Wait
@@ -97,10 +84,9 @@ Decision = Start | TooSoon | Wait
 class RequestDecider:
     """The queue of requests and the limits that delay them.
 
-    Order: savepoints before checkpoints, users' requests before periodic ones, older before newer.
-    A forced request ignores the number of pending attempts. Only savepoints are forced (Flink does
-    so unless checkpoints are unaligned), so Flink's rule that a forced request goes first needs no
-    rank here.
+    Order: savepoints before checkpoints, users' requests before periodic ones, older before newer. A forced request
+    ignores the number of pending attempts. Only savepoints are forced (as in Flink unless checkpoints are unaligned),
+    so Flink's rule that a forced request goes first needs no rank here.
     """
 
     def __init__(
@@ -117,14 +103,10 @@ class RequestDecider:
 
     @property
     def waiting(self) -> tuple[TriggerRequest, ...]:
-        """The queued requests, the next one first."""
         return tuple(self._queue)
 
     def submit(self, request: TriggerRequest) -> TriggerRequest | None:
-        """Queue a request; returns the one that a full queue drops.
-
-        That is the lowest-ranked one, or the new one if the lowest-ranked one is a user's.
-        """
+        """Queue a request; returns the one that a full queue drops: the lowest-ranked, unless that is a user's."""
         is_full = len(self._queue) >= self._max_queued
         if is_full and self._queue[-1].origin is TriggerOrigin.USER:
             return request
@@ -132,7 +114,7 @@ class RequestDecider:
         return self._queue.pop() if is_full else None
 
     def decide(self, load: Load) -> Decision:
-        """Take the next request from the queue if it can start or must be dropped now."""
+        """Take the next request if it can start or must be dropped now."""
         if load.triggering or not self._queue or load.cleaning > self._max_concurrent:
             return Wait()
         request = self._queue[0]
@@ -145,7 +127,6 @@ class RequestDecider:
         return Start(request)
 
     def drop_all(self) -> tuple[TriggerRequest, ...]:
-        """Empty the queue and return its requests."""
         waiting = self.waiting
         self._queue.clear()
         return waiting
@@ -160,7 +141,7 @@ def _rank(request: TriggerRequest) -> tuple[bool, bool]:
 
 
 class PeriodicTrigger:
-    """Fires when its policy says that a checkpoint is due; no policy never fires. Off until it is started."""
+    """Fires when its policy says so; without a policy, never. Off until it is started."""
 
     def __init__(self, policy: TriggerPolicy | None, *, min_pause_ms: int, random: Random) -> None:
         self._policy = GuardedTrigger(policy) if policy is not None else None
@@ -181,19 +162,17 @@ class PeriodicTrigger:
         self._batches_before, self._rows_before, self._not_before_ms = self._batches, self._rows, now_ms
 
     def stop(self) -> None:
-        """Turn it off."""
         self._progress = None
 
     def progressed(self, now_ms: int, *, wall_ms: int, batches: int, rows: int) -> None:
-        """Record the progress of the query since its start, and the wall clock."""
+        """Since the query's start."""
         self._batches, self._rows, self._wall_ahead_ms = batches, rows, wall_ms - now_ms
 
     def completed(self, now_ms: int) -> None:
-        """Record that a snapshot was completed."""
         self._last_completed_ms = now_ms
 
     def due_at_ms(self, now_ms: int) -> int | None:
-        """When it fires next, as far as is known; None while it is off."""
+        """None while it is off, or if unknown."""
         progress = self._progress_at(now_ms)
         if self._policy is None or progress is None:
             return None
@@ -201,7 +180,7 @@ class PeriodicTrigger:
         return None if due_ms is None else max(due_ms, self._not_before_ms)
 
     def fires(self, now_ms: int) -> bool:
-        """Return whether it is due, and if so count from here."""
+        """Whether it is due; if so, count from here."""
         due_ms = self.due_at_ms(now_ms)
         if self._progress is None or due_ms is None or now_ms < due_ms:
             return False
@@ -211,14 +190,14 @@ class PeriodicTrigger:
         return True
 
     def postpone(self, until_ms: int) -> None:
-        """Undo the last firing, because its request came too soon, and fire again at this time."""
+        """Undo the last firing, which came too soon, and fire again at this time."""
         self._not_before_ms = until_ms
         if self._progress is not None and self._before_firing is not None:
             self._batches_before, self._rows_before = self._before_firing.batches, self._before_firing.rows
             self._progress = self._before_firing
 
     def pause_ends_ms(self, now_ms: int) -> int:
-        """When the minimum pause after the last completed snapshot ends."""
+        """Of the minimum pause after the last snapshot."""
         progress = TriggerProgress(now_ms, now_ms, now_ms, last_completed_ms=self._last_completed_ms)
         return self._pause.due_at_ms(progress) or 0
 

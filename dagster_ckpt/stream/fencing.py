@@ -1,8 +1,7 @@
 """Fence the previous holder's query before a successor starts.
 
-The JVM of a process that hangs or has lost the catalog may keep writing. The lease fences catalog
-writes (`Database.writing_under`). This module blocks further batches in the old live directory and,
-on the same machine, kills the JVM.
+A JVM whose process hangs or has lost the catalog may keep writing. The lease fences its catalog writes
+(`Database.writing_under`). This module blocks further batches in its live directory and kills a JVM of this machine.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ def fence_predecessor(
 ) -> None:
     """Stop the query of a previous holder that may still be alive before it can plan another batch.
 
-    Afterwards no query may start in the old live directory, even if this process dies: the next
-    start continues from it in a new directory. Does nothing if every previous holder is proven to
-    have ended. `still_mine`, called before each step, raises LeaseLostError if another execution
-    has the lease.
+    Afterwards the next start continues in a new directory. Does nothing if every previous holder is proven to have
+    ended. `still_mine`, called before each step, raises LeaseLostError.
     """
     if acquired.predecessor_ended:
         return
@@ -55,10 +52,9 @@ def put_up_fence(
     own_jvm_pid: int | None = None,
     is_followed: bool = True,
 ) -> None:
-    """Fence as `fence_predecessor` does, but do not record in the lease that it was done.
+    """`fence_predecessor` without recording that in the lease.
 
-    `is_followed` says whether a query will continue from this directory, so that waiting for the
-    batch in flight pays off.
+    If `is_followed`, a query will continue from this directory, so waiting for the batch in flight pays off.
     """
     before = acquired.predecessor
     jvm_is_dead = before is not None and _end_jvm(stream.catalog, before, own_jvm_pid, still_mine)
@@ -84,7 +80,6 @@ def put_up_fence(
 
 
 def refuse_a_fenced_directory(live: LiveDirectory) -> None:
-    """Refuse to start a query in a live directory that was fenced."""
     batch = live.fenced_at()
     if batch is not None:
         raise LiveDirectoryError(
@@ -106,9 +101,9 @@ def _end_jvm(
     own_jvm_pid: int | None,
     still_mine: Callable[[], None],
 ) -> bool:
-    """Kill the JVM of a holder whose lease has expired, if it runs on this machine. True if it has ended.
+    """Kill the JVM of an expired lease's holder, if it runs on this machine. True if it has ended.
 
-    Spares a JVM that works for this process or for another lease in force.
+    Spares a JVM of this process or of another lease in force.
     """
     jvm = jvm_of(before)
     if jvm is None or jvm.liveness() is not Liveness.ALIVE:

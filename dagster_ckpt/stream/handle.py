@@ -1,4 +1,4 @@
-"""A stream as its operators and its executions see it: its settings, also as recorded, and its directories."""
+"""A stream as its operators and its executions see it: its settings and its directories."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.storage_path import location_url
 from dagster_ckpt.values.validation import checked_stream_id
 
-# Suffixes: `.partial` unfinished, `.source` and `.staged` temporary copies of a state rewrite,
-# `.replayed` for lost batches. Names without a token predate this rule.
+# Suffixes: `.partial` unfinished, `.source` and `.staged` temporary copies of a state rewrite, `.replayed` for lost
+# batches. Names without a token predate this rule.
 _LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|source|staged|replayed))*")
 
 
 def live_folders(live_root: str) -> list[str]:
-    """Folders in a live root that hold live directories: the ids of streams, sorted."""
     root = LiveDirectory(live_root.rstrip("/")).folder
     return [
         name
@@ -40,12 +39,7 @@ def live_folders(live_root: str) -> list[str]:
 
 @dataclass(frozen=True)
 class BuiltDirectory:
-    """A live directory that exists in storage, whether or not the catalog knows it.
-
-    Attributes:
-        generation: Its number among the stream's live directories.
-        token: Token of the lease under which it was created; 0 if its name carries none.
-    """
+    """A live directory in storage, known to the catalog or not; `token` is that of the lease that created it, or 0."""
 
     live: LiveDirectory
     generation: int
@@ -53,7 +47,7 @@ class BuiltDirectory:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it was never renamed to its final name."""
+        """Whether it never got its final name."""
         return "." in self.live.url.rpartition("/")[2]
 
 
@@ -64,16 +58,13 @@ class StreamHandle:
     Attributes:
         stream_id: Stable id of the streaming asset; the name of its folder in storage.
         asset_key: Dagster asset key as a user string ("a/b"), or the name outside Dagster.
-        live_root: The stream's live directories are
-            `<live_root>/<stream_id>/live-<generation>-<token>`.
-        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this. They
-            must reach live directories and snapshots by the same URLs. None: the supervising
-            process always copies.
+        live_root: The stream's live directories are `<live_root>/<stream_id>/live-<generation>-<token>`.
+        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this, and must reach live
+            directories and snapshots by the same URLs. None: the supervising process copies.
         backend: None: the session's settings, unchecked. Its `transfer_threads` copy files.
         state_partitions: None: those of the state, or of the session for a query without state.
-        stall_timeout_ms: Fails the run after this long without progress (see `StallDetector`);
-            None: never.
-        storage: The configuration that `store` was opened from; None if unknown.
+        stall_timeout_ms: Fails the run after this long without progress; None: never.
+        storage: The configuration that `store` was opened from, if known.
     """
 
     stream_id: str
@@ -93,41 +84,37 @@ class StreamHandle:
     storage: CheckpointStorage | None = None
 
     def __post_init__(self) -> None:
-        """Refuse locations that must not be stored in the catalog or displayed."""
         checked_stream_id(self.stream_id)
         refuse_user_info("The folder of live directories", self.live_root)
         location_url("The folder of live directories", self.live_root)
 
     @property
     def live_folder(self) -> str:
-        """Folder that holds this stream's live directories."""
         return f"{self.live_root.rstrip('/')}/{self.stream_id}"
 
     def live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """The live directory that the holder of a token creates; no other holder builds or deletes it."""
+        """Only the holder of the token builds or deletes it."""
         return LiveDirectory(f"{self.live_folder}/live-{generation}-{token}")
 
     def new_live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """The next live directory, unused even if the catalog, which gives `generation`, has lost track."""
+        """The next unused live directory, even if the catalog (`generation`) has lost track."""
         newest = max((built.generation for built in self.live_directories()), default=0)
         return self.live_directory(max(generation, newest) + 1, token)
 
     def token_in_use(self, record: StreamRecord) -> int:
-        """The highest token in a live directory's name if the catalog knows no start of the stream, else 0.
+        """The highest token of a live directory if the catalog knows no start of the stream, else 0.
 
-        A catalog that replaces a lost one must issue higher tokens, so that older directories count
-        as older.
+        A catalog that replaces a lost one must issue higher tokens.
         """
         return 0 if record.live_generation > 0 else self.newest_token()
 
     def newest_token(self) -> int:
-        """The highest token in a live directory's name; 0 if there is none."""
         return max((built.token for built in self.live_directories()), default=0)
 
     def directories_ahead(self, record: StreamRecord) -> list[BuiltDirectory]:
         """Live directories that the query used after what the catalog knows, oldest first.
 
-        Empty if the catalog knows no start of the stream: then their owner cannot be determined.
+        Empty if the catalog knows no start of the stream: their owner cannot be determined.
         """
         if record.live_generation == 0:
             return []
@@ -141,7 +128,7 @@ class StreamHandle:
         ]
 
     def live_directories(self) -> list[BuiltDirectory]:
-        """Every live directory in the stream's folder, oldest first: in use, abandoned or unfinished."""
+        """Oldest first, with abandoned and unfinished ones."""
         folder = LiveDirectory(self.live_folder)
         found = [
             BuiltDirectory(folder.sibling(f"/{name}"), int(match["generation"]), int(match["token"] or 0))
@@ -151,7 +138,6 @@ class StreamHandle:
         return sorted(found, key=lambda each: (each.generation, each.token, each.live.url))
 
     def register(self) -> StreamRecord:
-        """Register the stream in the catalog, or update its entry."""
         return register(
             self.catalog,
             self.stream_id,
@@ -185,5 +171,5 @@ def register(
     asset_key: str,
     settings: RecordedSettings,
 ) -> StreamRecord:
-    """Register a stream in the catalog, or update its entry, without opening its storage."""
+    """`StreamHandle.register` without opening the storage."""
     return catalog.streams.ensure(stream_id, name=name, asset_key=asset_key, options=settings.as_record())

@@ -1,7 +1,7 @@
 """The sinks of a stream: which it wrote to, and what the catalog records of its tables and topics.
 
-`sink_ids` in the progress of an execution, and in the properties of a snapshot, has an entry for
-each sink by name: the id of its table or topic, and the stream's newest batch in it.
+`sink_ids`, in an execution's progress and a snapshot's properties, has for each sink by name the id of its table or
+topic, and the stream's newest batch in it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KnownSink:
     """What is recorded of a table or topic.
 
     Attributes:
-        batch: The newest batch of the stream in it at that time; None: none.
+        batch: The stream's newest batch in it at that time, if any.
         goes_on: The stream has written there since, so what it committed later is there too.
     """
 
@@ -38,14 +38,14 @@ class KnownSink:
     goes_on: bool = False
 
     def expected(self, batch_id: int) -> int | None:
-        """The newest batch up to this one that it must have; None if it need not have any."""
+        """The newest batch up to this one that it must have."""
         if self.goes_on:
             return batch_id
         return None if self.batch is None else min(batch_id, self.batch)
 
 
 def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, Any]:
-    """The entries of `sink_ids` for tables and topics as they are now; one that is unavailable has none."""
+    """`sink_ids` for tables and topics as they are now, without unavailable ones."""
     seen: dict[str, Any] = {}
     for sink in sinks:
         with suppress(CkptError):
@@ -56,7 +56,7 @@ def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, A
 
 
 def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
-    """What the progress of an execution, or a snapshot's properties, record of a sink."""
+    """From an execution's progress or a snapshot's properties."""
     entries = record.get(SINK_IDS)
     for name, entry in entries.items() if isinstance(entries, dict) else ():
         if isinstance(entry, dict) and sink.is_same(sink_of(str(name))):
@@ -66,7 +66,7 @@ def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
 
 
 def known_of_executions(executions: Sequence[ExecutionRecord], sink: Sink) -> KnownSink | None:
-    """What executions, newest first, record of a sink; None if the stream did not write there last."""
+    """From executions, newest first; None if the stream wrote elsewhere last."""
     records = [each.progress or {} for each in executions]
     identity = next((known.identity for each in records if (known := known_in(each, sink)) is not None), None)
     for record in records:
@@ -84,7 +84,7 @@ def known_of_executions(executions: Sequence[ExecutionRecord], sink: Sink) -> Kn
 
 
 def with_newest_batch(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `sink_ids` in the progress of an execution, with the newest batch that it has reported."""
+    """`sink_ids` with the newest batch that the execution reported."""
     entries = progress.get(SINK_IDS)
     newest = progress.get("batch_id")
     kept = {str(name): entry for name, entry in entries.items()} if isinstance(entries, dict) else {}
@@ -92,7 +92,7 @@ def with_newest_batch(progress: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sinks_written(stream: StreamHandle) -> list[str]:
-    """The sinks of the newest execution; after a restore and before the next start, those of the snapshot."""
+    """The sinks of the newest execution or, between a restore and the next start, of the snapshot."""
     record = stream.catalog.streams.get(stream.stream_id)
     origin = record.origin
     if origin is not None and origin.kind is OriginKind.DIRECTORY:
@@ -108,7 +108,7 @@ def sinks_written(stream: StreamHandle) -> list[str]:
 
 
 def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, ...]:
-    """The sinks that a query wrote to when a snapshot was taken, as Spark names them."""
+    """As Spark names them."""
     properties = snapshot.properties or (
         stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
     )
@@ -116,7 +116,6 @@ def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[s
 
 
 def query_ids_of(stream: StreamHandle) -> list[str]:
-    """The query ids that the stream's executions, snapshots and live directory name."""
     known = {snapshot.query_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
     known |= {(each.progress or {}).get("query_id") for each in stream.catalog.executions.of_stream(stream.stream_id)}
     record = stream.catalog.streams.get(stream.stream_id)

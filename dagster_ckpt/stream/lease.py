@@ -1,4 +1,4 @@
-"""Acquire and keep the lease that makes a process the only writer of a stream."""
+"""The lease that makes a process the only writer of a stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagster_ckpt.catalog.records import Holder, LeaseRecord
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
-from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, holder_liveness, holder_process, is_held, jvm_of
+from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, holder_liveness, is_held, jvm_of, process_of
 
 _LOOK_S = 0.5
 
@@ -29,8 +29,7 @@ class AcquiredLease:
     """A lease, with what is known of the previous holder.
 
     Attributes:
-        record: Every write of a run carries it, and is refused once another holder has a higher
-            token.
+        record: Every write of a run carries it, and is refused once another holder has a higher token.
         predecessor: The expired lease, if its holder is not proven to have ended.
     """
 
@@ -39,7 +38,7 @@ class AcquiredLease:
 
     @property
     def predecessor_ended(self) -> bool:
-        """False if an earlier holder may still be writing, so that its query must be fenced first."""
+        """If not, an earlier holder may still be writing: fence its query first."""
         return not self.record.predecessor_unproven
 
 
@@ -55,11 +54,9 @@ def acquire(
 ) -> AcquiredLease:
     """Become the writer of a stream; LeaseHeldError if a live execution is, or `interrupted` returns True.
 
-    An expired lease is taken over at once if nothing shows that its holder is alive. The catalog's
-    clock may have jumped ahead, so a holder that lives on this machine gets the time of its lease
-    again. If `holder_is_over` says that the holder's run is recorded as finished, its process may
-    still be alive, so this call waits for the lease to expire. The new token is higher than
-    `above`.
+    An expired lease is taken over at once if nothing shows that its holder is alive. The catalog's clock may have
+    jumped ahead, so a holder that lives on this machine gets the time of its lease again. If `holder_is_over` (its run
+    is recorded as finished), this call waits for the lease to expire. The new token is higher than `above`.
     """
     catalog.database.limit_calls(ttl_ms)
     grace = _GracePeriod()
@@ -85,17 +82,14 @@ def acquire(
 
 
 class _GracePeriod:
-    """The time that a living process has to renew its lease, which expired by the catalog's clock."""
+    """Time for a living process to renew its lease, which expired by the catalog's clock."""
 
     def __init__(self) -> None:
         self._seen: tuple[int, int] | None = None
         self._since = 0.0
 
     def lasts(self, lease: LeaseRecord) -> bool:
-        """Whether the lease has expired and its holder is known to be alive and still has time.
-
-        The time counts from the first call for a lease.
-        """
+        """Counts from the first call for an expired lease whose holder is known to be alive."""
         seen = (lease.token, lease.renewed_at_ms)
         if seen != self._seen:
             self._seen, self._since = seen, time.monotonic()
@@ -103,25 +97,24 @@ class _GracePeriod:
         ttl_s = (lease.expires_at_ms - lease.renewed_at_ms) / 1000
         if not lease.expired or time.monotonic() - self._since >= ttl_s:
             return False
-        return lease.pid != os.getpid() and holder_process(lease).liveness() is Liveness.ALIVE
+        return lease.pid != os.getpid() and process_of(lease).liveness() is Liveness.ALIVE
 
 
 def refuse_while_written(catalog: Catalog, stream_id: str, *, holder_is_over: HolderIsOver) -> None:
-    """Refuse a start before anything slow if a live run writes the stream. `acquire` decides."""
+    """Refuse a start early if a live run writes the stream. `acquire` decides."""
     present = catalog.leases.current(stream_id)
     if present is not None and is_held(present) and not holder_is_over(present):
         raise LeaseHeldError(lease_held_message(present, catalog.now_ms()))
 
 
 def has_living_holder(catalog: Catalog, stream_id: str) -> bool:
-    """Whether an execution of a stream holds its lease and may be alive."""
     return is_held(catalog.leases.current(stream_id))
 
 
 class LeaseKeeper:
     """Renews a lease in a background thread and reports when it is lost.
 
-    A holder that cannot renew stops acting as the writer shortly before the lease expires, so that a successor never
+    A holder that cannot renew stops acting as the writer shortly before the lease expires, so that no successor
     overlaps with a healthy process that only lost its database.
     """
 
@@ -140,12 +133,11 @@ class LeaseKeeper:
 
     @property
     def record(self) -> LeaseRecord:
-        """The lease, for every write to the catalog."""
         return self._lease
 
     @property
     def lost(self) -> LeaseLostError | None:
-        """Why this process is no longer the writer, or None while it is.
+        """Why this process is no longer the writer, if so.
 
         Decided by the clock: the renewing thread may hang in a catalog call.
         """
@@ -177,10 +169,9 @@ class LeaseKeeper:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Hold the lease during one short step that changes what a successor would use.
+        """Hold the lease during a short step, other than catalog writes, that changes what a successor would use.
 
-        Catalog writes do not need this. Raises CatalogError if the catalog did not hold the lease
-        until the end of the step.
+        Raises CatalogError if the catalog did not hold it until the end.
         """
         lost = self.lost
         if lost is not None:
@@ -193,10 +184,7 @@ class LeaseKeeper:
             raise
 
     def check(self) -> None:
-        """Raise LeaseLostError if, according to the catalog, this process is no longer the writer.
-
-        Call it before long work that destroys nothing a successor uses.
-        """
+        """LeaseLostError if the catalog has another writer. For long work that destroys nothing a successor uses."""
         lost = self.lost
         if lost is not None:
             raise lost
@@ -221,7 +209,7 @@ class LeaseKeeper:
                 self._catalog.leases.release(self._lease.stream_id, self._lease.token)
 
     def _jvm_may_run(self) -> bool:
-        """Whether a query that did not stop may still write: the lease is then not released."""
+        """Then the lease is not released: a query that did not stop may still write."""
         jvm = jvm_of(self._lease)
         return jvm is None or jvm.liveness() is not Liveness.ENDED
 

@@ -1,7 +1,7 @@
 """Decide whether the process behind a lease, an execution or a launch is dead.
 
-Only `ENDED` is a proof. A process is identified by what no clock change affects: host, boot and pid
-namespace, pid, and start time in kernel ticks.
+Only `ENDED` is a proof. A process is identified by what no clock change affects: host, boot and pid namespace, pid, and
+start time in kernel ticks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dagster_ckpt.stream.pods import pod_has_ended, this_pod
 
 # The JVM ends when the Python side of its pipe closes.
 JVM_GRACE_S = 10.0
-# Heartbeats come every two seconds; a younger one proves life.
+# Heartbeats come every two seconds.
 LIVELY_MS = 15_000
-# An unobservable process without a lease counts as inactive after this silence, which is longer
-# than a driver applies retention after releasing its lease.
+# An unobservable process without a lease counts as inactive after this silence, longer than a driver applies retention
+# after releasing its lease.
 SILENCE_MS = 60_000
 # The same for a run that is starting Spark and sends no heartbeats yet.
 SLOW_START_MS = 180_000
 
-# In place of the pid of a JVM that cannot be observed, such as a Spark Connect server's. Its query
-# outlives the process that started it.
+# For the pid of a JVM that cannot be observed, such as a Spark Connect server's. Its query outlives the process that
+# started it.
 UNSEEN_JVM = 0
 
-# Tolerance when a start time is compared with the clock that dated a log entry.
+# When a start time is compared with the clock that dated a log entry.
 _CLOCK_SLACK_MS = 50
 # Indexes into /proc/<pid>/stat after the parenthesized name: fields 3 and 22.
 _STATE, _START_TICKS = 0, 19
@@ -44,11 +44,7 @@ _HAS_PROC = (_PROC / "self/stat").exists()
 
 
 class Liveness(Enum):
-    """What is known of a process.
-
-    ENDED is a proof. A process of another machine or boot is UNKNOWN, unless Kubernetes knows the
-    end of its pod.
-    """
+    """A process of another machine or boot is UNKNOWN, unless Kubernetes knows the end of its pod."""
 
     ALIVE = "ALIVE"
     ENDED = "ENDED"
@@ -57,13 +53,7 @@ class Liveness(Enum):
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, distinct from later ones with the same pid and from those of other machines or boots.
-
-    Attributes:
-        start_ticks: Start time in the kernel's ticks since boot. None: not recorded, nothing can be
-            proven.
-        boot_id: See `boot_id`.
-    """
+    """A process, distinct from any other with its pid. Without `start_ticks` (since boot), nothing can be proven."""
 
     pid: int
     start_ticks: int | None
@@ -72,12 +62,12 @@ class ProcessIdentity:
 
     @staticmethod
     def of(pid: int) -> ProcessIdentity:
-        """A process of this machine; ProcessLookupError if there is none."""
+        """ProcessLookupError if this machine has none."""
         seen = _seen(pid)
         return ProcessIdentity(pid, seen.start_ticks if seen is not None else None, socket.gethostname(), boot_id())
 
     def liveness(self) -> Liveness:
-        """Whether exactly this process is still running. A zombie has ended: it writes nothing more."""
+        """Of exactly this process. A zombie has ended."""
         if not self.boot_id or self.start_ticks is None:
             return Liveness.UNKNOWN
         if (self.host, self.boot_id) != (socket.gethostname(), boot_id()):
@@ -91,7 +81,7 @@ class ProcessIdentity:
         return Liveness.ALIVE if seen.start_ticks == self.start_ticks and seen.runs else Liveness.ENDED
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to exactly this process; none if it is not known to be running.
+        """Send a signal to exactly this process, if it is known to be running.
 
         Raises ProcessLookupError if it has ended, PermissionError if it belongs to another user.
         """
@@ -108,7 +98,7 @@ class ProcessIdentity:
             os.close(handle)
 
     def kill(self, *, within_s: float) -> bool:
-        """Kill exactly this process; returns whether it has provably ended within a time."""
+        """Whether exactly this process has provably ended in time."""
         with suppress(ProcessLookupError, PermissionError):
             self.send(signal.SIGKILL)
         deadline = time.monotonic() + within_s
@@ -120,8 +110,7 @@ class ProcessIdentity:
 def boot_id() -> str:
     """Identity of this machine's boot and, in a container, of its namespaces and its pod.
 
-    Containers may share their host's name but not its processes. Empty: there is none, and nothing
-    can be proven.
+    Containers may share their host's name but not its processes. Empty: nothing can be proven.
     """
     path = Path("/proc/sys/kernel/random/boot_id")
     if not path.exists():
@@ -134,7 +123,7 @@ def boot_id() -> str:
 
 
 def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
-    """This process as a lease holder; `jvm_pid` may be `UNSEEN_JVM`, or None for work without a query."""
+    """This process; `jvm_pid` may be `UNSEEN_JVM`, or None for work without a query."""
     me = ProcessIdentity.of(os.getpid())
     jvm = ProcessIdentity.of(jvm_pid) if jvm_pid else None
     return Holder(
@@ -149,24 +138,23 @@ def this_holder(execution_id: str, run_id: str, jvm_pid: int | None) -> Holder:
     )
 
 
-def holder_process(lease: LeaseRecord) -> ProcessIdentity:
-    """The Python process of a lease's holder."""
-    return ProcessIdentity(lease.pid, lease.process_start_ticks, lease.host, lease.boot_id)
+def process_of(record: LeaseRecord | ExecutionRecord | LaunchRecord) -> ProcessIdentity:
+    return ProcessIdentity(record.pid, record.process_start_ticks, record.host, record.boot_id)
 
 
 def jvm_of(lease: LeaseRecord) -> ProcessIdentity | None:
-    """The JVM of a lease's holder, or None. Nothing can be proven of an `UNSEEN_JVM`."""
+    """The JVM of a lease's holder. Nothing can be proven of an `UNSEEN_JVM`."""
     if lease.jvm_pid is None:
         return None
     return ProcessIdentity(lease.jvm_pid, lease.jvm_start_ticks, lease.host, lease.boot_id)
 
 
 def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness:
-    """Whether the holder of a lease, expired or not, can still write: its Python process or its JVM lives.
+    """Whether the Python process or the JVM of a lease's holder lives, and can still write.
 
-    `jvm_grace_s` is the time to wait for the JVM of a Python process that has ended.
+    `jvm_grace_s`: how long to wait for the JVM after its Python process.
     """
-    python = holder_process(lease).liveness()
+    python = process_of(lease).liveness()
     jvm = jvm_of(lease)
     if python is not Liveness.ENDED or jvm is None:
         return python
@@ -177,24 +165,19 @@ def holder_liveness(lease: LeaseRecord, *, jvm_grace_s: float = 0.0) -> Liveness
 
 
 def is_held(lease: LeaseRecord | None) -> bool:
-    """Whether a lease has not expired and its holder is not proven to have ended."""
     return lease is not None and not lease.expired and holder_liveness(lease) is not Liveness.ENDED
 
 
 def holds_lease(catalog: Catalog, stream_id: str, run_id: str) -> bool:
-    """Whether a run holds the lease of a stream, and its process is not proven to have ended."""
     lease = catalog.leases.current(stream_id)
     return lease is not None and lease.run_id == run_id and is_held(lease)
 
 
 def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness:
-    """Whether the process of an unsettled execution may still act for it.
-
-    UNKNOWN if it holds no lease, cannot be observed, and has been silent for too long.
-    """
+    """UNKNOWN if it holds no lease, cannot be observed, and has been silent for too long."""
     if is_held(catalog.leases.current(execution.stream_id)):
         return Liveness.ALIVE
-    if _process_of(execution).liveness() is Liveness.ENDED:
+    if process_of(execution).liveness() is Liveness.ENDED:
         return Liveness.ENDED
     # By the clock that dated the heartbeats: this machine's may be hours off.
     silent_ms = catalog.now_ms() - execution.heartbeat_at_ms
@@ -202,31 +185,25 @@ def execution_liveness(catalog: Catalog, execution: ExecutionRecord) -> Liveness
 
 
 def launch_liveness(launch: LaunchRecord) -> Liveness:
-    """Whether the launched process is still running."""
-    return ProcessIdentity(launch.pid, launch.process_start_ticks, launch.host, launch.boot_id).liveness()
+    return process_of(launch).liveness()
 
 
 def run_liveness(
     catalog: Catalog, run_id: str, stream_id: str, *, pid: int, seen_at_ms: int, silent_ms: int
 ) -> Liveness:
-    """Whether the process of an orchestrator's run is alive, when only its pid on an unknown machine is known.
+    """Of an orchestrator's run of which only the pid on an unknown machine is known, logged at `seen_at_ms`.
 
-    UNKNOWN if it cannot be observed and has been silent for too long, by a monotonic clock. ENDED
-    only if the identity that its execution recorded proves it. `seen_at_ms` is when the process
-    logged its pid.
+    UNKNOWN if it cannot be observed and has been silent for too long, by a monotonic clock. ENDED only if the identity
+    that its execution recorded proves it.
     """
     if _may_run_since(pid, seen_at_ms):
         return Liveness.ALIVE
     if holds_lease(catalog, stream_id, run_id):
         return Liveness.ALIVE
     executions = catalog.executions.of_run(run_id)
-    if executions and _process_of(executions[0]).liveness() is Liveness.ENDED:
+    if executions and process_of(executions[0]).liveness() is Liveness.ENDED:
         return Liveness.ENDED
     return Liveness.UNKNOWN if silent_ms > SLOW_START_MS else Liveness.ALIVE
-
-
-def _process_of(execution: ExecutionRecord) -> ProcessIdentity:
-    return ProcessIdentity(execution.pid, execution.process_start_ticks, execution.host, execution.boot_id)
 
 
 @dataclass(frozen=True)
@@ -236,7 +213,7 @@ class _Seen:
 
 
 def _seen(pid: int) -> _Seen | None:
-    """A process as the system shows it; None if it is hidden from this user, ProcessLookupError if there is none."""
+    """None if it is hidden from this user, ProcessLookupError if there is none."""
     if _HAS_PROC:
         try:
             stat = (_PROC / f"{pid}/stat").read_bytes()
@@ -261,7 +238,6 @@ def _seen(pid: int) -> _Seen | None:
 
 
 def _is_there(pid: int) -> bool:
-    """Whether a process with this pid exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -273,7 +249,6 @@ def _is_there(pid: int) -> bool:
 
 @cache
 def _boot_session() -> str:
-    """Identity of this boot on macOS."""
     try:
         asked = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, check=True, text=True)
     except (OSError, subprocess.CalledProcessError):

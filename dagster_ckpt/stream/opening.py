@@ -1,4 +1,4 @@
-"""Open streams by the catalog's record of them, without the code that defines their queries."""
+"""Open streams by the catalog's record of them, without the code of their queries."""
 
 from __future__ import annotations
 
@@ -26,27 +26,23 @@ class StreamSource(Protocol):
     """Opens the streams of a catalog."""
 
     @property
-    def catalog(self) -> Catalog:
-        """The catalog."""
+    def catalog(self) -> Catalog: ...
 
     def id_of(self, stream: str) -> str:
-        """The id of a stream, without opening its storage; StreamNotFoundError if there is none."""
+        """A stream's id, without opening its storage; StreamNotFoundError if there is none."""
 
     def on_storage(self) -> list[str]:
-        """Ids of the streams that may have state, whether or not the catalog knows them."""
+        """Ids of streams that may have state, known to the catalog or not."""
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream; StreamNotFoundError if there is none.
+        """Open a stream, by its id or the key of an asset that it writes; StreamNotFoundError if there is none.
 
-        Args:
-            stream: Its stream id, or the key of an asset that it writes.
-            new_like: The stream may never have been started; it then gets the settings of this
-                stream.
+        With `new_like`, one that never started gets the settings of that stream.
         """
 
 
 def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
-    """The storage that a user names by a path or URL, or as an object; savepoints go to `savepoints` in it."""
+    """The storage at a path or URL, or as an object; savepoints go to `savepoints` in it."""
     if not isinstance(storage, str):
         return storage
     root = location_url("storage", storage).rstrip("/")
@@ -58,10 +54,9 @@ class RecordedStreams:
     """Streams with the settings that the catalog recorded when they last ran.
 
     Attributes:
-        storage: Credentials for the recorded storages, and the storage of streams whose storage is
-            not recorded.
-        live_root: Folder of live directories of streams whose folder is not recorded.
-        options: Checkpointing options that take precedence over recorded ones, by stream id.
+        storage: Credentials for the recorded storages, and the storage of streams without one.
+        live_root: Folder of live directories of streams without a recorded one.
+        options: Checkpointing options by stream id, in place of recorded ones.
     """
 
     catalog: Catalog
@@ -70,11 +65,9 @@ class RecordedStreams:
     options: Mapping[str, CheckpointOptions] = field(default_factory=dict)
 
     def id_of(self, stream: str) -> str:
-        """See `StreamSource`."""
         return self.catalog.streams.named(stream).stream_id
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """See `StreamSource`."""
         record = self._find(stream) if new_like is not None else self.catalog.streams.named(stream)
         known = record or (self._find(new_like) if new_like is not None else None)
         settings = RecordedSettings.of_record(known.options if known is not None else {})
@@ -94,7 +87,6 @@ class RecordedStreams:
         )
 
     def on_storage(self) -> list[str]:
-        """Streams with checkpoints in the given storage or live directories in the given folder."""
         if self.storage is None:
             raise OptionError(
                 "No storage was given. Name the folder of the checkpoints: --storage s3://bucket/checkpoints on the "
@@ -145,14 +137,12 @@ class RecordedStreams:
 
 
 def storage_place(storage: CheckpointStorage | None) -> str | None:
-    """The folder of a storage's checkpoints; None for a storage of your own."""
     if not isinstance(storage, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
         return None
     return storage.checkpoint_location.url if storage.checkpoint_location is not None else None
 
 
 def _with_access(recorded: CheckpointStorage, given: CheckpointStorage) -> CheckpointStorage:
-    """The recorded storage with the credentials of the given one."""
     if not isinstance(given, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
         return given if storage_place(recorded) is None else recorded
     if (

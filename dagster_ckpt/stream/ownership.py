@@ -1,13 +1,12 @@
 """Check that a stream's storage locations are its own: the folder of live directories, and an adopted directory.
 
-Two environments that share a folder by mistake, or a copied catalog, would delete each other's
-data. Therefore the folder of live directories and every snapshot carry the id of their deployment,
-and a start never writes outside the stream's folders, even if the catalog names such a location.
+Two environments that share a folder by mistake, or a copied catalog, would delete each other's data. Therefore the
+folder of live directories and every snapshot carry the id of their deployment, and a start never writes outside the
+stream's folders.
 
-The exception is an adopted directory, which plain Spark wrote. Its query may run until the stream's
-first start, so adopting only reads, and a snapshot of it is no recovery point: a restore would roll
-back that query's sinks. Every start is refused until the adoption is finished or dropped. The start
-leaves a claim in the directory, because only one of several deployments may continue from it.
+The exception is an adopted directory. Its query may run until the stream's first start, so a snapshot of it is no
+recovery point: a restore would roll back that query's sinks. The start leaves a claim in the directory, because only
+one of several deployments may continue from it.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ _RESUMES = frozenset({StartPoint.LATEST, StartPoint.BATCH})
 def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predecessor_ended: bool) -> None:
     """Refuse a verb that would use another deployment's files, or files that the catalog does not know.
 
-    Starts, forks, imports and rollbacks call it before anything is written, killed or fenced.
-    Without a `start_from`, the state comes from elsewhere.
+    Call it before anything is written, killed or fenced. Without a `start_from`, the state comes from elsewhere.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     resumes = start_from is not None and start_from.point in _RESUMES
@@ -55,11 +53,10 @@ def check_places(stream: StreamHandle, start_from: StartFrom | None, *, predeces
 
 
 def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
-    """Refuse a catalog from a backup: the query has moved on to directories that it does not know."""
+    """From a backup: the query has moved on to directories that it does not know."""
     if not stream.directories_ahead(record):
         return
-    # Read again: if this process was paused, its successor has registered them, and the lease
-    # refuses what comes next.
+    # If this process was paused, its successor has registered them, and the lease refuses what comes next.
     record = stream.catalog.streams.get(stream.stream_id)
     ahead = stream.directories_ahead(record)
     if not ahead:
@@ -77,7 +74,6 @@ def _refuse_older_catalog(stream: StreamHandle, record: StreamRecord) -> None:
 
 
 def claim_live_folder(stream: StreamHandle) -> None:
-    """Mark the folder of the stream's live directories as this deployment's."""
     if owner_of_live_folder(stream) is None:
         LiveDirectory(stream.live_folder).folder.create_if_absent(OWNER, stream.catalog.deployment_id.encode())
     _refuse_anothers_folder(stream)
@@ -100,7 +96,7 @@ IF_LOST = (
 
 
 def owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Id of the deployment that owns the stream's folder of live directories; None if it is not marked."""
+    """The deployment that marked the stream's folder of live directories."""
     try:
         return LiveDirectory(stream.live_folder).folder.read(OWNER, _LONGEST_OWNER).decode(errors="replace").strip()
     except FileNotFoundError:
@@ -108,25 +104,23 @@ def owner_of_live_folder(stream: StreamHandle) -> str | None:
 
 
 def lies_elsewhere(stream: StreamHandle, record: StreamRecord) -> bool:
-    """Whether the live directory in the catalog is outside the stream's folder."""
     live = record.live_directory
     return live is not None and not same_folder(live.rstrip("/").rpartition("/")[0], stream.live_folder)
 
 
 def other_owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """Id of another deployment that owns the stream's folder of live directories; None if there is none."""
+    """`owner_of_live_folder`, unless it is this deployment."""
     owner = owner_of_live_folder(stream)
     return owner if owner != stream.catalog.deployment_id else None
 
 
 def disown_live_folder(stream: StreamHandle) -> None:
-    """Remove this deployment's mark from the stream's folder of live directories."""
     if other_owner_of_live_folder(stream) is None:
         LiveDirectory(stream.live_folder).folder.delete(OWNER)
 
 
 CLAIM = "adopted-by"
-# Property of a snapshot that was taken before a start took the directory over: the directory.
+# Property of a snapshot taken before a start took the directory over: the directory.
 ADOPTED_FROM = "adopted_from"
 _LONGEST_CLAIM = 1024
 
@@ -136,7 +130,7 @@ class Adopted:
     """The adopted directory that is a stream's current live directory.
 
     Attributes:
-        in_place: The stream's query runs in this very directory, instead of in a clone.
+        in_place: The stream's query runs in it, instead of in a clone.
         is_pending: No start of the stream has taken it over yet.
     """
 
@@ -146,7 +140,6 @@ class Adopted:
 
 
 def adopted_directory(record: StreamRecord) -> Adopted | None:
-    """The adopted directory of a stream; None if its live directory is one that it created."""
     origin, live = record.origin, record.live_directory
     if origin is None or origin.kind is not OriginKind.ADOPTED or origin.directory is None or live is None:
         return None
@@ -160,11 +153,6 @@ def adopted_directory(record: StreamRecord) -> Adopted | None:
 
 
 def refuse_unfinished_adoption(record: StreamRecord) -> None:
-    """Refuse to use a stream whose adoption was begun and not finished.
-
-    Raises:
-        LiveDirectoryError: It was.
-    """
     if isinstance(record.pending_restore, Adopting):
         directory = record.pending_restore.directory
         raise LiveDirectoryError(
@@ -176,11 +164,7 @@ def refuse_unfinished_adoption(record: StreamRecord) -> None:
 
 
 def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -> str | None:
-    """The adopted directory of a snapshot if its query may still run: it exists, and the stream never took it over.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
+    """The adopted directory of a snapshot if its query may still run: it exists, and was never taken over."""
     directory = (snapshot.properties if snapshot is not None else {}).get(ADOPTED_FROM)
     if not isinstance(directory, str):
         return None
@@ -189,11 +173,9 @@ def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -
 
 
 def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> None:
-    """Refuse to restore a snapshot of an adopted directory beside the query that wrote it.
+    """LiveDirectoryError for a snapshot of an adopted directory that the stream has not taken over, and will not.
 
-    Raises:
-        LiveDirectoryError: The stream has not taken that directory over, and will not.
-        StorageAccessError: The directory cannot be reached.
+    Its restore would run beside the query that wrote it.
     """
     if stream.catalog.streams.get(stream.stream_id).live_directory is not None:
         # The adopted directory, which this start takes over, or one of the stream's own, after that.
@@ -209,11 +191,7 @@ def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> N
 
 
 def claim_of(live: LiveDirectory) -> str | None:
-    """The claim in a checkpoint directory: who has taken it over, as text; None if there is none.
-
-    Raises:
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Who has taken a checkpoint directory over, as text."""
     try:
         data = live.folder.read(CLAIM, _LONGEST_CLAIM)
     except FileNotFoundError:
@@ -222,24 +200,14 @@ def claim_of(live: LiveDirectory) -> str | None:
 
 
 def claim(stream: StreamHandle, live: LiveDirectory) -> None:
-    """Leave the claim of a stream in the directory that it is about to take over.
-
-    Raises:
-        LiveDirectoryError: Another stream or deployment has taken it over.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """Leave the stream's claim in a directory; LiveDirectoryError if another stream or deployment has taken it over."""
     if claim_of(live) is None:
         live.folder.create_if_absent(CLAIM, _claim(stream).encode())
     refuse_without_claim(stream, live)
 
 
 def refuse_without_claim(stream: StreamHandle, live: LiveDirectory) -> None:
-    """Refuse to run a query in an adopted directory that another stream has taken over since.
-
-    Raises:
-        LiveDirectoryError: One has, or there is no claim.
-        StorageAccessError: The directory cannot be reached.
-    """
+    """LiveDirectoryError if another stream has taken over this adopted directory, or there is no claim."""
     found = claim_of(live)
     if found != _claim(stream):
         raise LiveDirectoryError(

@@ -1,9 +1,8 @@
 """Kubernetes: which pod a process runs in, and whether another pod has ended.
 
-A process of another pod cannot be observed, but the API server knows: a replaced pod does not exist
-or has another UID, and one whose containers have all terminated runs nothing. A pod takes part if
-its manifest passes its name, namespace and UID in the variables below (Kubernetes' Downward API),
-and its service account may `get` pods.
+A replaced pod does not exist or has another UID, and one whose containers have all terminated runs nothing. A pod takes
+part if its manifest passes its name, namespace and UID in the variables below (Downward API), and its service account
+may `get` pods.
 """
 
 from __future__ import annotations
@@ -47,32 +46,28 @@ class PodState(Enum):
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod, distinguishable from a later one with the same name."""
-
     namespace: str
     name: str
     uid: str
 
     def __str__(self) -> str:
-        """How leases record it."""
         return f"{_PREFIX}{self.namespace}/{self.name}/{self.uid}"
 
     @staticmethod
     def recorded(text: str | None) -> Pod | None:
-        """The pod in the recorded identity of a boot; None if it names none."""
         word = next((each for each in (text or "").split() if each.startswith(_PREFIX)), None)
         parts = word.removeprefix(_PREFIX).split("/") if word is not None else []
         return Pod(*parts) if len(parts) == 3 and all(parts) else None
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> Pod | None:
-        """The pod that this process runs in, if its manifest says so."""
+        """This process's pod, if its manifest says so."""
         parts = [environment.get(name, "") for name in (POD_NAMESPACE, POD_NAME, POD_UID)]
         return Pod(*parts) if all(part and not set(part) & set("/ ") for part in parts) else None
 
 
 class KubernetesApi:
-    """The API server, as a pod reaches it: by default at the address in the environment, as its service account."""
+    """The API server; by default as the environment and the pod's service account say."""
 
     def __init__(
         self, url: str | None = None, account: Path = _ACCOUNT, *, clock: Callable[[], float] = time.monotonic
@@ -83,7 +78,7 @@ class KubernetesApi:
         self._known: dict[Pod, tuple[PodState, float]] = {}
 
     def state(self, pod: Pod) -> PodState:
-        """The state of a pod. A pod that has ended is not asked about again."""
+        """A pod that has ended is not asked about again."""
         known, at = self._known.get(pod, (PodState.UNKNOWN, None))
         if known in (PodState.GONE, PodState.TERMINATED):
             return known
@@ -123,7 +118,7 @@ class KubernetesApi:
 
 
 def _missing(error: urllib.error.HTTPError) -> PodState:
-    """GONE only if the API server itself says that this pod does not exist, not a proxy before it."""
+    """Only the API server itself says that this pod does not exist (GONE), not a proxy before it."""
     if error.code != 404:
         return PodState.UNKNOWN
     try:
@@ -161,7 +156,7 @@ _api = KubernetesApi()
 
 
 def pod_has_ended(recorded_boot: str | None) -> bool:
-    """Whether the pod in the recorded identity of a boot is proven to have ended; False if it names none."""
+    """Whether the pod in a boot's recorded identity is proven to have ended."""
     pod = Pod.recorded(recorded_boot)
     if pod is None or pod == Pod.of(os.environ):
         return False
@@ -169,6 +164,6 @@ def pod_has_ended(recorded_boot: str | None) -> bool:
 
 
 def this_pod() -> str | None:
-    """How a lease records the pod of this process; None outside a pod."""
+    """As a lease records it."""
     pod = Pod.of(os.environ)
     return str(pod) if pod is not None else None

@@ -1,6 +1,6 @@
 """What the catalog records of a stream's configuration, so that operators without its code need not repeat it.
 
-Credentials are never recorded. Without Spark and storage: listing streams must load neither.
+Without Spark and storage: listing streams must load neither.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ _NOT_PLAIN = {"storage", "retention", "trigger"}
 class RecordedSettings:
     """The settings of a stream as of its last registration; None where unknown.
 
-    Operators without the stream's code open it with these: default options could delete checkpoints
-    that its own options keep. Credentials are never recorded.
+    Operators open the stream with these: default options could delete checkpoints that its own keep.
 
     Attributes:
-        storage: Where its snapshots are stored, without credentials.
-        is_own_storage: The stream's own configuration names that storage, not the deployment's.
+        storage: Without credentials.
+        is_own_storage: The stream's own configuration names it, not the deployment's.
     """
 
     options: CheckpointOptions | None = None
@@ -55,7 +54,6 @@ class RecordedSettings:
     live_root: str | None = None
 
     def as_record(self) -> dict[str, Any]:
-        """The settings as plain data."""
         return {
             "checkpointing": _options_record(self.options) if self.options is not None else None,
             "restart": self.restart,
@@ -66,7 +64,7 @@ class RecordedSettings:
 
     @staticmethod
     def of_record(record: Mapping[str, Any]) -> RecordedSettings:
-        """The settings from plain data; CatalogError if they cannot be read."""
+        """From plain data; CatalogError if unreadable."""
         options, storage, live_root = record.get("checkpointing"), record.get("storage"), record.get("live_root")
         try:
             return RecordedSettings(
@@ -85,12 +83,11 @@ class RecordedSettings:
 
 @dataclass(frozen=True)
 class RecordedRestartStrategy(DecidingRestartStrategy):
-    """The restart strategy of a stream whose code is elsewhere: only its description is known."""
+    """A restart strategy whose code is elsewhere; only its description is known."""
 
     description: str = _UNKNOWN_RESTART
 
     def get_description(self) -> str:
-        """Return the recorded description."""
         return self.description
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:

@@ -1,4 +1,4 @@
-"""Snapshots of a stream: their names and numbers, holds on them, and those that the catalog does not list."""
+"""Snapshots of a stream: names, numbers, holds, and those that the catalog does not list."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoint: bool) -> SnapshotRecord | None:
     """The snapshot that an automatic recovery uses, of restorable ones, newest first.
 
-    The newest one; with `prefer_checkpoint`, the newest checkpoint if there is any (Flink's
-    CompletedCheckpointStore.getLatestCheckpoint before FLINK-20427).
+    With `prefer_checkpoint`, the newest checkpoint if any (Flink's CompletedCheckpointStore.getLatestCheckpoint before
+    FLINK-20427).
     """
     oldest_first = [retained(snapshot) for snapshot in reversed(snapshots)]
     chosen = snapshot_to_recover_from(oldest_first, prefer_checkpoint=prefer_checkpoint)
@@ -36,7 +36,6 @@ def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoin
 
 
 def retained(snapshot: SnapshotRecord) -> RetainedSnapshot:
-    """What the policies of retention and recovery know of a snapshot."""
     return RetainedSnapshot(
         snapshot.snapshot_id,
         _retained_kind(snapshot),
@@ -57,17 +56,16 @@ def _retained_kind(snapshot: SnapshotRecord) -> RetainedKind:
 
 
 def is_owned_by_stream(snapshot: SnapshotRecord) -> bool:
-    """Whether the stream deletes a snapshot itself: a checkpoint, or a savepoint that a start claimed."""
+    """Whether the stream deletes it: a checkpoint, or a savepoint that a start claimed."""
     return snapshot.kind is SnapshotKind.CHECKPOINT or snapshot.claimed
 
 
 def describe_snapshot(snapshot: SnapshotRecord) -> str:
-    """Short name of a snapshot and its batch, for messages."""
     return f"{snapshot.name} at batch {snapshot.batch_id}"
 
 
 def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
-    """Whether a reference is the id, label, location or, for a checkpoint, the `chk-<n>` of a snapshot."""
+    """By its id, label, location or, for a checkpoint, `chk-<n>`."""
     location = (snapshot.location or "").rstrip("/")
     plain = reference.rstrip("/").removesuffix("/_metadata")
     names = {snapshot.snapshot_id, location, location.removeprefix("file://"), snapshot.label}
@@ -75,7 +73,7 @@ def is_named(snapshot: SnapshotRecord, reference: str) -> bool:
 
 
 def named(snapshots: Sequence[SnapshotRecord], reference: str) -> SnapshotRecord | None:
-    """The snapshot that a reference names, or None; OptionError if several have this label."""
+    """OptionError if several have this label."""
     found = [snapshot for snapshot in snapshots if is_named(snapshot, reference)]
     if len(found) > 1:
         ids = "\n".join(
@@ -98,8 +96,8 @@ def holding(
 ) -> Iterator[None]:
     """Hold snapshots for the duration of the context; None and unregistered ones are skipped.
 
-    Raises SnapshotNotFoundError if one was deleted after it was listed. The catalog shows the
-    `reader`; the holds of a killed process last `ttl_ms`.
+    Raises SnapshotNotFoundError if one was deleted after it was listed. The catalog shows the `reader`; the holds of a
+    killed process last `ttl_ms`.
     """
     wanted = [snapshot for snapshot in snapshots if snapshot is not None]
     holds = catalog.holds.use(wanted, holder=reader, ttl_ms=ttl_ms) if wanted else []
@@ -111,8 +109,7 @@ def holding(
 
     def renew() -> None:
         while not over.wait(ttl_ms / 3000):
-            # If the catalog is unavailable for longer than the holds last, the reader fails with an
-            # error that says so.
+            # If the catalog is unavailable for longer than the holds last, the reader fails with an error that says so.
             with suppress(CatalogError):
                 catalog.holds.renew(ids, ttl_ms)
 
@@ -130,7 +127,7 @@ def holding(
 
 @contextmanager
 def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterator[None]:
-    """Hold the snapshot at a location if the catalog lists one there."""
+    """Hold the listed snapshot there, if any."""
     known = stream.catalog.snapshots.at_location(stream.stream_id, location)
     with holding(stream.catalog, [known], reader):
         yield
@@ -145,7 +142,7 @@ TAKEN_FROM = "live_directory"
 def unregistered_snapshot(
     stream: StreamHandle, start_from: StartFrom, listed: Sequence[SnapshotRecord]
 ) -> SnapshotRecord | None:
-    """The snapshot at the location that a start names; None if it names a listed snapshot or no location.
+    """The unregistered snapshot at the location that a start names, if any.
 
     Raises SnapshotNotFoundError if it is another stream's or deployment's, or was to be claimed.
     """
@@ -184,10 +181,7 @@ def unregistered_snapshot(
 
 
 def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
-    """The snapshot of another deployment at a location: URL of its folder, or of the `_metadata` in it.
-
-    The storage of `stream`, which will continue from it, must be able to reach it.
-    """
+    """Another deployment's snapshot at a location: URL of its folder, or of the `_metadata` in it."""
     refuse_user_info("The location of the snapshot", location)
     folder = location.strip().rstrip("/").removesuffix("/_metadata")
     if not is_location(folder):
@@ -207,7 +201,7 @@ def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
 
 
 def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> SnapshotRecord:
-    """The record of a snapshot that the catalog does not list, as far as its header describes it."""
+    """An unregistered snapshot, as far as its header describes it."""
     return SnapshotRecord(
         snapshot_id=header.snapshot_id,
         stream_id=header.stream_id,
@@ -228,9 +222,8 @@ def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> Snapsh
 def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
     """Raise a stream's counter above its stored checkpoints and the restored snapshot; returns the next number.
 
-    A catalog that was lost or restored from a backup counts from below the stored numbers, and
-    every checkpoint would fail because a number is never written twice. Flink likewise continues
-    from the number of the restored checkpoint.
+    A catalog that was lost or restored from a backup counts from below, and a number is never written twice. Flink
+    likewise continues from the number of the restored checkpoint.
     """
     names = (location.rstrip("/").rpartition("/")[2] for location in stream.store.checkpoints())
     used = [number for name in names if (number := checkpoint_number(name)) is not None]

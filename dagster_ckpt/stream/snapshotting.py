@@ -44,10 +44,9 @@ class SnapshotOrder:
     Attributes:
         number: From the stream's counter; the `n` of `chk-<n>`.
         carry_in_flight: Include the planned offsets of the running batch (unaligned).
-        base: Location of a snapshot whose bytes may be shared; None writes everything.
-        sinks: Sinks as named in the query's progress.
-        renews: The checkpoint at `base`, if it may be renewed: nothing is written for the same
-            position.
+        base: Location of a snapshot whose bytes may be shared, if any.
+        sinks: As named in the query's progress.
+        renews: The checkpoint at `base`, if nothing need be written for the same position.
     """
 
     kind: SnapshotKind
@@ -62,21 +61,17 @@ class SnapshotOrder:
     renews: SnapshotRecord | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an ambiguous label, even one that no public interface has checked."""
         checked_label(self.label)
 
     def carrying_in_flight(self) -> SnapshotOrder:
-        """The same with the planned offsets of the running batch."""
         return replace(self, carry_in_flight=True)
 
 
 @dataclass(frozen=True)
 class TakenSnapshot:
-    """A stored snapshot.
+    """A stored snapshot, after whose `batch_id` a restore resumes.
 
-    Attributes:
-        batch_id: The batch after which a restore resumes.
-        renews: Id of the existing checkpoint that it is, if nothing was written.
+    `renews`: the id of an existing checkpoint, if nothing was written.
     """
 
     order: SnapshotOrder
@@ -90,8 +85,7 @@ class TakenSnapshot:
 def sharing_base(stream: StreamHandle) -> SnapshotRecord | None:
     """The snapshot that probably has most in common with a stream's next one.
 
-    The newest checkpoint of its timeline, else the snapshot that the timeline began with, else the
-    newest checkpoint.
+    The newest checkpoint of its timeline, else the snapshot that the timeline began with, else the newest checkpoint.
     """
     snapshots = stream.catalog.snapshots
     restorable = snapshots.restorable(stream.stream_id)
@@ -104,9 +98,9 @@ _OF_ONE_SNAPSHOT = ("parent_snapshot_id", "trigger", "schedule", "pyspark_of_rea
 
 
 def renewable(stream: StreamHandle, base: SnapshotRecord | None) -> SnapshotRecord | None:
-    """The checkpoint that an attempt may renew instead of writing another one of the same position, or None.
+    """The checkpoint that an attempt may renew instead of writing the same position again.
 
-    It must be one that a recovery would use: not found broken, and no recovery from it failed.
+    A recovery must be able to use it: not found broken, and no recovery from it failed.
     """
     if base is None or base.kind != SnapshotKind.CHECKPOINT or base.verified_problem is not None:
         return None
@@ -149,10 +143,9 @@ def take_snapshot(
 ) -> TakenSnapshot:
     """Cut a live directory, of a running or a stopped query, at its newest commit and store the cut.
 
-    The files are pinned first (a few are read, most are linked), and then `on_cut` gets the batch
-    id, so that Spark may purge during a slow upload. If Spark purges or replaces a file before
-    that, a new cut is taken. If `should_abort` returns True, what was written is deleted.
-    `progress` is called for a savepoint, with the number of files written, and to write.
+    The files are pinned first (a few are read, most are linked), and then `on_cut` gets the batch id, so that Spark may
+    purge during a slow upload. If Spark purges or replaces a file before that, a new cut is taken. If `should_abort`
+    returns True, what was written is deleted. `progress` gets the numbers of a savepoint's written and of all files.
     """
     return until_not_overtaken(
         lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort, progress=progress)
@@ -171,8 +164,7 @@ def _take(
 ) -> TakenSnapshot:
     is_checkpoint = order.kind is SnapshotKind.CHECKPOINT
     base = stream.store.base(order.base) if is_checkpoint else None
-    # A snapshot without the state of a query that keeps state would look like that of one that
-    # keeps none.
+    # A snapshot without the state of a stateful query would look like that of a stateless one.
     known = KnownQuery.of(order.properties.get("plan"), base.manifest.header.properties if base is not None else None)
     with staged_cut(
         live, carry_in_flight=order.carry_in_flight, sinks=sinks_of(order.sinks), base=base, known=known
@@ -183,8 +175,7 @@ def _take(
 
         def stage(files: list[Source]) -> list[Source]:
             size = sum(file.size for file in files)
-            # Executors cannot reach files pinned on this machine; they read what Spark has not
-            # purged in the meantime.
+            # Executors cannot reach files pinned on this machine; they read what Spark has not purged in the meantime.
             held = files if runner is not None and runner.takes(size) else staged.stage(files)
             on_cut(taken.batch_id)
             return held
@@ -242,7 +233,7 @@ class BatchFigures:
 
     Attributes:
         rows: Input rows since the previous snapshot, as far as this execution saw them.
-        watermark: Event-time watermark as ISO-8601, or None if the query has none.
+        watermark: Event-time watermark as ISO-8601, if any.
         lags: Records waiting in each partition of the Kafka topics that it reads.
     """
 
@@ -252,17 +243,15 @@ class BatchFigures:
     lags: Mapping[str, int] = field(default_factory=dict)
 
     def properties(self) -> dict[str, object]:
-        """What a snapshot's row in the catalog records of the sources."""
         return {"records_behind": dict(self.lags)} if self.lags else {}
 
 
 def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | None = None) -> dict[str, object]:
     """Properties for a snapshot that is about to be taken; unknown values are left out.
 
-    `parent_snapshot_id` is the previous snapshot on this timeline, or the one that the timeline
-    began with. Without `facts` the query is not running: `code_version` is left out, because the
-    code loaded now may not have written the live directory, and `plan` is that of the query started
-    last.
+    `parent_snapshot_id` is the previous snapshot on this timeline, or the one that it began with. Without `facts` the
+    query is not running: `code_version` is left out, because other code may have written the live directory, and `plan`
+    is that of the query started last.
     """
     before = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
     record = stream.catalog.streams.get(stream.stream_id)
@@ -286,18 +275,13 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
 
 
 def trigger_properties(trigger: SnapshotTrigger, schedule: str | None) -> dict[str, object]:
-    """Properties that record why a snapshot is taken, for a catalog that is rebuilt."""
+    """Why a snapshot is taken, for a catalog that is rebuilt."""
     return {"trigger": trigger.value, **({"schedule": schedule} if schedule is not None else {})}
 
 
 @dataclass(frozen=True)
 class NotRecorded:
-    """A snapshot that, as far as can be determined, the catalog did not record.
-
-    Attributes:
-        why: What went wrong, for a message.
-        is_certain: Whether the catalog itself confirms it. Only then may the bytes be deleted.
-    """
+    """A snapshot that the catalog apparently did not record; its bytes may be deleted only if that `is_certain`."""
 
     why: str
     is_certain: bool
@@ -314,11 +298,9 @@ def record_snapshot(
 ) -> SnapshotRecord | NotRecorded:
     """Record that a snapshot is complete in storage; without a lease, one of a stream that is not running.
 
-    If the connection breaks, this sends the catalog a change that only an incomplete snapshot
-    accepts, and reads the snapshot again. If the catalog does not answer, the outcome stays unknown
-    and the bytes must stay, as in Flink after a `PossibleInconsistentStateException`. The same
-    holds after a LeaseLostError, which this raises. `after_batch`: the execution that took it has
-    committed a batch.
+    If the connection breaks, this sends the catalog a change that only an incomplete snapshot accepts, and reads the
+    snapshot again. If the outcome stays unknown, or after the LeaseLostError that this raises, the bytes must stay, as
+    in Flink after a `PossibleInconsistentStateException`. `after_batch`: the execution has committed a batch.
     """
     snapshots, snapshot_id, stored = catalog.snapshots, taken.order.snapshot_id, taken.stored
     facts = CompletedSnapshot(

@@ -16,7 +16,7 @@ _EXAMPLES = '{"orders": {"0": 124}} for single partitions, or {"orders": "2026-1
 
 @dataclass(frozen=True)
 class SourceOffsets:
-    """Chosen positions in Kafka topics. Partitions that are not named continue where they stopped.
+    """Chosen positions in Kafka topics. Other partitions continue where they stopped.
 
     Attributes:
         partitions: Topic to partition to the offset of the next record.

@@ -1,4 +1,4 @@
-"""Starting points: where a start resumes, and its options, from which every interface takes them."""
+"""Starting points: where a start resumes, and its options for every interface."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from dagster_ckpt.values.validation import WholeNumber
 
 
 class StartPoint(Enum):
-    """The kinds of starting point."""
-
     LATEST = "latest"
     LATEST_CHECKPOINT = "latest-checkpoint"
     LATEST_SAVEPOINT = "latest-savepoint"
@@ -38,7 +36,7 @@ LONGEST_LABEL = 128
 
 
 def checked_label(label: str | None) -> str | None:
-    """Validate a label: `start_from` must be able to find the snapshot by it, unambiguously."""
+    """Validate a label: `start_from` must find the snapshot by it, unambiguously."""
     if label is None:
         return None
     why = _why_no_label(label)
@@ -69,12 +67,11 @@ def _why_no_label(label: str) -> str | None:
 
 
 def is_location(reference: str) -> bool:
-    """Whether a reference names a snapshot by its location."""
     return reference.startswith("/") or "://" in reference
 
 
 class Described(NamedTuple):
-    """What interfaces show of a field of `StartFrom`, and whether it only confirms what a start otherwise refuses."""
+    """How interfaces show a field of `StartFrom`, and whether it only confirms what a start otherwise refuses."""
 
     description: str
     confirms: bool = False
@@ -165,7 +162,6 @@ class StartFrom:
     ] = None
 
     def __post_init__(self) -> None:
-        """Normalize and check the options."""
         object.__setattr__(self, "start_from", _normalized(self.start_from))
         object.__setattr__(self, "claim_mode", RecoveryClaimMode(self.claim_mode))
         word, point = self.start_from, self.point
@@ -205,7 +201,7 @@ class StartFrom:
 
     @classmethod
     def of(cls, start_from: str | StartFrom) -> StartFrom:
-        """The start itself, or the start without options from the point that a string names."""
+        """The start itself, or the start from the point that a string names."""
         return start_from if isinstance(start_from, StartFrom) else cls(start_from)
 
     @classmethod
@@ -224,13 +220,12 @@ class StartFrom:
             raise OptionError(f"The options of the start cannot be read: {error}. Correct or omit it.") from error
 
     def as_record(self) -> dict[str, str | bool | int]:
-        """`start_from`, and the options that are set, as JSON values; `from_record` reads them."""
+        """`start_from` and the options that are set, for `from_record`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return set_options({name: value.value if isinstance(value, Enum) else value for name, value in values.items()})
 
     @property
     def point(self) -> StartPoint:
-        """The kind of starting point."""
         return _point(self.start_from)[0]
 
     @property
@@ -245,7 +240,7 @@ class StartFrom:
 
     @property
     def batch_id(self) -> int | None:
-        """The batch to go back to, for BATCH."""
+        """For BATCH: the batch to go back to."""
         return int(self.reference or 0) if self.point is StartPoint.BATCH else None
 
     def __str__(self) -> str:
@@ -253,14 +248,14 @@ class StartFrom:
 
 
 def set_options(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in a record that differ from their defaults, unchecked, and always `start_from`."""
+    """The options in a record that differ from their defaults, unchecked, and `start_from`."""
     options = {field.name: record.get(field.name, field.default) for field in fields(StartFrom)}
     defaults = {field.name: field.default for field in fields(StartFrom)}
     return {name: value for name, value in options.items() if name == "start_from" or value != defaults[name]}
 
 
 class StartOption(NamedTuple):
-    """A field of `StartFrom` for an interface: `kind` is bool, int, str or an enum, `default` None means no value."""
+    """A field of `StartFrom`: `kind` is bool, int, str or an enum, `default` None means no value."""
 
     name: str
     kind: type[Any]
@@ -270,7 +265,6 @@ class StartOption(NamedTuple):
 
 
 def start_options() -> list[StartOption]:
-    """The fields of `StartFrom`; the first is the starting point itself."""
     hints = get_type_hints(StartFrom, include_extras=True)
     return [_option(field.name, field.default, *get_args(hints[field.name])) for field in fields(StartFrom)]
 

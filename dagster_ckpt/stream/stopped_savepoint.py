@@ -30,7 +30,7 @@ from dagster_ckpt.values.modes import SnapshotKind
 
 @dataclass(frozen=True)
 class DirectoryToAdopt:
-    """A checkpoint directory that plain Spark wrote, and the sinks of its query, which may be running."""
+    """A checkpoint directory that plain Spark wrote, and the sinks of its query."""
 
     url: str
     sinks: Sequence[str] = ()
@@ -49,10 +49,9 @@ def savepoint_of_stopped_stream(
 ) -> SnapshotRecord:
     """Take a savepoint of the current state of a stream that is not running.
 
-    Operators need no lease: reading at a commit is safe alongside any writer, and the number comes
-    from the catalog. A run that takes the savepoint before it starts its query passes its own.
-    `adopting` is the directory to cut instead of the live directory. `trigger` counts if no
-    schedule requests it; `progress` gets the number of files written, and to write.
+    Operators need no lease: reading at a commit is safe alongside any writer, and the number comes from the catalog. A
+    run that is about to start its query passes its own. `adopting` is cut instead of the live directory. `trigger`
+    counts if no schedule requests it; `progress` gets the numbers of written and of all files.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     directory = record.live_directory if adopting is None else adopting.url

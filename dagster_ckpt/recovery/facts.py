@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from blake3 import blake3
 
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import (
     ExecutionRecord,
     ExecutionStatus,
@@ -16,7 +17,6 @@ from dagster_ckpt.catalog.records import (
     SnapshotStatus,
     StreamRecord,
 )
-from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.errors import CkptError, SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.recovery.examination import Examiner, known_query
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState

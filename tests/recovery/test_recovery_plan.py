@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from dagster_ckpt import errors
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.pending_restore import read_pending
 from dagster_ckpt.catalog.records import (
     OriginKind,
@@ -20,7 +21,6 @@ from dagster_ckpt.catalog.records import (
     StateOrigin,
     StreamRecord,
 )
-from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, Restore, Rewind, UnknownState, skipped_distance
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point

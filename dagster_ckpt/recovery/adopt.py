@@ -47,14 +47,22 @@ from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS,
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code
-from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import ADOPTED_FROM, CLAIM, OWNER, adopted_directory, check_places, claim, claim_of
+from dagster_ckpt.stream.ownership import (
+    ADOPTED_FROM,
+    CLAIM,
+    OWNER,
+    adopted_directory,
+    check_places,
+    claim,
+    claim_of,
+    fence_predecessor,
+)
 from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.stream.snapshotting import DirectoryToAdopt, savepoint_of_stopped_stream
 from dagster_ckpt.stream.start_from import is_location
-from dagster_ckpt.stream.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
 from dagster_ckpt.values.durations import wall_clock_ms
 
 _DELTA_LOG = "_delta_log"

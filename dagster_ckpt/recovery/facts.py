@@ -21,7 +21,6 @@ from dagster_ckpt.errors import CkptError, SnapshotCorruptError, SnapshotNotFoun
 from dagster_ckpt.recovery.examination import Examiner, known_query
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
 from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, snapshot_point
-from dagster_ckpt.recovery.sink_logs import damaged_sink_logs
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
 from dagster_ckpt.sinks.snapshot_sinks import captured_sinks
@@ -31,6 +30,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_d
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import damaged_sink_logs
 from dagster_ckpt.stream.liveness import boot_id
 from dagster_ckpt.stream.snapshots import unregistered_snapshot
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint

@@ -32,7 +32,6 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Progress, Watch, materialize, unwatched
 from dagster_ckpt.state.rewriting import Rewritten, rewrite_state
 from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
@@ -41,6 +40,7 @@ from dagster_ckpt.stream.ownership import (
     disown_live_folder,
     lies_elsewhere,
     other_owner_of_live_folder,
+    put_up_fence,
 )
 from dagster_ckpt.stream.snapshots import describe_snapshot
 

@@ -13,8 +13,7 @@ from dagster_ckpt.recovery.recovery_points import snapshot_point
 from dagster_ckpt.sinks.file_sink_damage import DamagedLog
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
-from dagster_ckpt.stream.source_offsets import SourceOffsets
-from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.stream.start_from import SourceOffsets, StartFrom
 from dagster_ckpt.values.durations import rounded_duration
 
 

@@ -37,7 +37,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Triggered,
 )
 from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
-from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
+from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, REQUEST_POLL_MS, EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.stall import LONGEST_CALL_MS, JvmWatch, QueryInactivity, StallDetector
 from dagster_ckpt.runtime.triggers import TriggerKind, TriggerOrigin, TriggerRequest
@@ -52,7 +52,6 @@ from dagster_ckpt.values.durations import Clock, monotonic_ms, rounded_duration
 
 POLL_S = 0.25
 HEARTBEAT_MS = 2_000
-REQUEST_POLL_MS = 500
 # Longer than the usual time between two signs of activity.
 REPORT_AFTER_MS = 60_000
 # The first batch may create a table.

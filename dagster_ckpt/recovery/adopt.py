@@ -10,7 +10,6 @@ moment can the other query plan that batch.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,8 +47,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_with
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 from dagster_ckpt.stream.ownership import (
     ADOPTED_FROM,
     CLAIM,
@@ -164,8 +162,7 @@ def _register(
     stream: StreamHandle, live: LiveDirectory, sinks: tuple[str, ...], *, in_place: bool, label: str | None, origin: str
 ) -> SnapshotRecord:
     above = stream.token_in_use(stream.register())
-    holder = this_holder(f"adopt-{uuid.uuid4()}", origin, None)
-    acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
+    acquired = acquire_for(stream.catalog, stream.stream_id, "adopt", origin, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         _refuse_own_state(stream, stream.catalog.streams.get(stream.stream_id), live)
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
@@ -189,8 +186,7 @@ def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
     """Drop an adoption that no start has taken over, and its snapshots; may be repeated. Returns messages."""
     catalog = stream.catalog
     _adopting(catalog.streams.get(stream.stream_id))
-    holder = this_holder(f"adopt-{uuid.uuid4()}", origin, None)
-    with LeaseKeeper(catalog, acquire(catalog, stream.stream_id, holder).record) as lease:
+    with LeaseKeeper(catalog, acquire_for(catalog, stream.stream_id, "adopt", origin).record) as lease:
         record = catalog.streams.get(stream.stream_id)
         directory = _adopting(record)
         if not isinstance(record.pending_restore, Adopting):

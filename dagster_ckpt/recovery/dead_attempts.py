@@ -6,15 +6,13 @@ has failed. A snapshot completed after its attempt was recorded as failed is del
 
 from __future__ import annotations
 
-import uuid
-
 from dagster_ckpt.catalog.records import CompletedSnapshot, LeaseRecord, SnapshotRecord, SnapshotStatus
-from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, StorageAccessError
+from dagster_ckpt.errors import LeaseHeldError, LeaseLostError
 from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import Liveness, holder_liveness, this_holder
-from dagster_ckpt.stream.snapshots import HOLD_TTL_MS, describe_snapshot
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
+from dagster_ckpt.stream.liveness import Liveness, holder_liveness
+from dagster_ckpt.stream.snapshots import HOLD_TTL_MS, describe_snapshot, readable_manifest
 from dagster_ckpt.values.modes import SnapshotKind
 
 
@@ -72,9 +70,7 @@ def settle_while_stopped(stream: StreamHandle) -> list[str]:
     if not _has_something_to_settle(stream):
         return []
     try:
-        acquired = acquire(
-            stream.catalog, stream.stream_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None)
-        )
+        acquired = acquire_for(stream.catalog, stream.stream_id, "housekeeping", "housekeeping")
     except LeaseHeldError:
         return []
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
@@ -132,12 +128,7 @@ def _found(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifes
 
 
 def _is_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Manifest | None:
-    try:
-        manifest = stream.store.manifest(location)
-    except StorageAccessError:
-        # The outcome is unknown: a later call settles the attempt.
-        raise
-    except CkptError:
-        # A damaged file or an unknown format must not block a start.
-        return None
-    return manifest if manifest.header.snapshot_id == snapshot.snapshot_id else None
+    # A damaged file or an unknown format must not block a start. An unknown outcome does: a later call settles the
+    # attempt.
+    manifest = readable_manifest(stream, location)
+    return manifest if manifest is not None and manifest.header.snapshot_id == snapshot.snapshot_id else None

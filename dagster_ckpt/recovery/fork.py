@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_ckpt.catalog.pending_restore import Forked
-from dagster_ckpt.catalog.records import Holder, OriginKind, StateOrigin
+from dagster_ckpt.catalog.records import OriginKind, StateOrigin
 from dagster_ckpt.errors import InputGoneError, NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.recovery.facts import recovery_facts
@@ -31,8 +31,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 from dagster_ckpt.stream.ownership import check_places, claim_live_folder, fence_predecessor, refuse_unfinished_adoption
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
@@ -87,9 +86,11 @@ def fork(
         with holding(original.catalog, [plan.snapshot], f"fork into {stream.stream_id}"):
             return _make(original, plan, target, dict(outputs or {}), still_mine)
 
-    holder = this_holder(f"fork-{uuid.uuid4()}", origin, None)
+    state_plan = (
+        plan.snapshot.plan if plan.snapshot is not None else original.catalog.streams.get(original.stream_id).plan or {}
+    )
     made = assign_state(
-        stream, build, holder=holder, replace_state=replace_state, plan=_state_plan(original, plan), check=check
+        stream, build, verb="fork", origin=origin, replace_state=replace_state, plan=state_plan, check=check
     )
     source = (
         describe_snapshot(plan.snapshot)
@@ -121,7 +122,8 @@ def assign_state(
     stream: StreamHandle,
     build: Callable[[LiveDirectory, StillMine], ForkedState],
     *,
-    holder: Holder,
+    verb: str,
+    origin: str,
     replace_state: bool,
     plan: Mapping[str, Any],
     check: Callable[[], None] = lambda: None,
@@ -131,7 +133,7 @@ def assign_state(
     `plan` is that of the state. `check` is called under the lease before anything is written.
     """
     above = stream.token_in_use(stream.register())
-    acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
+    acquired = acquire_for(stream.catalog, stream.stream_id, verb, origin, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         record = stream.catalog.streams.get(stream.stream_id)
         refuse_unfinished_adoption(record)
@@ -188,12 +190,6 @@ def _refuse_gone_inputs(original: StreamHandle, stream: StreamHandle, facts: Rec
             "others, or fork from a newer snapshot. To fork nevertheless, set accept_loss.",
             lacking,
         )
-
-
-def _state_plan(original: StreamHandle, plan: RecoveryPlan) -> Mapping[str, Any]:
-    return (
-        plan.snapshot.plan if plan.snapshot is not None else original.catalog.streams.get(original.stream_id).plan or {}
-    )
 
 
 def _make(

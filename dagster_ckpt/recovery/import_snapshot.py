@@ -23,7 +23,6 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Progress
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, foreign_snapshot
 from dagster_ckpt.stream.start_from import is_location
 
@@ -81,11 +80,11 @@ def import_snapshot(
         )
         return ForkedState(target.url, query_id, pending)
 
-    holder = this_holder(f"import-{uuid.uuid4()}", origin, None)
     made = assign_state(
         stream,
         build,
-        holder=holder,
+        verb="import",
+        origin=origin,
         replace_state=replace_state,
         plan=snapshot.plan,
         # Before the folder is claimed: it may be the original's, which has not marked it.

@@ -13,6 +13,7 @@ from dagster_ckpt.recovery.recovery_points import snapshot_point
 from dagster_ckpt.sinks.file_sink_damage import DamagedLog
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
+from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import SourceOffsets, StartFrom
 from dagster_ckpt.values.durations import rounded_duration
 
@@ -65,6 +66,11 @@ class _Plan:
         @property
         def rewound_ms(self) -> int | None:
             """Time from the point to the query's last sign of life: the most that is processed again."""
+
+    @property
+    def came_from(self) -> str:
+        """What has the state to continue from, for messages."""
+        return describe_snapshot(self.snapshot) if self.snapshot is not None else "its live directory"
 
     @property
     def rewound_batches(self) -> int:

@@ -6,7 +6,6 @@ next pass retries it.
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,8 +32,8 @@ from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import is_held, this_holder
+from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire_for
+from dagster_ckpt.stream.liveness import is_held
 from dagster_ckpt.stream.ownership import lies_elsewhere
 from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, retained
 from dagster_ckpt.values.modes import SnapshotKind, TerminalState
@@ -208,7 +207,7 @@ def apply_terminal_retention(
     run_id = stream.catalog.executions.get(execution_id).run_id
     try:
         # A start meanwhile must not use what is being deleted; the lease tells it what it waits for.
-        acquired = acquire(stream.catalog, stream.stream_id, this_holder(f"retention-{uuid.uuid4()}", run_id, None))
+        acquired = acquire_for(stream.catalog, stream.stream_id, "retention", run_id)
     except LeaseHeldError as error:
         return RetentionReport(kept=(f"everything: {error}",))
     with LeaseKeeper(stream.catalog, acquired.record) as lease:

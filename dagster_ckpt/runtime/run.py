@@ -62,7 +62,7 @@ class EndKind(Enum):
     STALLED = "STALLED"
 
 
-ENDS_BY_REQUEST = {
+_ENDS_BY_REQUEST = {
     RequestKind.CANCEL: EndKind.CANCEL_REQUESTED,
     RequestKind.SUSPEND: EndKind.SUSPENDED,
 }
@@ -76,6 +76,13 @@ class QueryEnd:
     reason: str
     savepoint: SnapshotRecord | None = None
     trace: str | None = None
+
+    @staticmethod
+    def requested_by(request: RequestRecord, when: str = "") -> QueryEnd | None:
+        """The end that a request asks for, if any; `when` follows its reason."""
+        kind = _ENDS_BY_REQUEST.get(request.kind)
+        reason = f"{request.kind.value.lower()} requested by {request.origin}{when}"
+        return QueryEnd(kind, reason) if kind is not None else None
 
 
 StartQuery = Callable[[LiveDirectory], SupervisedQuery]
@@ -177,9 +184,9 @@ class StartWatch:
         # A temporarily unavailable catalog does not stop a start.
         with suppress(CatalogError):
             for request in self._catalog.requests.pending(self._stream_id):
-                if request.kind in ENDS_BY_REQUEST:
-                    reason = f"{request.kind.value.lower()} requested by {request.origin}, while it started"
-                    self.end, self.request = QueryEnd(ENDS_BY_REQUEST[request.kind], reason), request
+                end = QueryEnd.requested_by(request, ", while it started")
+                if end is not None:
+                    self.end, self.request = end, request
                     return
                 if request.kind is RequestKind.STOP_WITH_SAVEPOINT and request.created_at_ms >= self._since_ms:
                     self._refuse(request)

@@ -23,7 +23,6 @@ from dagster_ckpt.errors import (
     StateRewriteError,
 )
 from dagster_ckpt.recovery.adopt import take_over
-from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.examination import Examiner, refuse_broken_sinks
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import StateRewrite
@@ -32,6 +31,7 @@ from dagster_ckpt.recovery.plan_check import check_plan, check_state
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.replay import LostBatches, lost_batches, replay
+from dagster_ckpt.recovery.retention import settle_dead_attempts
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss, take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import Survey, refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources

@@ -284,6 +284,4 @@ def _record(row: Row[Any]) -> DesiredRecord:
 
 
 def _upgrade(stored: dict[str, Any]) -> UpgradeRecord:
-    return UpgradeRecord(
-        **{**stored, "phase": UpgradePhase(stored["phase"]), "mode": UpgradeMode(stored["mode"])},
-    )
+    return UpgradeRecord(**{**stored, "phase": UpgradePhase(stored["phase"]), "mode": UpgradeMode(stored["mode"])})

@@ -295,13 +295,7 @@ class ExecutionRecords(Records):
                 self._record_end(connection, _unended(execution_id), status, reason, settled=settled)
 
     def _record_end(
-        self,
-        connection: Connection,
-        which: ColumnElement[bool],
-        status: ExecutionStatus,
-        reason: str,
-        *,
-        settled: bool,
+        self, connection: Connection, which: ColumnElement[bool], status: ExecutionStatus, reason: str, *, settled: bool
     ) -> bool:
         """With its event; False if there is no such execution."""
         ended_at_ms = self._database.now_ms(connection)

@@ -394,8 +394,7 @@ def _figures(row: Row[Any]) -> SnapshotFigures:
     stored = {name: getattr(row, name) for name in _STORED} | {"kind": SnapshotKind(row.kind)}
     watermark_ms = watermark_ms_of(row.watermark)
     return SnapshotFigures(
-        **stored,
-        watermark_delay_ms=max(row.completed_at_ms - watermark_ms, 0) if watermark_ms is not None else None,
+        **stored, watermark_delay_ms=max(row.completed_at_ms - watermark_ms, 0) if watermark_ms is not None else None
     )
 
 

@@ -16,14 +16,7 @@ from dagster_ckpt.catalog.database import Records, lock_snapshot, optional_dict
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.history import read_snapshot
 from dagster_ckpt.catalog.pending_restore import refers_to
-from dagster_ckpt.catalog.records import (
-    UNANSWERED,
-    HoldKind,
-    HoldRecord,
-    LeaseRecord,
-    SnapshotRecord,
-    SnapshotStatus,
-)
+from dagster_ckpt.catalog.records import UNANSWERED, HoldKind, HoldRecord, LeaseRecord, SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.tables import desired_states, holds, requests, snapshots, streams
 from dagster_ckpt.errors import SnapshotNotFoundError
 from dagster_ckpt.values.modes import SnapshotKind

@@ -399,12 +399,7 @@ WAIT_S = 30.0
 
 
 def take_over(
-    stream: StreamHandle,
-    lease: LeaseKeeper,
-    *,
-    resumes: bool,
-    still_mine: Callable[[], None],
-    wait_s: float = WAIT_S,
+    stream: StreamHandle, lease: LeaseKeeper, *, resumes: bool, still_mine: Callable[[], None], wait_s: float = WAIT_S
 ) -> bool:
     """Take over the adopted directory of a stream, if no start has done so. May be repeated.
 

@@ -206,11 +206,7 @@ def _refuse_gone_inputs(original: StreamHandle, stream: StreamHandle, facts: Rec
 
 
 def _build_fork(
-    original: StreamHandle,
-    plan: RecoveryPlan,
-    target: LiveDirectory,
-    outputs: Mapping[str, str],
-    still_mine: StillMine,
+    original: StreamHandle, plan: RecoveryPlan, target: LiveDirectory, outputs: Mapping[str, str], still_mine: StillMine
 ) -> ForkedState:
     query_id = str(uuid.uuid4())
     if plan.snapshot is not None:

@@ -15,26 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dagster_ckpt.catalog.pending_restore import (
-    Emptied,
-    Forked,
-    PendingRestore,
-    SinkRollBack,
-    ToBatch,
-    ToSnapshot,
-)
+from dagster_ckpt.catalog.pending_restore import Emptied, Forked, PendingRestore, SinkRollBack, ToBatch, ToSnapshot
 from dagster_ckpt.catalog.records import OriginKind, StateOrigin, StreamRecord
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
 from dagster_ckpt.recovery.live_directories import Building, StateRewrite, restore_into, snapshot_location
-from dagster_ckpt.recovery.plan import (
-    Clone,
-    FinishRestore,
-    RecoveryPlan,
-    Restore,
-    RestoreAndReplay,
-    Resume,
-    Rewind,
-)
+from dagster_ckpt.recovery.plan import Clone, FinishRestore, RecoveryPlan, Restore, RestoreAndReplay, Resume, Rewind
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
 from dagster_ckpt.recovery.source_check import move_sources
 from dagster_ckpt.sinks.file_sink import FileSink

@@ -62,10 +62,7 @@ class EndKind(Enum):
     STALLED = "STALLED"
 
 
-_ENDS_BY_REQUEST = {
-    RequestKind.CANCEL: EndKind.CANCEL_REQUESTED,
-    RequestKind.SUSPEND: EndKind.SUSPENDED,
-}
+_ENDS_BY_REQUEST = {RequestKind.CANCEL: EndKind.CANCEL_REQUESTED, RequestKind.SUSPEND: EndKind.SUSPENDED}
 
 
 @dataclass(frozen=True)

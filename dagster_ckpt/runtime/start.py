@@ -10,18 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_ckpt.catalog.records import (
-    SOURCE_IDENTITIES,
-    RequestRecord,
-    StartCause,
-)
+from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, RequestRecord, StartCause
 from dagster_ckpt.catalog.transitions import log_message
-from dagster_ckpt.errors import (
-    InputGoneError,
-    LiveDirectoryError,
-    RestoreError,
-    StateRewriteError,
-)
+from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, RestoreError, StateRewriteError
 from dagster_ckpt.recovery.adopt import take_over
 from dagster_ckpt.recovery.examination import Examiner, refuse_broken_sinks
 from dagster_ckpt.recovery.facts import recovery_facts
@@ -125,12 +116,7 @@ class Start:
         stream = self._stream
         check_places(stream, self._start_from, predecessor_ended=self._predecessor_ended)
         if not self._predecessor_ended:
-            fence_predecessor(
-                stream,
-                self._acquired,
-                still_mine=self._still_mine,
-                own_jvm_pid=self._request.jvm_pid,
-            )
+            fence_predecessor(stream, self._acquired, still_mine=self._still_mine, own_jvm_pid=self._request.jvm_pid)
         settle_dead_attempts(stream, self._lease.record)
         self._watch()
         if self._cause is StartCause.MANUAL:
@@ -250,11 +236,7 @@ class Start:
         return Checked(query_plan, rewrite, sources, lost, ahead.survey)
 
     def _prepare(
-        self,
-        facts: RecoveryFacts,
-        plan: RecoveryPlan,
-        checked: Checked,
-        survey: Survey | None,
+        self, facts: RecoveryFacts, plan: RecoveryPlan, checked: Checked, survey: Survey | None
     ) -> PreparedStart:
         stream = self._stream
         kept = take_safety_savepoint(stream, facts, plan, self._start_from, self._lease.record)

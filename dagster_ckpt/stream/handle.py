@@ -8,14 +8,9 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.checkpoint_storage import (
-    CheckpointStorage,
-)
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend, StatePartitions
-from dagster_ckpt.policies.restart import (
-    RestartPolicy,
-    restart_description,
-)
+from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import NOT_IN_USE, LiveDirectory
 from dagster_ckpt.stream.recorded_settings import RecordedSettings

@@ -304,12 +304,7 @@ def _wait_s(stream: StreamHandle) -> float:
     return min(max(expected_s, SHORTEST_WAIT_S), LONGEST_WAIT_S)
 
 
-def _end_jvm(
-    catalog: Catalog,
-    before: LeaseRecord,
-    own_jvm_pid: int | None,
-    still_mine: Callable[[], None],
-) -> bool:
+def _end_jvm(catalog: Catalog, before: LeaseRecord, own_jvm_pid: int | None, still_mine: Callable[[], None]) -> bool:
     """Kill the JVM of an expired lease's holder, if it runs on this machine. True if it has ended.
 
     Spares a JVM of this process or of another lease in force.

@@ -100,7 +100,7 @@ def _timed(many: Crowd, sensor: dg.SensorDefinition, cursor: str) -> tuple[Sampl
 def _bytes_of_events(folder: Path, many: Crowd) -> dict[str, float]:
     """Bytes that a Dagster instance on SQLite grows by with one event of each kind."""
     stream = many.streams[0]
-    snapshot = many.catalog.snapshots.newest_of([stream.stream_id])[stream.stream_id]
+    snapshot = many.catalog.history.newest_of([stream.stream_id])[stream.stream_id]
     tally = SnapshotTally(60, 60_000, 60_000_000)
     event = EventRecord(1, stream.stream_id, EventType.CHECKPOINT_COMPLETED, snapshot.snapshot_id, None, {}, 1)
     failed = replace(event, type=EventType.CHECKPOINT_FAILED, payload={"reason": "IO_EXCEPTION: the disk is full"})

@@ -82,7 +82,7 @@ def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDe
 
     record = catalog.streams.get(stream_id)
     executions = catalog.executions.of_stream(stream_id, limit=limit)
-    newest = catalog.snapshots.newest_of([stream_id]).get(stream_id)
+    newest = catalog.history.newest_of([stream_id]).get(stream_id)
     return StreamDescription(
         summary=summary_of(
             record,
@@ -174,7 +174,7 @@ def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
     records = catalog.streams.all()
     stream_ids = [record.stream_id for record in records]
     executions = catalog.executions.latest_of(stream_ids)
-    newest = catalog.snapshots.newest_of(stream_ids)
+    newest = catalog.history.newest_of(stream_ids)
     held = {lease.stream_id for lease in catalog.leases.all_held() if is_held(lease)}
     return [
         summary_of(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.client.requests import is_running
 from dagster_ckpt.config.state_backend import OnStateChange
 from dagster_ckpt.errors import CkptError, InputGoneError, LiveDirectoryError, RequestFailedError, StorageAccessError

@@ -57,7 +57,7 @@ class SnapshotMethods(Connection):
             RequestTimeoutError: No answer in time; the request was withdrawn.
         """
         from dagster_ckpt.client.requests import is_running
-        from dagster_ckpt.stream.stopped_savepoint import savepoint_of_stopped_stream
+        from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
 
         opened = self._open(stream)
         target = checked_target(label, target_directory)

@@ -65,7 +65,7 @@ class TransferMethods(Connection):
             replace_state: Discard what the stream itself has committed.
             progress: Called with (done, all) after each file.
         """
-        from dagster_ckpt.recovery.import_snapshot import import_snapshot
+        from dagster_ckpt.recovery.fork import import_snapshot
 
         return import_snapshot(
             self._open(into, new_like=into),

@@ -50,7 +50,7 @@ from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import TAKEN_FROM, describe_snapshot, holding
+from dagster_ckpt.stream.snapshots import TAKEN_FROM, describe_snapshot, holding, readable_manifest
 
 _SHOWN = 3
 
@@ -132,15 +132,10 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
         expected = expected or (snapshot.query_id if taken_here else None)
         if (snapshot.batch_id or 0) > (commit if commit is not None else -1):
             continue
-        try:
-            manifest = stream.store.manifest(snapshot.location or "")
-        except StorageAccessError:
-            raise
-        except CkptError:
-            # Its problems are reported when it is used.
-            continue
-        # One from before a rewrite of the state has other files by the same names.
-        if rewrite_of(manifest.header.properties) != rewrite_id:
+        manifest = readable_manifest(stream, snapshot.location or "")
+        # The problems of an unreadable one are reported when it is used. One from before a rewrite of the state has
+        # other files by the same names.
+        if manifest is None or rewrite_of(manifest.header.properties) != rewrite_id:
             continue
         entries = list(manifest.files)
         if not taken_here or query_id != manifest.header.query_id:

@@ -15,27 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dagster_ckpt.catalog.pending_restore import (
-    Emptied,
-    Forked,
-    PendingRestore,
-    SinkRollBack,
-    ToBatch,
-    ToSnapshot,
-)
+from dagster_ckpt.catalog.pending_restore import Emptied, Forked, PendingRestore, SinkRollBack, ToBatch, ToSnapshot
 from dagster_ckpt.catalog.records import OriginKind, StateOrigin, StreamRecord
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
 from dagster_ckpt.recovery.live_directories import Building, StateRewrite, restore_into, snapshot_location
-from dagster_ckpt.recovery.plan import (
-    Clone,
-    FinishRestore,
-    RecoveryPlan,
-    Restore,
-    RestoreAndReplay,
-    Resume,
-    Rewind,
-)
-from dagster_ckpt.recovery.sink_logs import with_moved_logs
+from dagster_ckpt.recovery.plan import Clone, FinishRestore, RecoveryPlan, Restore, RestoreAndReplay, Resume, Rewind
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
 from dagster_ckpt.recovery.source_check import move_sources
 from dagster_ckpt.sinks.file_sink import FileSink
@@ -52,7 +36,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone, give_query_i
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.state.rewriting import Rewritten
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.known_sinks import query_ids_of, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.known_sinks import query_ids_of, sinks_of_snapshot, sinks_written, with_moved_logs
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder
 from dagster_ckpt.values.durations import monotonic_ms

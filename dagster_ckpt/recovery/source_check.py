@@ -17,7 +17,7 @@ from dagster_ckpt.spark.query.delta_source import delta_offset, delta_sources, g
 from dagster_ckpt.spark.query.iceberg_source import expired_from, iceberg_offset, iceberg_sources
 from dagster_ckpt.spark.query.kafka_source import KafkaSource, TopicOffsets, kafka_sources, kept_offsets, offsets_at
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.source_offsets import SourceOffsets
+from dagster_ckpt.stream.start_from import SourceOffsets
 from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:

@@ -107,7 +107,6 @@ class StartFailures:
             point,
             error=damage.error,
             detail=damage.detail,
-            is_certain=True,
             batch_id=batch_id,
             rewound_batches=plan.rewound_batches if plan is not None else None,
             rewound_ms=plan.rewound_ms if plan is not None else None,

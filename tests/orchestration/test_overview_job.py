@@ -9,6 +9,7 @@ import pytest
 from orchestration_catalog import HOST, begin_execution, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import LaunchRecord
 from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.inspection_jobs import build_overview_job
 from dagster_ckpt.orchestration.resources.resources import (
@@ -109,15 +110,17 @@ def test_a_stream_that_does_not_run_has_no_link_to_a_page_that_is_gone(shown: Sh
 
 def test_a_launched_driver_has_a_log(shown: Shown, catalog: Catalog) -> None:
     catalog.launches.record(
-        "request",
-        stream_id="orders",
-        run_id="r",
-        host="here",
-        boot_id="b",
-        pid=1,
-        process_start_ticks=1,
-        command="spark-submit orders.py",
-        log="/var/log/orders.log",
+        LaunchRecord(
+            request_id="request",
+            stream_id="orders",
+            run_id="r",
+            host="here",
+            boot_id="b",
+            pid=1,
+            process_start_ticks=1,
+            command="spark-submit orders.py",
+            log="/var/log/orders.log",
+        )
     )
 
     metadata = shown.show()

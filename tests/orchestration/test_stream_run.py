@@ -407,7 +407,20 @@ class TestRequest:
         self, stage: Stage, status: DagsterRunStatus, over: bool
     ) -> None:
         holder = stage.instance.add_run(dg.DagsterRun("orders_stream", status=status))
-        lease = LeaseRecord("orders", "e", holder.run_id, 1, "here", 1, 1, "b", None, None, 0, 0, 0, False)
+        lease = LeaseRecord(
+            "e",
+            holder.run_id,
+            "here",
+            1,
+            1,
+            "b",
+            stream_id="orders",
+            token=1,
+            acquired_at_ms=0,
+            renewed_at_ms=0,
+            expires_at_ms=0,
+            expired=False,
+        )
 
         assert self.requested(stage).holder_is_over(lease) is over
 

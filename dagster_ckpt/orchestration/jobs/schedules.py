@@ -150,7 +150,7 @@ def build_verification_schedule(
     def verification_schedule(
         context: dg.ScheduleEvaluationContext,
     ) -> list[dg.RunRequest]:
-        with_snapshots = catalog_of(context, catalog_key).snapshots.newest_of([stream.stream_id for stream in streams])
+        with_snapshots = catalog_of(context, catalog_key).history.newest_of([stream.stream_id for stream in streams])
         return [
             _run_for(stream, context, "verify_snapshots", snapshot=LATEST, deep=deep)
             for stream in streams

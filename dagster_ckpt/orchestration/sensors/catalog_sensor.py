@@ -308,7 +308,7 @@ def _tallies(
             reports.append((key, event.sequence))
             spans.append((event.stream_id, before[key], event.sequence))
         before[key] = event.sequence
-    return dict(zip(reports, catalog.snapshots.tallies(spans), strict=True))
+    return dict(zip(reports, catalog.history.tallies(spans), strict=True))
 
 
 def _is_in_progress(instance: dg.DagsterInstance, job_name: str) -> bool:

@@ -9,7 +9,7 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, StreamRecord
+from dagster_ckpt.catalog.records import ExecutionRecord
 from dagster_ckpt.client.desired_state import is_steady
 from dagster_ckpt.client.managed_stream import StepRun
 from dagster_ckpt.client.reconciliation import Definition, Orchestrator, Step, StepRuns, reconcile_desired
@@ -24,7 +24,6 @@ from dagster_ckpt.orchestration.runs.run_status import (
     TERMINAL_FAILURE_TAG,
 )
 from dagster_ckpt.policies.restart import restart_description
-from dagster_ckpt.stream.handle import register
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
 
@@ -137,23 +136,16 @@ def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
     try:
         catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:
-        _register(catalog, stream)
-    return catalog.desired_states.ensure(stream.stream_id, origin="the asset's definition")
-
-
-def _register(catalog: Catalog, stream: Stream) -> StreamRecord:
-    return register(
-        catalog,
-        stream.stream_id,
-        name=stream.name,
-        asset_key=stream.writes,
-        settings=RecordedSettings(
+        settings = RecordedSettings(
             options=stream.options,
             restart=restart_description(stream.restart),
             storage=stream.options.storage,
             is_own_storage=stream.options.storage is not None,
-        ),
-    )
+        )
+        catalog.streams.ensure(
+            stream.stream_id, name=stream.name, asset_key=stream.writes, options=settings.as_record()
+        )
+    return catalog.desired_states.ensure(stream.stream_id, origin="the asset's definition")
 
 
 def _orchestrator(instance: dg.DagsterInstance, deployment_id: str) -> Orchestrator:

@@ -124,7 +124,7 @@ class CheckpointPage:
     # The pages.
 
     def _streams(self, request: Request) -> Response:
-        return self._render(request, "streams.html", streams=views.streams(self._client))
+        return self._render(request, "streams.html", streams=self._client.list_streams())
 
     def _overview(self, request: Request) -> Response:
         page = views.overview(self._client, _stream(request))

@@ -24,7 +24,6 @@ from dagster_ckpt.client import (
     SnapshotStatus,
     StreamDescription,
     StreamHealth,
-    StreamSummary,
 )
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
 from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
@@ -142,11 +141,6 @@ def names(snapshots: Sequence[SnapshotRecord]) -> list[tuple[str, SnapshotRecord
     """Each snapshot with the name to start from it: a unique label, otherwise its id."""
     labels = Counter(each.label for each in snapshots)
     return [(each.label if each.label and labels[each.label] == 1 else each.snapshot_id, each) for each in snapshots]
-
-
-def streams(client: Client) -> list[StreamSummary]:
-    """All streams."""
-    return client.list_streams()
 
 
 def overview(client: Client, stream: str) -> Overview:

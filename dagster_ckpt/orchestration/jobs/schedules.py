@@ -8,8 +8,8 @@ import dagster as dg
 import pendulum
 
 from dagster_ckpt.client.description import LATEST
-from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
-from dagster_ckpt.orchestration.resources.resources import catalog_of
+from dagster_ckpt.orchestration.resources import catalog_of
+from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.serialization import write_retention
@@ -104,7 +104,7 @@ def build_housekeeping_schedule(
     """Finish interrupted deletions and remove orphaned bytes, for every stream.
 
     Args:
-        retention_job: `apply_retention_job` of `build_retention_jobs`.
+        retention_job: `apply_retention_job` of `build_operator_jobs`.
         cron_schedule: In UTC.
     """
 

@@ -26,11 +26,9 @@ from dagster_ckpt.orchestration._compat import (
     check_captured_interrupt,
     plan_outside_runs,
 )
-from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
-from dagster_ckpt.orchestration.resources.defined_streams import open_stream
-from dagster_ckpt.orchestration.resources.resources import DeploymentResources
-from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
-from dagster_ckpt.orchestration.runs.run_status import (
+from dagster_ckpt.orchestration.metadata import markdown_table
+from dagster_ckpt.orchestration.resources import DeploymentResources
+from dagster_ckpt.orchestration.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
     RETRY_NUMBER_TAG,
@@ -41,12 +39,14 @@ from dagster_ckpt.orchestration.runs.run_status import (
     StepContext,
     canceled_by_user,
     refuse_overridden_resources,
+    report_terminal_failure,
+    run_failure,
     run_tags,
     start_cause,
     transitions_in_run_log,
 )
-from dagster_ckpt.orchestration.sensors.desired_states import report_terminal_failure
-from dagster_ckpt.orchestration.tables import markdown_table
+from dagster_ckpt.orchestration.settings import StreamRunConfig
+from dagster_ckpt.orchestration.stream import StreamSpec, asset_names, open_stream
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.runtime.settlement import settle_run
@@ -130,10 +130,10 @@ def _run_to_its_end(
             last = handle.catalog.executions.latest(handle.stream_id)
             if last is not None:
                 report_terminal_failure(context.instance, handle.catalog, last, str(error))
-        raise _failure(str(error), type(error).__name__) from cause_to_show(error)
+        raise run_failure(str(error), type(error).__name__) from cause_to_show(error)
     except Exception as error:  # noqa: BLE001 - raised again, as the cause of a failure
         # A retry by Dagster would start in this same process.
-        raise _failure(f"The stream crashed: {_describe_error(error)}", "CRASHED") from cause_to_show(error)
+        raise run_failure(f"The stream crashed: {_describe_error(error)}", "CRASHED") from cause_to_show(error)
     if config.preflight:
         check_preflight(context, handle, tried)
         return None
@@ -261,15 +261,15 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
     elif end.kind is EndKind.CANCEL_REQUESTED:
         context.instance.report_run_canceling(context.run, message=end.reason)
         settle_run(handle, outcome)
-        raise _failure(f"The stream was canceled: {end.reason}", "CANCELED", report)
+        raise run_failure(f"The stream was canceled: {end.reason}", "CANCELED", report)
     elif end.kind is EndKind.LEASE_LOST:
-        raise _failure(end.reason, "LEASE_LOST", report)
+        raise run_failure(end.reason, "LEASE_LOST", report)
     else:
         settle_run(handle, outcome)
         if end.kind is EndKind.FAILED:
             last = handle.catalog.executions.get(outcome.execution_id)
             report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
-            raise _failure(f"The stream failed and will not be restarted: {end.reason}", "FAILED", report)
+            raise run_failure(f"The stream failed and will not be restarted: {end.reason}", "FAILED", report)
         for asset in _written(context) if report else ():
             context.log_event(
                 dg.AssetObservation(asset.key, description=f"run ended: {end.kind.name}", metadata=report)
@@ -282,18 +282,13 @@ def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcom
         if canceled is dg.DagsterRunStatus.CANCELING:
             settle_run(handle, outcome, is_canceled=True)
         # The supervisor sensor applies retention after a forcibly ended run.
-        raise _failure("The stream was canceled: its run was terminated.", "CANCELED", report)
+        raise run_failure("The stream was canceled: its run was terminated.", "CANCELED", report)
     # After a time limit a run is CANCELING, then FAILURE: the supervisor sensor settles by the final status.
-    raise _failure(
+    raise run_failure(
         "The stream's process was asked to stop; the supervisor sensor decides whether it is restarted.",
         "INTERRUPTED",
         report,
     )
-
-
-def _failure(description: str, kind: str, report: Mapping[str, Any] | None = None) -> dg.Failure:
-    metadata = {"dagster_ckpt/end": kind, **(report or {})}
-    return dg.Failure(without_secrets(description), metadata=metadata, allow_retries=False)
 
 
 def run_preflight(
@@ -318,11 +313,10 @@ def run_preflight(
 def check_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
     """End the step. A refusal fails the run, so that alerts on failed runs fire."""
     if not result.passed:
-        raise dg.Failure(
+        raise run_failure(
             f"Code version {result.code_version} cannot continue from the state of {handle.stream_id}: "
             f"{result.reason}. Nothing was changed.",
-            metadata={"dagster_ckpt/end": "PREFLIGHT_REFUSED"},
-            allow_retries=False,
+            "PREFLIGHT_REFUSED",
         )
     context.log.info(f"code version {result.code_version} passed: {result.reason}")
 

@@ -35,12 +35,7 @@ from dagster_ckpt.orchestration.resources import (
 )
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
-from dagster_ckpt.orchestration.settings import (
-    CheckpointSettings,
-    RestartSettings,
-    StreamRunConfig,
-    UpgradeSettings,
-)
+from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, StreamRunConfig, UpgradeSettings
 from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.streaming_asset import (
     StreamResource,

@@ -87,9 +87,7 @@ def build_health_sensor(
         default_status=default_status,
         description="Evaluates the health checks of streaming assets: " + ", ".join(checks) + ".",
     )
-    def checkpoint_health_sensor(
-        context: dg.SensorEvaluationContext,
-    ) -> dg.SensorResult:
+    def checkpoint_health_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         begin = _cursor(context.cursor) % max(len(ordered), 1)
         evaluated = ordered[begin : begin + STREAMS_PER_TICK]
         catalog = catalog_of(context, catalog_key)

@@ -83,6 +83,12 @@ def run_failure(description: str, kind: str, report: Mapping[str, Any] | None = 
     return dg.Failure(without_secrets(description), metadata=metadata, allow_retries=False)
 
 
+def run_is_over(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether Dagster has recorded the run's end, or deleted it; its process may still be alive."""
+    run = instance.get_run_by_id(run_id)
+    return run is None or run.is_finished
+
+
 def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartCause:
     """What started a run: a user (also by re-executing one), or a restart (also a retry, or one within the run)."""
     if RETRY_NUMBER_TAG in tags or has_started:

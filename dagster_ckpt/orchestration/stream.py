@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
 
 import dagster as dg
 
-from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.client.connection import GivenStreams
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
@@ -303,23 +303,11 @@ def open_stream(
     )
 
 
-class DefinedStreams:
-    """A client's streams, with the settings of their definitions."""
-
-    def __init__(self, streams: Sequence[Stream], resources: DeploymentResources) -> None:
-        self._streams = streams
-        self._resources = resources
-        self.catalog: Catalog = resources.checkpoint_catalog.catalog()
-
-    def id_of(self, stream: str) -> str:
-        """The id of a stream, from its id or an asset key."""
-        return find_stream(self._streams, stream).stream_id
-
-    def on_storage(self) -> list[str]:
-        """All streams of the code location."""
-        return [stream.stream_id for stream in self._streams]
-
-    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream, even one that was never started."""
-        del new_like  # its own definition has every setting
-        return stream_handle(find_stream(self._streams, stream), self._resources)
+def defined_streams(streams: Sequence[Stream], resources: DeploymentResources) -> GivenStreams:
+    """The streams of a code location for a client, with the settings of their definitions."""
+    return GivenStreams(
+        resources.checkpoint_catalog.catalog(),
+        id_of=lambda name: find_stream(streams, name).stream_id,
+        open_stream=lambda name: stream_handle(find_stream(streams, name), resources),
+        ids=lambda: [stream.stream_id for stream in streams],
+    )

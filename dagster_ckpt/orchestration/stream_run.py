@@ -41,6 +41,7 @@ from dagster_ckpt.orchestration.run_status import (
     refuse_overridden_resources,
     report_terminal_failure,
     run_failure,
+    run_is_over,
     run_tags,
     start_cause,
     transitions_in_run_log,
@@ -186,10 +187,12 @@ def _run(
     watch: RunWatch,
 ) -> Outcome:
     asked, start_from = context.run.tags.get(START_REQUEST_TAG), _start_from(context, handle, config)
+
+    def holder_is_over(lease: LeaseRecord) -> bool:
+        return run_is_over(context.instance, lease.run_id)
+
     if not hands_over(handle, asked):
-        refuse_while_written(
-            handle.catalog, handle.stream_id, holder_is_over=lambda lease: run_is_over(context.instance, lease)
-        )
+        refuse_while_written(handle.catalog, handle.stream_id, holder_is_over=holder_is_over)
     spark = resources.spark_session
     apply_state_backend(spark, resources.state_backend.backend())
     with capture_interrupts(), active_in_thread(spark):
@@ -228,7 +231,7 @@ def _run(
                 interrupted_as=lambda: ExecutionStatus.CANCELED if canceled_by_user(context) is not None else None,
                 application=application_of(spark),
                 is_launched=True,
-                holder_is_over=lambda lease: run_is_over(context.instance, lease),
+                holder_is_over=holder_is_over,
             ),
         )
 
@@ -242,12 +245,6 @@ def _start_from(context: StepContext, handle: StreamHandle, config: StreamRunCon
             context.log.info("this run retries one that had started: it continues from the latest state")
             return StartFrom()
     return config.parsed()
-
-
-def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
-    """Whether Dagster has recorded the run's end; its process may still be alive."""
-    run = instance.get_run_by_id(lease.run_id)
-    return run is None or run.is_finished
 
 
 def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch: RunWatch) -> None:

@@ -27,9 +27,7 @@ from dagster_ckpt.orchestration.run_status import (
     refuse_retry_policy,
     refuse_run_retries,
 )
-from dagster_ckpt.orchestration.settings import (
-    StreamRunConfig,
-)
+from dagster_ckpt.orchestration.settings import StreamRunConfig
 from dagster_ckpt.orchestration.stream import (
     STREAM_TAGS,
     Stream,

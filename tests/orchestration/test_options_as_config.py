@@ -164,8 +164,8 @@ def test_a_streaming_asset_takes_either_spelling() -> None:
     @streaming_asset(checkpointing=CheckpointConfig(**ALL_CHECKPOINT_OPTIONS))
     def from_object(context: Any) -> Any: ...
 
-    assert from_config.options == from_object.options
-    assert from_config.restart == from_object.restart
+    assert from_config.spec.options == from_object.spec.options
+    assert from_config.spec.restart == from_object.spec.restart
 
 
 def rocksdb_with_everything() -> EmbeddedRocksDBStateBackend:

@@ -233,9 +233,9 @@ class TestFields:
         assert set(Health.model_fields) == {field.name for field in fields(HealthSettings)}
 
     def test_by_default_a_checkpoint_is_taken_every_minute(self) -> None:
-        assert stream_of().options.interval == 60_000
-        assert stream_of(checkpointing={"num_retained": 5}).options.interval == 60_000
-        assert stream_of(checkpointing={"interval": None}).options.interval is None
+        assert stream_of().spec.options.interval == 60_000
+        assert stream_of(checkpointing={"num_retained": 5}).spec.options.interval == 60_000
+        assert stream_of(checkpointing={"interval": None}).spec.options.interval is None
 
     def test_a_job_id_of_its_own_and_several_assets(self) -> None:
         stream = stream_of(stream_id="old-name", assets=[{"key": "shop/good"}, {"key": "shop/bad"}])

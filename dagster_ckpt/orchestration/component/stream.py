@@ -11,12 +11,7 @@ from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
 from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, templated
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
-from dagster_ckpt.orchestration.settings import (
-    CheckpointSettings,
-    RestartSettings,
-    UpgradeSettings,
-    described_fields,
-)
+from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings, described_fields
 from dagster_ckpt.orchestration.stream import StreamingAsset, StreamOptions, description_of
 from dagster_ckpt.orchestration.streaming_asset import SHORTEST_MS, streaming_multi_asset
 from dagster_ckpt.orchestration.translator import StreamTranslator

@@ -23,7 +23,7 @@ from dagster_ckpt.orchestration.run_status import (
     run_tags,
     transitions_in_run_log,
 )
-from dagster_ckpt.orchestration.stream import DefinedStreams, Stream, find_stream, translator_of
+from dagster_ckpt.orchestration.stream import Stream, defined_streams, find_stream, translator_of
 from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES
 from dagster_ckpt.stream.start_from import StartFrom, start_options
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
@@ -254,7 +254,7 @@ class StreamOps:
         stream = self.stream(stream_id)
         refuse_overridden_resources(context)
         client = Client.of_streams(
-            DefinedStreams(self._streams, self.resources(context)),
+            defined_streams(self._streams, self.resources(context)),
             origin=f"{context.job_name} run {context.run_id}",
         )
         tags = run_tags(client.catalog, stream.stream_id)

@@ -143,23 +143,6 @@ class Reported:
     latest: Mapping[dg.AssetKey, int] = field(default_factory=dict)
 
 
-class ReportMemory:
-    """What a process remembers of its last tick."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[str, Reported] | None = None
-
-    def after(self, tick: str) -> Reported | None:
-        """What was known after a tick, if it was this process's last."""
-        # Read once: a user may test the sensor meanwhile.
-        kept = self._kept
-        return kept[1] if kept is not None and kept[0] == tick else None
-
-    def keep(self, tick: str, reported: Reported) -> None:
-        """Remember what is known once a tick's reports are stored."""
-        self._kept = (tick, reported)
-
-
 COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
 # A tick must end well within Dagster's 60 s; the next one continues.
 EVENTS_PER_TICK = 200
@@ -202,7 +185,6 @@ def build_catalog_sensor(
     downstream_interval_seconds: int = 0,
     report_interval_seconds: int = REPORT_INTERVAL_S,
     checkpoint_page: str | None = None,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
     """Define a sensor that reports completed checkpoints and savepoints on their streaming assets, each at most once.
 
@@ -217,7 +199,8 @@ def build_catalog_sensor(
         checkpoint_page: Its address, for links.
     """
     keys: dict[str, Sequence[dg.AssetKey]] = {stream.stream_id: stream.keys for stream in streams}
-    memory = ReportMemory()
+    # What this process knows since its last tick, by that tick.
+    memory: dict[str, Reported] = {}
     page = CheckpointPage(checkpoint_page) if checkpoint_page is not None else None
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
@@ -227,13 +210,11 @@ def build_catalog_sensor(
         required_resource_keys={catalog_key},
         jobs=[downstream] if downstream is not None else None,
         minimum_interval_seconds=5,
-        default_status=default_status,
+        default_status=dg.DefaultSensorStatus.RUNNING,
         description="Reports completed checkpoints and savepoints on their streaming assets"
         + (f", and starts {downstream.name}." if downstream is not None else "."),
     )
-    def checkpoint_catalog_sensor(
-        context: dg.SensorEvaluationContext,
-    ) -> dg.SensorResult:
+    def checkpoint_catalog_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         cursor = SensorCursor.parse(context.cursor)
         catalog = catalog_of(context, catalog_key)
         # Before the events: another process may have reported up to here.
@@ -241,7 +222,7 @@ def build_catalog_sensor(
         if latest < cursor.sequence:
             # A re-created catalog counts from one again.
             cursor = SensorCursor(downstream_due=cursor.downstream_due, downstream_at_ms=cursor.downstream_at_ms)
-        known = memory.after(cursor.tick)
+        known = memory.get(cursor.tick)
         reported = known or Reported(latest)
         events = catalog.events.after(cursor.sequence, limit=EVENTS_PER_TICK if known else EVENTS_IN_FIRST_TICK)
         ours = [event for event in events if event.stream_id in keys]
@@ -259,7 +240,8 @@ def build_catalog_sensor(
         sequence, tick = cursor.sequence, cursor.tick
         if events:
             sequence, tick = events[-1].sequence, str(uuid.uuid4())
-            memory.keep(tick, tick_report.reported)
+            memory.clear()
+            memory[tick] = tick_report.reported
         due = downstream is not None and (cursor.downstream_due or news)
         started_at_ms = cursor.downstream_at_ms
         requests = []

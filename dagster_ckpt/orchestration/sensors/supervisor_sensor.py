@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -35,6 +36,7 @@ from dagster_ckpt.orchestration.run_status import (
     STEP_TAG,
     STREAM_ID_TAG,
     report_terminal_failure,
+    run_is_over,
 )
 from dagster_ckpt.orchestration.sensors.observed_runs import (
     Silences,
@@ -58,11 +60,7 @@ LONGEST_PAUSE_MS = 600_000
 
 
 def build_supervisor_sensor(
-    streams: Sequence[Stream],
-    retention_job: dg.JobDefinition,
-    roll_back_job: dg.JobDefinition,
-    *,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+    streams: Sequence[Stream], retention_job: dg.JobDefinition, roll_back_job: dg.JobDefinition
 ) -> dg.SensorDefinition:
     """Define a sensor that reconciles streams with their intended state.
 
@@ -74,8 +72,8 @@ def build_supervisor_sensor(
     - It launches retention for an execution that ended without cleaning up.
 
     Args:
-        retention_job: From `build_operator_jobs`.
-        roll_back_job: From `build_operator_jobs`.
+        retention_job: `apply_retention_job` of `build_operator_jobs`.
+        roll_back_job: `roll_back_upgrade_job` of them.
     """
     by_stream_id = {stream.stream_id: stream for stream in streams}
     silences = Silences()
@@ -87,13 +85,11 @@ def build_supervisor_sensor(
         required_resource_keys={catalog_key},
         jobs=[*(stream.start_job for stream in streams if stream.start_job is not None), retention_job, roll_back_job],
         minimum_interval_seconds=5,
-        default_status=default_status,
+        default_status=dg.DefaultSensorStatus.RUNNING,
         description="Brings streams to their desired state, restarts failed ones from their latest state, launches "
         "starts that operators requested, and launches retention for runs that died before they could clean up.",
     )
-    def checkpoint_supervisor_sensor(
-        context: dg.SensorEvaluationContext,
-    ) -> dg.SensorResult:
+    def checkpoint_supervisor_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         catalog = catalog_of(context, catalog_key)
         tick = SupervisorTick(context.instance, catalog, by_stream_id, retention_job.name, roll_back_job.name)
         tick.messages.extend(report_lost_runs(context.instance, catalog, by_stream_id, silences))
@@ -246,8 +242,7 @@ class SupervisorTick:
     def _has_a_launcher(self, request: RequestRecord) -> bool:
         """Whether a run in progress submitted this request and launches the driver itself."""
         run_id = request.arguments.get("run_id")
-        run = self.instance.get_run_by_id(run_id) if run_id is not None else None
-        return run is not None and not run.is_finished
+        return run_id is not None and not run_is_over(self.instance, run_id)
 
     def _run_that_never_answered(self, request: RequestRecord) -> str | None:
         """Why a run launched for a request ended before its stream could answer, or None."""
@@ -273,10 +268,6 @@ class SupervisorTick:
         return dg.RunsFilter(tags={tag: value, DEPLOYMENT_TAG: self.catalog.deployment_id})
 
     def _orchestrator(self) -> Orchestrator:
-        def run_is_over(run_id: str) -> bool:
-            run = self.instance.get_run_by_id(run_id)
-            return run is None or run.is_finished
-
         def start_request_of(run_id: str) -> str | None:
             run = self.instance.get_run_by_id(run_id)
             return run.tags.get(START_REQUEST_TAG) if run is not None else None
@@ -286,7 +277,7 @@ class SupervisorTick:
             failed = [run for run in runs if run.is_finished and run.status is not dg.DagsterRunStatus.SUCCESS]
             return StepRuns(len(failed), any(run.status is dg.DagsterRunStatus.SUCCESS for run in runs))
 
-        return Orchestrator(run_is_over, start_request_of, runs_of_step)
+        return Orchestrator(partial(run_is_over, self.instance), start_request_of, runs_of_step)
 
     def _run_of_step(self, stream: Stream, step: Step, attempt: int, execution_id: str) -> dg.RunRequest:
         key, of_step = f"{step.step_name}/{attempt}", {STEP_TAG: step.step_name}

@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import dagster as dg
-from pydantic import Field, create_model
+from pydantic import Field
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.client import Client
@@ -23,6 +23,7 @@ from dagster_ckpt.orchestration.run_status import (
     run_tags,
     transitions_in_run_log,
 )
+from dagster_ckpt.orchestration.settings import field_of, with_fields
 from dagster_ckpt.orchestration.stream import Stream, defined_streams, find_stream, translator_of
 from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES
 from dagster_ckpt.stream.start_from import StartFrom, start_options
@@ -140,14 +141,12 @@ def with_parameters_of(
 
     def added(config: type[_Config]) -> type[_Config]:
         left_out = {*without, *vars(config).get("__annotations__", {})}
-        fields: dict[str, Any] = {
+        fields = {
             _FIELDS.get(each.name, each.name): _field(each)
             for each in parameters(method)
             if not {each.name, _FIELDS.get(each.name, each.name)} & left_out
         }
-        return create_model(
-            config.__name__, __base__=config, __doc__=config.__doc__, __module__=config.__module__, **fields
-        )
+        return with_fields(config, fields)
 
     return added
 
@@ -160,9 +159,7 @@ def _field(parameter: Parameter) -> tuple[Any, Any]:
         return kind, Field(description=parameter.description, **limits)
     if parameter.kind in kinds:
         default = parameter.kind()
-    return kind if default is not None else kind | None, Field(
-        default=default, description=parameter.description, **limits
-    )
+    return field_of(kind, default, parameter.description, **limits)
 
 
 @contextmanager

@@ -95,14 +95,12 @@ def show(
     SNAPSHOT is a label, a number such as chk-7, an id, a location, latest, or live for the newest
     committed batch.
     """
-    from dagster_ckpt.client.state_browsing import show_state, write_rows
+    from dagster_ckpt.client.state_browsing import show_state, written_rows
 
     progress(f"{stream}: copying {snapshot}")
     with client.state(stream, snapshot, spark=_spark(), **selected) as found:
         progress(f"{stream}: reading {found}")
-        frames = (found.frame(name) for name in found.states)
-        tables = ((each.name, each.where(where) if where else each.rows) for each in frames)
-        written = write_rows(tables, write_to) if write_to is not None else []
+        written = written_rows(found, write_to, where=where)
         shown = show_state(found, where=where, limit=limit)
     if as_json:
         print_json(shown)
@@ -146,13 +144,12 @@ def diff(
 
     BEFORE and AFTER are labels, numbers such as chk-7, ids, locations, latest, or live.
     """
-    from dagster_ckpt.client.state_browsing import show_differences, write_rows
+    from dagster_ckpt.client.state_browsing import show_differences, written_rows
 
     progress(f"{stream}: copying {before} and {after}")
     with client.state_diff(stream, before, after, spark=_spark(), **selected) as found:
         progress(f"{stream}: comparing {found.before} with {found.after}")
-        tables = ((each.name, each.rows) for each in found.states)
-        written = write_rows(tables, write_to) if write_to is not None else []
+        written = written_rows(found, write_to)
         shown = show_differences(found, limit=limit)
     if as_json:
         print_json(shown)

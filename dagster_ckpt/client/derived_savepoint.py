@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -88,7 +87,8 @@ def derive_savepoint(
     """
     snapshots = stream.catalog.snapshots
     identity = SavepointIdentity(stream.catalog.streams.allocate_number(stream.stream_id), trigger, label)
-    with failing_unless_recorded(stream, identity.snapshot_id) as written:
+    location: str | None = None
+    try:
         begun = snapshots.start(
             None,
             stream_id=stream.stream_id,
@@ -100,27 +100,14 @@ def derive_savepoint(
         )
         with holding(stream.catalog, [original, begun], f"{purpose} {identity.snapshot_id}"):
             stored, header = write(identity)
-        written.append(stored.location)
-        return snapshots.complete(
-            None, identity.snapshot_id, _facts(stored, header, original, state_rows, wall_clock_ms() - began_ms)
-        )
-
-
-@contextmanager
-def failing_unless_recorded(stream: StreamHandle, snapshot_id: str) -> Iterator[list[str]]:
-    """Settle a savepoint without a lease that is interrupted before the catalog lists it.
-
-    The list yielded receives the location of the savepoint once it is complete. Its bytes are deleted if the catalog
-    confirms that it does not list it.
-    """
-    written: list[str] = []
-    try:
-        yield written
+        location = stored.location
+        facts = _facts(stored, header, original, state_rows, wall_clock_ms() - began_ms)
+        return snapshots.complete(None, identity.snapshot_id, facts)
     except BaseException as error:
-        stream.catalog.snapshots.fail(None, snapshot_id, str(error) or type(error).__name__)
-        for location in written:
-            if not any(each.location == location for each in stream.catalog.snapshots.completed(stream.stream_id)):
-                stream.store.discard(location)
+        snapshots.fail(None, identity.snapshot_id, str(error) or type(error).__name__)
+        # Only if the catalog confirms that it does not list it.
+        if location is not None and all(each.location != location for each in snapshots.completed(stream.stream_id)):
+            stream.store.discard(location)
         raise
 
 

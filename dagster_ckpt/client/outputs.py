@@ -85,12 +85,7 @@ class SinkCleaning:
         return sum(orphan.file.size for orphan in self.removable)
 
 
-def clean_sinks(
-    stream: StreamHandle,
-    *,
-    dry_run: bool = True,
-    grace_ms: int | None = None,
-) -> SinkCleaning:
+def clean_sinks(stream: StreamHandle, *, dry_run: bool = True, grace_ms: int | None = None) -> SinkCleaning:
     """Carry out `Client.clean_sinks`. Ages are by the clock of each sink's storage, never by this machine's."""
     grace_ms = DEFAULT_GRACE_MS if grace_ms is None else grace_ms
     refuse_to_clean(stream)

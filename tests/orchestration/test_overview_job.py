@@ -10,13 +10,13 @@ from orchestration_catalog import HOST, begin_execution, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import LaunchRecord
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.jobs.inspection_jobs import build_overview_job
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 
@@ -27,7 +27,7 @@ class Shown:
     """The job over one stream."""
 
     def __init__(self, folder: Path, resource: CheckpointCatalogResource, stream: StreamingAsset) -> None:
-        self._job = build_overview_job([stream])
+        self._job = next(job for job in build_inspection_jobs([stream]) if job.name == "show_stream_job")
         self._resources = {
             "checkpoint_storage": CheckpointStorageResource(path=f"file://{folder}/checkpoints"),
             "state_backend": StateBackendResource(live_directory=f"{folder}/live"),

@@ -21,8 +21,8 @@ from dagster_ckpt.sinks.table import TableSink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.cut import state_after
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, STATE, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, parse_offset_entry, parse_query_id
+from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry, read_metadata, read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
 
@@ -124,15 +124,10 @@ def unfinished(live: LiveDirectory) -> Unfinished:
     planned = positions.offset == batch_id + 1
     if not keeps_state(live):
         return Unfinished(batch_id, planned, stateful=False)
-    commit = None
-    if batch_id >= 0:
-        path = f"{COMMITS}/{batch_id}"
-        commit = parse_commit_entry(folder.read(path), f"{live.url}/{path}")
+    commit = read_commit_entry(folder, batch_id) if batch_id >= 0 else None
     is_there = False
     if planned:
-        path = f"{OFFSETS}/{batch_id + 1}"
-        offsets = parse_offset_entry(folder.read(path), f"{live.url}/{path}")
-        query_id = parse_query_id(folder.read(METADATA), f"{live.url}/{METADATA}")
+        offsets, query_id = read_offset_entry(folder, batch_id + 1), read_metadata(folder).id
         try:
             operators = read_operators(folder, batch_id + 1)
             is_there = state_after(folder, query_id, operators, offsets, commit) is not None

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import StateRewriteError
-from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.logs import read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
 from dagster_ckpt.state.diff import CHANGE, Change, StateDifference
@@ -221,8 +220,7 @@ def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequ
         raise StateRewriteError(
             f"Rows of {states[0]} cannot be replaced, only forgotten: it is state of your own code."
         )
-    path = f"{OFFSETS}/{reader.batch_id}"
-    encoding = parse_offset_entry(reader.live.folder.read(path), f"{reader.live.url}/{path}").conf.get(_ENCODING)
+    encoding = read_offset_entry(reader.live.folder, reader.batch_id).conf.get(_ENCODING)
     if encoding not in (None, "unsaferow"):
         raise StateRewriteError(
             f"Rows of {states[0]} cannot be replaced, only forgotten: {_ENCODING} is {encoding}, and dagster_ckpt "

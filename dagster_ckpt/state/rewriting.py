@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import IncompleteCutError, StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions, pinned_state
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, STATE, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
+from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
 from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
@@ -160,8 +160,7 @@ def shape_in(live: LiveDirectory) -> StateShape | None:
     pinned, partitions, commit = pinned_state(live), pinned_partitions(live), live.positions().commit
     if pinned.provider is None or partitions is None or commit is None:
         return None
-    path = f"{COMMITS}/{commit}"
-    ids = parse_commit_entry(live.folder.read(path), f"{live.url}/{path}").state_ids
+    ids = read_commit_entry(live.folder, commit).state_ids
     return StateShape(pinned.provider, partitions, 1 if ids is None else 2)
 
 

@@ -19,9 +19,9 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     SHUFFLE_PARTITIONS,
     CommitEntry,
     OffsetEntry,
-    parse_commit_entry,
-    parse_offset_entry,
     query_metadata,
+    read_commit_entry,
+    read_offset_entry,
     with_settings,
     with_state_ids,
 )
@@ -65,13 +65,11 @@ class StoppedState:
 
     @cached_property
     def offsets(self) -> OffsetEntry:
-        path = f"{OFFSETS}/{self.batch_id}"
-        return parse_offset_entry(self.live.folder.read(path), f"{self.live.url}/{path}")
+        return read_offset_entry(self.live.folder, self.batch_id)
 
     @cached_property
     def commit(self) -> CommitEntry:
-        path = f"{COMMITS}/{self.batch_id}"
-        return parse_commit_entry(self.live.folder.read(path), f"{self.live.url}/{path}")
+        return read_commit_entry(self.live.folder, self.batch_id)
 
     @property
     def edits(self) -> tuple[str, ...]:

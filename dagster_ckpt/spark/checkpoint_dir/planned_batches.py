@@ -17,11 +17,11 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import (
-    OffsetEntry,
     parse_log_lines,
+    parse_metadata,
     parse_offset_entry,
-    parse_query_id,
     plan_digest,
+    read_offset_entry,
 )
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
 
@@ -41,7 +41,7 @@ def read_planned(live: LiveDirectory, batch_ids: Iterable[int]) -> Iterator[Plan
 
 def planned_by(batch: PlannedBatch) -> str | None:
     data = batch.files.get(METADATA)
-    return parse_query_id(data, f"The journal of batch {batch.batch_id}") if data is not None else None
+    return parse_metadata(data, f"The journal of batch {batch.batch_id}").id if data is not None else None
 
 
 def read_plan_digest(live: LiveDirectory, batch_id: int) -> str:
@@ -82,10 +82,7 @@ def _read(live: LiveDirectory, batch_id: int, metadata: bytes) -> PlannedBatch:
     folder, name = live.folder, f"{OFFSETS}/{batch_id}"
     data = folder.read(name)
     entry = parse_offset_entry(data, f"{live.url}/{name}")
-    before: OffsetEntry | None = None
-    if batch_id > 0:
-        earlier = f"{OFFSETS}/{batch_id - 1}"
-        before = parse_offset_entry(folder.read(earlier), f"{live.url}/{earlier}")
+    before = read_offset_entry(folder, batch_id - 1) if batch_id > 0 else None
     files = {METADATA: metadata, name: data}
     for source, offset in entry.sources.items():
         last = log_offset(offset)

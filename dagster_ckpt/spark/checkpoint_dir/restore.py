@@ -16,7 +16,7 @@ from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, sink_entry
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, NOT_IN_USE, OFFSETS, LiveDirectory, NeededFile
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, with_query_id
+from dagster_ckpt.spark.checkpoint_dir.logs import read_metadata, with_query_id
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2, rewrite_schema_paths
 from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, until_not_overtaken
 
@@ -276,7 +276,7 @@ class Filler:
 
 def _query_id(live: LiveDirectory) -> str:
     try:
-        return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+        return read_metadata(live.folder).id
     except (LiveDirectoryError, FileNotFoundError) as error:
         raise RestoreError(
             f"Spark cannot resume from the snapshot: {error} contains no query id. Restore another snapshot."

@@ -12,7 +12,7 @@ from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, check_pinned_provider, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory, NeededFile
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_query_id
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, read_metadata
 from dagster_ckpt.spark.doctor.contents import (
     KnownSnapshot,
     examine_against_snapshot,
@@ -27,7 +27,7 @@ from dagster_ckpt.spark.doctor.state_files import examine_operator_notes, examin
 
 def examine_identity(subject: Subject) -> Iterator[Finding]:
     try:
-        query_id = parse_query_id(subject.folder.read(METADATA), f"{subject.live.url}/{METADATA}")
+        query_id = read_metadata(subject.folder).id
     except FileNotFoundError:
         if subject.commits or subject.offsets:
             yield error(

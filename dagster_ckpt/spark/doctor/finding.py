@@ -14,7 +14,7 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkToCapture
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, LiveDirectory, batch_ids
-from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry, parse_commit_entry, parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry, read_commit_entry, read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
 
 
@@ -222,7 +222,7 @@ class Subject:
     deep: bool = True
     known: KnownQuery = NOTHING_KNOWN
     looks_back: bool = True
-    _parsed: dict[str, OffsetEntry] = field(default_factory=dict, repr=False)
+    _parsed: dict[int, OffsetEntry] = field(default_factory=dict, repr=False)
     _listed: dict[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -271,19 +271,17 @@ class Subject:
     def offset_entry(self, batch_id: int) -> OffsetEntry | None:
         if batch_id not in self.offsets:
             return None
-        path = f"{OFFSETS}/{batch_id}"
-        if path not in self._parsed:
+        if batch_id not in self._parsed:
             try:
-                self._parsed[path] = parse_offset_entry(self.folder.read(path), f"{self.live.url}/{path}")
+                self._parsed[batch_id] = read_offset_entry(self.folder, batch_id)
             except (FileNotFoundError, LiveDirectoryError):
                 return None
-        return self._parsed[path]
+        return self._parsed[batch_id]
 
     @cached_property
     def commit_entry(self) -> CommitEntry | None:
-        path = f"{COMMITS}/{self.commit}"
         try:
-            return parse_commit_entry(self.folder.read(path), f"{self.live.url}/{path}")
+            return read_commit_entry(self.folder, self.commit) if self.commit is not None else None
         except (FileNotFoundError, LiveDirectoryError):
             return None
 

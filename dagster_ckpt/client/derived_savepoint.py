@@ -28,7 +28,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import unwatched
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
-from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT
+from dagster_ckpt.spark.checkpoint_dir.state_files import CHAIN, LAYOUT
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.state.diff import Change, differences, paired
 from dagster_ckpt.state.editing import PlannedEdit, StateEdit, check_edited, plan_edit

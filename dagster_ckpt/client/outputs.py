@@ -29,8 +29,7 @@ from dagster_ckpt.sinks.file_sink_repair import (
     rebuild_log,
     relocate,
 )
-from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, part_files_in_snapshot
+from dagster_ckpt.sinks.registry import logs_in_snapshot, part_files_in_snapshot, sinks_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.fencing import fence_predecessor

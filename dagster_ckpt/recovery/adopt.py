@@ -34,7 +34,6 @@ from dagster_ckpt.recovery.retention import discard
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.registry import NamedTable, sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
-from dagster_ckpt.spark.checkpoint_dir.fence import Fence, fence, lift_fence, open_fence
 from dagster_ckpt.spark.checkpoint_dir.inspect import (
     CheckpointDescription,
     LiveState,
@@ -45,6 +44,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import (
 )
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import plan_without_data
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import Fence, fence, lift_fence, open_fence
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.fencing import fence_predecessor

@@ -23,8 +23,7 @@ from dagster_ckpt.recovery.sink_survey import refuse_copies
 from dagster_ckpt.recovery.source_inputs import InputStatus, reasons, source_inputs
 from dagster_ckpt.sinks.file_sink import FileSink, fork_output
 from dagster_ckpt.sinks.file_sink_log import own_past
-from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot
+from dagster_ckpt.sinks.registry import logs_in_snapshot, sinks_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

@@ -16,8 +16,7 @@ from dagster_ckpt.io.location import folders_overlap, same_folder
 from dagster_ckpt.recovery.fork import Fork, ForkedState, assign_state, give_outputs
 from dagster_ckpt.recovery.live_directories import restore_into, snapshot_location
 from dagster_ckpt.sinks.file_sink import unexpected_file
-from dagster_ckpt.sinks.registry import sink_of
-from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, other_sinks
+from dagster_ckpt.sinks.registry import captured_sinks, logs_in_snapshot, other_sinks, sink_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

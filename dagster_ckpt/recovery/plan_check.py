@@ -27,7 +27,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import (
 )
 from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP
 from dagster_ckpt.spark.query.plan import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.state.other_spark import Rewriter

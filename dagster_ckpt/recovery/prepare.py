@@ -42,9 +42,8 @@ from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import begin_log
 from dagster_ckpt.sinks.guard import Verdict
 from dagster_ckpt.sinks.in_flight import settle_in_flight
-from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.registry import captured_sinks, logs_in_snapshot, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
-from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, sinks_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions

@@ -12,9 +12,8 @@ from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_damage import DamagedLog, damaged_log
 from dagster_ckpt.sinks.file_sink_repair import is_moved_log, relocated
-from dagster_ckpt.sinks.registry import described_sink, sinks_of
+from dagster_ckpt.sinks.registry import captured_sinks, described_sink, logs_in_snapshot, sinks_of
 from dagster_ckpt.sinks.sink import Sink
-from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput

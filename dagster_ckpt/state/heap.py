@@ -18,8 +18,8 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.checksums import fits_hadoop
 from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
-from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import LARGEST_BLOCK, Pieces, read_blocks, write_blocks
-from dagster_ckpt.spark.checkpoint_dir.state.version_files import StoreDirectory, heap_files
+from dagster_ckpt.spark.checkpoint_dir.lz4_blocks import LARGEST_BLOCK, Pieces, read_blocks, write_blocks
+from dagster_ckpt.spark.checkpoint_dir.version_files import StoreDirectory, heap_files
 from dagster_ckpt.values.untrusted import reading
 
 if TYPE_CHECKING:

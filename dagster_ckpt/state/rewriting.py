@@ -21,7 +21,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.state.described import described, without_description
 from dagster_ckpt.state.heap import HeapStore

@@ -33,7 +33,7 @@ from dagster_ckpt.spark.checkpoint_dir.operators import (
     rewrite_schema_paths,
 )
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, CommittedState, state_files
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, CommittedState, state_files
 from dagster_ckpt.state.heap import HEAP_CODEC, HeapStore
 from dagster_ckpt.state.reading import session_like
 from dagster_ckpt.state.shape import StateShape, StoredState

@@ -14,9 +14,8 @@ from typing import Any
 from dagster_ckpt.catalog.pending_restore import SinkRollBack
 from dagster_ckpt.catalog.records import ExecutionRecord, OriginKind, SnapshotRecord
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.sinks.registry import sink_of, sinks_of
+from dagster_ckpt.sinks.registry import sink_of, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import Sink
-from dagster_ckpt.sinks.snapshot_sinks import sinks_in
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle

@@ -18,7 +18,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     with_settings,
     with_state_ids,
 )
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.state import rewriting
 from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
 from tests.support.golden_stream import GoldenStream

@@ -20,7 +20,7 @@ import xxhash
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import ContentCheck
-from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import HEADER_BYTES, MAGIC, BlockHeader
+from dagster_ckpt.spark.checkpoint_dir.lz4_blocks import HEADER_BYTES, MAGIC, BlockHeader
 from dagster_ckpt.values.untrusted import reading
 
 FRAMED = (".delta", ".snapshot", ".changelog")

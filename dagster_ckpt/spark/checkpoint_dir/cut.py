@@ -38,8 +38,14 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     parse_offset_entry,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
-from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, state_files
-from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT, grown_since, layout_of
+from dagster_ckpt.spark.checkpoint_dir.state_files import (
+    CHAIN,
+    LAYOUT,
+    CommittedState,
+    grown_since,
+    layout_of,
+    state_files,
+)
 from dagster_ckpt.values.untrusted import from_json
 
 ATTEMPTS = 5

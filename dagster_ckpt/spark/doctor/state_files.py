@@ -20,8 +20,8 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 )
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, check_schemas, read_operators
-from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, state_files
-from dagster_ckpt.spark.checkpoint_dir.state.version_files import (
+from dagster_ckpt.spark.checkpoint_dir.state_files import CommittedState, state_files
+from dagster_ckpt.spark.checkpoint_dir.version_files import (
     StoreDirectory,
     format_v2_files,
     heap_files,

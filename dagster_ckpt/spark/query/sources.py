@@ -14,10 +14,9 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.delta_source import delta_folder, delta_offset
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
-from dagster_ckpt.spark.query.iceberg_source import iceberg_offset, iceberg_table
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
+from dagster_ckpt.spark.query.table_sources import delta_folder, delta_offset, iceberg_offset, iceberg_table
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json, reading
 

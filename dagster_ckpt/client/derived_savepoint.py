@@ -33,8 +33,8 @@ from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.state.diff import Change, differences, paired
 from dagster_ckpt.state.editing import PlannedEdit, StateEdit, check_edited, plan_edit
 from dagster_ckpt.state.reading import StateName, StateReader
+from dagster_ckpt.state.rewriter import require_rewriter
 from dagster_ckpt.state.rewriting import rewrite_state
-from dagster_ckpt.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding, is_owned_by_stream
 from dagster_ckpt.stream.start_from import checked_label

@@ -10,8 +10,7 @@ from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_damage import DamagedLog, damaged_log
-from dagster_ckpt.sinks.file_sink_repair import is_moved_log, relocated
+from dagster_ckpt.sinks.file_sink_repair import DamagedLog, damaged_log, is_moved_log, relocated
 from dagster_ckpt.sinks.registry import captured_sinks, described_sink, logs_in_snapshot, sinks_of
 from dagster_ckpt.sinks.sink import Sink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry

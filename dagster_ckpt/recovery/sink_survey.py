@@ -26,8 +26,8 @@ from dagster_ckpt.recovery.plan import (
 )
 from dagster_ckpt.recovery.sink_logs import is_moved_output, with_moved_logs
 from dagster_ckpt.sinks.file_sink import FileSink, copied_files, unexpected_file
-from dagster_ckpt.sinks.file_sink_damage import LogTrouble, damaged_log, log_trouble
 from dagster_ckpt.sinks.file_sink_log import Past, files_of, past_of, read_log_at_hand
+from dagster_ckpt.sinks.file_sink_repair import LogTrouble, damaged_log, log_trouble
 from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
 from dagster_ckpt.sinks.registry import described_sink, logs_in_snapshot, other_sinks, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect, SinkForecast, distinct, newest_batch

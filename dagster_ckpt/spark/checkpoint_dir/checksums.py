@@ -26,27 +26,23 @@ from dagster_ckpt.values.untrusted import reading
 FRAMED = (".delta", ".snapshot", ".changelog")
 
 
-def check_of(path: str, size: int, open_file: Callable[[], BinaryIO]) -> ContentCheck | None:
-    """By the file's path in a live directory; None if it carries no checksums."""
+def check_of(path: str, size: int, open_file: Callable[[], BinaryIO], *, checksums: bool = True) -> ContentCheck | None:
+    """By the file's path in a live directory; None if it carries no checksums.
+
+    Without `checksums`, blocks of LZ4 only have to be complete.
+    """
     if path.endswith(".sst"):
         return SstCheck(size, open_file)
     if path.startswith("state/") and path.endswith(FRAMED):
-        return Lz4Check()
+        return Lz4Check(checksums=checksums)
     return _ZipCheck() if path.endswith(".zip") else None
 
 
-def content_trouble(path: str, data: bytes) -> str | None:
+def content_trouble(path: str, data: bytes, *, checksums: bool = True) -> str | None:
     """By its own checksums; None if it is intact or carries none."""
-    check = check_of(path, len(data), lambda: io.BytesIO(data))
+    check = check_of(path, len(data), lambda: io.BytesIO(data), checksums=checksums)
     if check is None:
         return None
-    check.update(data)
-    return check.trouble()
-
-
-def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
-    """None if the blocks are complete, or the file uses another codec."""
-    check = Lz4Check(checksums=checksums)
     check.update(data)
     return check.trouble()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -243,6 +243,11 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
     if not all(isinstance(item, dict) for item in objects):
         raise _malformed(where, "a line is not a JSON object")
     return objects
+
+
+def log_entry(lines: Iterable[object]) -> bytes:
+    """An entry of the log of a file source or file sink."""
+    return "\n".join(["v1", *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode()
 
 
 def check_log_version(data: bytes, where: str) -> None:

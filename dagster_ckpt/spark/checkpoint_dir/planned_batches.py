@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.errors import LiveDirectoryError, RestoreError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, log_offset
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entries_by_id, entry_id, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
     FENCE_HEADER,
@@ -35,6 +35,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
     fenced_at,
 )
 from dagster_ckpt.spark.checkpoint_dir.logs import (
+    log_entry,
     parse_log_lines,
     parse_metadata,
     parse_offset_entry,
@@ -122,18 +123,15 @@ def _listed(folder: FileIO, directory: str, position: int) -> tuple[str, bytes]:
     if len(data) >= _LONGEST_LIST:
         raise FileNotFoundError(path)
     own = [line for line in parse_log_lines(data, f"{folder.url}/{path}") if line.get("batchId") == position]
-    return path, _entry(data, own)
+    return path, log_entry(own)
 
 
 def _with_earlier_files(folder: FileIO, path: str, data: bytes) -> bytes:
     """It also lists the files of all earlier entries."""
     directory, _, name = path.rpartition("/")
     position = entry_id(name) or 0
-    entries: dict[int, str] = {}
-    for each in folder.listing(directory).names:
-        number = entry_id(each)
-        if number is not None and number < position and (each.endswith(COMPACT) or number not in entries):
-            entries[number] = each
+    found = entries_by_id(folder.listing(directory).names)
+    entries = {number: each for number, each in found.items() if number < position}
     base = max((number for number, each in entries.items() if each.endswith(COMPACT)), default=-1)
     lines = [
         line
@@ -141,12 +139,7 @@ def _with_earlier_files(folder: FileIO, path: str, data: bytes) -> bytes:
         if number >= base
         for line in parse_log_lines(folder.read(f"{directory}/{entries[number]}"), f"{directory}/{entries[number]}")
     ]
-    return _entry(data, [*lines, *parse_log_lines(data, path)])
-
-
-def _entry(like: bytes, lines: Iterable[object]) -> bytes:
-    version = like.partition(b"\n")[0].decode()
-    return "\n".join([version, *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode()
+    return log_entry([*lines, *parse_log_lines(data, path)])
 
 
 def _digest(folder: FileIO, batch_id: int) -> str:

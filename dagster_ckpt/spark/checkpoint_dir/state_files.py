@@ -75,15 +75,10 @@ class StateFiles:
 
 def state_files(state: CommittedState) -> StateFiles:
     """What a resume needs, and no file of a later version."""
-    version = state.commit.batch_id + 1
-    of_version = _version_files(state.offsets)
 
     def files_of(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:
         check_canceled()
-        store = StoreDirectory(state.folder, place.path)
-        if place.unique_id is not None:
-            return format_v2_files(store, version, place.unique_id)
-        return of_version(store, version)
+        return files_of_store(state, place)
 
     stores = in_threads(state.folder.width, store_places(state), files_of)
     chain = max((sum(file.source.endswith(_CHANGES) for file in files) for files in stores), default=0)
@@ -93,6 +88,13 @@ def state_files(state: CommittedState) -> StateFiles:
     while stores:
         files += stores.pop()
     return StateFiles(files, chain)
+
+
+def files_of_store(state: CommittedState, place: StorePlace) -> list[NeededFile]:
+    store, version = StoreDirectory(state.folder, place.path), state.commit.batch_id + 1
+    if place.unique_id is not None:
+        return format_v2_files(store, version, place.unique_id)
+    return _version_files(state.offsets)(store, version)
 
 
 def store_places(state: CommittedState) -> list[StorePlace]:

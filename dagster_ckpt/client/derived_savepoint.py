@@ -19,6 +19,7 @@ from dagster_ckpt.catalog.records import CompletedSnapshot, SnapshotRecord, Snap
 from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.client.state_browsing import LIVE, StreamState, session_of_process
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StateRewriteError, StorageAccessError
+from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.recovery.live_directories import scratch_copies, scratch_directory, snapshot_location
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
@@ -26,7 +27,6 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS
 from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import unwatched
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 from dagster_ckpt.spark.checkpoint_dir.state_files import CHAIN, LAYOUT
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
@@ -226,7 +226,7 @@ def edit_state(
         after, progress = StateReader(session, scratch, rewritten.batch_id), JobProgress(report)
         check = partial(_checked, planned, state, after, progress)
         what = f"check edited state: {scratch.url}"
-        changes = in_job_group(session.sparkContext, what, check, unwatched, progress)
+        changes = in_job_group(session.sparkContext, what, check, no_op, progress)
         done = {
             "id": rewritten.rewrite_id,
             "edited_from": state.snapshot.snapshot_id,

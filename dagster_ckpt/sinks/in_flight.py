@@ -88,31 +88,28 @@ class Decision:
 
     def forecast(self) -> SinkForecast | None:
         """None if the sink does not have the batch."""
-        name, next_batch = self.sink.name, self.batch_id + 1
+        told, next_batch = self.sink.told, self.batch_id + 1
         has = f"It has batch {next_batch} already, which is not committed"
         match self.what:
             case InFlight.RUN:
                 return None
             case InFlight.SKIPPED:
-                return SinkForecast(name, SinkEffect.SKIP, f"{has}: the same batch is replayed and skipped.")
+                return told(SinkEffect.SKIP, f"{has}: the same batch is replayed and skipped.")
             case InFlight.ROLL_BACK:
-                return SinkForecast(
-                    name,
+                return told(
                     SinkEffect.EXACT,
                     f"{has}, and the query cannot continue from the state after it: the sink goes back to batch "
                     f"{self.batch_id}, and the batch is run again.",
                 )
             case InFlight.FOREIGN:
-                return SinkForecast(
-                    name,
+                return told(
                     SinkEffect.IRREVERSIBLE,
                     f"It has batches after {next_batch}, which this query never planned: another query wrote them, and "
                     "Spark would skip this query's own batches up to there.",
                     "Start from a snapshot with start_from=...: that rolls the sink back.",
                 )
             case InFlight.REFUSE:
-                return SinkForecast(
-                    name,
+                return told(
                     SinkEffect.IRREVERSIBLE,
                     f"{has}, and the query cannot continue from the state after it: Spark would skip the batch without "
                     "computing its state, and fail at the next one.",

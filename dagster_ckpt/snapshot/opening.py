@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -32,7 +31,7 @@ from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.snapshot.writer import PACK_TARGET_BYTES
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 from dagster_ckpt.values.storage_path import StoragePath
-from dagster_ckpt.values.validation import checked_stream_id
+from dagster_ckpt.values.validation import checked_stream_id, imported
 
 MEMORY_URL = "jobmanager://memory"
 
@@ -120,9 +119,8 @@ def _savepoint_root(storage: FileSystemCheckpointStorage | JobManagerCheckpointS
 
 
 def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
-    module, _, name = storage.factory.replace(":", ".").rpartition(".")
+    factory = imported("checkpoint storage factory", storage.factory)
     try:
-        factory = getattr(importlib.import_module(module), name)
         created = factory(stream_id=stream_id, **_fallback(factory, storage), **storage.settings)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise OptionError(

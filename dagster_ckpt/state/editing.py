@@ -69,13 +69,15 @@ class PlannedEdit:
 
     def apply(self, store: StateStoreName, rows: DataFrame) -> DataFrame:
         """The rows to write instead: see `rewrite_state`."""
+        from pyspark.sql import functions as F
+
         if not self.changes(store):
             return rows
         if self.edit.forget is not None:
             rows = _without(rows, self.edit.forget, PARTITION_KEY)
         if self._encoded is None:
             return rows
-        new = self._encoded.select(_partition_key(rows), _KEY_BYTES, _VALUE_BYTES, _literal(_DEFAULT).alias(_FAMILY))
+        new = self._encoded.select(_partition_key(rows), _KEY_BYTES, _VALUE_BYTES, F.lit(_DEFAULT).alias(_FAMILY))
         kept = rows.join(new.select(_KEY_BYTES), on=_KEY_BYTES, how="left_anti")
         return kept.select(new.columns).unionByName(new)
 
@@ -246,9 +248,3 @@ def _partition_key(rows: DataFrame) -> Column:
 
     fields = [F.col(KEY).getField(name).alias(name) for name in rows.select(f"{PARTITION_KEY}.*").columns]
     return F.struct(*fields).cast(rows.schema[PARTITION_KEY].dataType).alias(PARTITION_KEY)
-
-
-def _literal(text: str) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.lit(text)

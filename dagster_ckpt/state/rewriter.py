@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dagster_ckpt.errors import CkptError, StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
+from dagster_ckpt.spark.query.description import pairs_of
 from dagster_ckpt.spark.query.session import is_classic_session
 from dagster_ckpt.spark.versions import RELEASES, Feature, release_of
 from dagster_ckpt.state.reading import cause_in
@@ -149,12 +150,8 @@ def run_rewriter(
 
 
 def _state_ids(found: Any) -> StateIds:
-    ids: dict[int, tuple[tuple[str, ...], ...]] = {}
-    operators = found.get().iterator() if found.isDefined() else None
-    while operators is not None and operators.hasNext():
-        of_operator = operators.next()
-        ids[int(of_operator._1())] = tuple(tuple(map(str, stores)) for stores in of_operator._2())
-    return ids
+    operators = pairs_of(found.get()) if found.isDefined() else ()
+    return {int(number): tuple(tuple(map(str, stores)) for stores in ids) for number, ids in operators}
 
 
 def _jvm(spark: SparkSession) -> Any:

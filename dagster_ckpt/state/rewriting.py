@@ -24,11 +24,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import IncompleteCutError, StateRewriteError
+from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions, pinned_state
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
-from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.spark.query.session import start_application
@@ -136,9 +137,6 @@ RowChange = Callable[[StateStoreName, "DataFrame"], "DataFrame"]
 Report = Callable[[str], None]
 
 
-def _silent(_message: str) -> None: ...
-
-
 @dataclass(frozen=True)
 class Rewritten:
     """A directory whose state was rewritten; it is marked as not in use.
@@ -188,8 +186,8 @@ def rewrite_state(
     *,
     shape: StateShape | None = None,
     change_rows: RowChange | None = None,
-    watch: Watch = unwatched,
-    report: Report = _silent,
+    watch: Watch = no_op,
+    report: Report = lambda _message: None,
 ) -> Rewritten:
     """Rewrite the state after the newest batch of a directory into a new directory.
 

@@ -193,6 +193,6 @@ def read_versioned(folder: FileIO, path: str) -> NeededFile:
     return NeededFile(folder, path, path, len(data), version.token, data=data)
 
 
-def read_needed(folder: FileIO, path: str, *, snapshot_path: str | None = None) -> NeededFile:
+def read_needed(folder: FileIO, path: str) -> NeededFile:
     data = folder.read(path)
-    return NeededFile(folder, path, snapshot_path or path, len(data), data=data)
+    return NeededFile(folder, path, path, len(data), data=data)

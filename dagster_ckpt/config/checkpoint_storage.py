@@ -22,6 +22,9 @@ _THRESHOLD = WholeNumber("file_state_size_threshold", minimum=-1, maximum=_MAX_F
 _WRITE_BUFFER = WholeNumber("write_buffer_size", minimum=-1, unit="of bytes")
 EXECUTOR_COPY_BYTES = WholeNumber("executor_copy_bytes", minimum=0, maximum=2**63 - 1, unit="of bytes")
 
+_SAVEPOINTS = "Savepoints are stored there and are never deleted automatically."
+_FILE_SYSTEM = "Arguments of the fsspec file system, such as credentials."
+
 Settings = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
@@ -85,16 +88,8 @@ class _StorageWithPaths(CheckpointStorage):
     def _described_with(self, *options: OptionDescription) -> list[OptionDescription]:
         return [
             *options,
-            _real(
-                "savepoint_path",
-                self.get_savepoint_path(),
-                "Savepoints are stored there and are never deleted automatically.",
-            ),
-            _real(
-                "storage_options",
-                sorted(self.storage_options),
-                "Arguments of the fsspec file system, such as credentials.",
-            ),
+            _real("savepoint_path", self.get_savepoint_path(), _SAVEPOINTS),
+            _real("storage_options", sorted(self.storage_options), _FILE_SYSTEM),
         ]
 
     def _inherited(self, deployment: DeploymentStorage) -> dict[str, Any]:

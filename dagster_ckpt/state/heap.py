@@ -67,7 +67,7 @@ class HeapStore:
                 # Only LZ4 has checksums of its own.
                 if self.codec != HEAP_CODEC and fits_hadoop(self.folder, file.source, data) is False:
                     raise ValueError("it does not have the checksum that Hadoop wrote beside it")
-                for key, value in _records(Pieces(_plain(BytesIO(data), self.codec))):
+                for key, value in _records(Pieces(_plain(data, self.codec))):
                     if value is None:
                         state.pop(key, None)
                     else:
@@ -118,41 +118,17 @@ def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
     yield pa.RecordBatch.from_arrays([pa.array([count], pa.int64())], names=["rows"])
 
 
-class _Opened:
-    """A stream with what pyarrow asks of a file; the opener closes it."""
-
-    closed = False
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def read(self, count: int = -1) -> bytes:
-        return self._stream.read(count)
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Left to the caller."""
-
-
-def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
+def _plain(data: bytes, codec: str) -> Iterator[bytes]:
     import pyarrow as pa
 
     if codec == "zstd":
-        with pa.CompressedInputStream(pa.PythonFile(_Opened(stream), "rb"), "zstd") as plain:
-            while data := plain.read(_CHUNK):
-                yield bytes(data)
+        with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as plain:
+            while piece := plain.read(_CHUNK):
+                yield bytes(piece)
     elif codec == "snappy":
-        yield from _snappy(stream, pa.Codec("snappy"))
+        yield from _snappy(BytesIO(data), pa.Codec("snappy"))
     else:
-        yield from read_blocks(stream)
+        yield from read_blocks(BytesIO(data))
 
 
 def _snappy(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.spark.checkpoint_dir.checksums import fits_hadoop
+from dagster_ckpt.spark.checkpoint_dir.checksums import fits_hadoop, varint
 from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
 from dagster_ckpt.spark.checkpoint_dir.lz4_blocks import LARGEST_BLOCK, Pieces, read_blocks, write_blocks
 from dagster_ckpt.spark.checkpoint_dir.version_files import StoreDirectory, heap_files
@@ -136,19 +136,10 @@ def _snappy(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:
         raise ValueError("it has no header of Snappy")
     while head := stream.read(_LENGTH.size):
         data = _exactly(stream, _LENGTH.unpack(head)[0])
-        yield bytes(codec.decompress(data, _uncompressed_length(data)))
-
-
-def _uncompressed_length(data: bytes) -> int:
-    """A block of Snappy begins with it, seven bits a byte, lowest first."""
-    length = 0
-    for at, byte in enumerate(data[:5]):
-        length |= (byte & 0x7F) << 7 * at
-        if byte < 0x80:
-            if length > LARGEST_BLOCK:
-                break
-            return length
-    raise ValueError("it has a block of Snappy that is too long")
+        length, _ = varint(data, 0)
+        if length > LARGEST_BLOCK:
+            raise ValueError("it has a block of Snappy that is too long")
+        yield bytes(codec.decompress(data, length))
 
 
 def _exactly(stream: BinaryIO, count: int) -> bytes:

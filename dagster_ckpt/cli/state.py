@@ -58,7 +58,7 @@ def rewriter() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def install(*, as_json: bool) -> None:
     """Install PySpark for it with pip, beside the installed one, which stays as it is."""
-    from dagster_ckpt.state.other_spark import install_rewriter
+    from dagster_ckpt.state.rewriter import install_rewriter
 
     try:
         place = str(install_rewriter(progress))
@@ -226,7 +226,7 @@ def remaining(client: Client, *, stream: str, savepoint: str, as_json: bool) -> 
 def _spark(*, writes: bool = False) -> SparkSession:
     from dagster_ckpt.spark.query.session import start_application
     from dagster_ckpt.spark.versions import Feature, installed_release
-    from dagster_ckpt.state.other_spark import Rewriter
+    from dagster_ckpt.state.rewriter import Rewriter
 
     needed = Feature.STATE_REWRITER if writes else Feature.STATE_READER
     if not installed_release().has(needed) and (other := Rewriter.find()) is not None:

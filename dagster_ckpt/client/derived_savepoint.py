@@ -18,6 +18,7 @@ from dagster_ckpt.catalog.records import CompletedSnapshot, SnapshotRecord, Snap
 from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.client.state_browsing import LIVE, StreamState, session_of_process
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StateRewriteError, StorageAccessError
+from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.recovery.live_directories import scratch_copies, scratch_directory, snapshot_location
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
@@ -25,15 +26,14 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS
 from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import unwatched
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
-from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT
+from dagster_ckpt.spark.checkpoint_dir.state_files import CHAIN, LAYOUT
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.state.diff import Change, differences, paired
 from dagster_ckpt.state.editing import PlannedEdit, StateEdit, check_edited, plan_edit
 from dagster_ckpt.state.reading import StateName, StateReader
+from dagster_ckpt.state.rewriter import require_rewriter
 from dagster_ckpt.state.rewriting import rewrite_state
-from dagster_ckpt.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding, is_owned_by_stream
 from dagster_ckpt.stream.start_from import checked_label
@@ -213,7 +213,7 @@ def edit_state(
         after, progress = StateReader(session, scratch, rewritten.batch_id), JobProgress(report)
         check = partial(_checked, planned, state, after, progress)
         what = f"check edited state: {scratch.url}"
-        changes = in_job_group(session.sparkContext, what, check, unwatched, progress)
+        changes = in_job_group(session.sparkContext, what, check, no_op, progress)
         done = {
             "id": rewritten.rewrite_id,
             "edited_from": state.snapshot.snapshot_id,

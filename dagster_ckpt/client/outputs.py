@@ -18,19 +18,19 @@ from dagster_ckpt.errors import CkptError, SharedSinkError, SinkRollbackError, S
 from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.recovery.sink_survey import refuse_to_clean
 from dagster_ckpt.sinks.file_sink import FileSink, Leftovers, PartFile
-from dagster_ckpt.sinks.file_sink_damage import LogTrouble, log_trouble
 from dagster_ckpt.sinks.file_sink_log import committed_files, log_entries, needed_entries
 from dagster_ckpt.sinks.file_sink_repair import (
+    LogTrouble,
     RebuiltLog,
     Relocation,
     is_intact,
+    log_trouble,
     plan_rebuilt_log,
     plan_relocation,
     rebuild_log,
     relocate,
 )
-from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, part_files_in_snapshot
+from dagster_ckpt.sinks.registry import logs_in_snapshot, part_files_in_snapshot, sinks_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle

@@ -32,7 +32,6 @@ from dagster_ckpt.recovery.retention import discard, settle_dead_attempts
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.registry import NamedTable, sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
-from dagster_ckpt.spark.checkpoint_dir.fence import Fence, fence, lift_fence, open_fence
 from dagster_ckpt.spark.checkpoint_dir.inspect import (
     CheckpointDescription,
     LiveState,
@@ -41,8 +40,9 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import (
     inspect_live_directory,
     state_edits,
 )
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
+from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import plan_without_data
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import Fence, fence, lift_fence, open_fence
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.handle import StreamHandle
@@ -439,10 +439,7 @@ def _continue_in_place(stream: StreamHandle, lease: LeaseKeeper, live: LiveDirec
             "Start again when that batch is committed. If its query was killed, adopt the directory "
             "without in_place: the batch is then run again in a copy."
         )
-    batch_id = done.batch_id - 1
-    offset, commit = f"{OFFSETS}/{batch_id}", f"{COMMITS}/{batch_id}"
-    committed = parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}")
-    entry = plan_without_data(live.folder.read(offset), f"{live.url}/{offset}", committed, now_ms=wall_clock_ms())
+    entry = plan_without_data(live.folder, done.batch_id - 1, now_ms=wall_clock_ms())
     # First the catalog: a start that dies in between leaves a fenced directory; the next one continues in a clone.
     stream.catalog.streams.restore_finished(lease.record)
     with lease.step():

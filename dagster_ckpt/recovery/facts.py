@@ -21,9 +21,8 @@ from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError, Sto
 from dagster_ckpt.recovery.examination import Examiner, known_query
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
 from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, snapshot_point
-from dagster_ckpt.sinks.registry import described_sink
+from dagster_ckpt.sinks.registry import captured_sinks, described_sink
 from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
-from dagster_ckpt.sinks.snapshot_sinks import captured_sinks
 from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, retained_batches

@@ -34,8 +34,7 @@ from dagster_ckpt.recovery.sink_survey import refuse_copies
 from dagster_ckpt.recovery.source_inputs import InputStatus, reasons, source_inputs
 from dagster_ckpt.sinks.file_sink import FileSink, fork_output, unexpected_file
 from dagster_ckpt.sinks.file_sink_log import own_past
-from dagster_ckpt.sinks.registry import sink_of, sinks_of
-from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, other_sinks
+from dagster_ckpt.sinks.registry import captured_sinks, logs_in_snapshot, other_sinks, sink_of, sinks_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

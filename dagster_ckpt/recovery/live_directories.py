@@ -23,11 +23,12 @@ from dagster_ckpt.errors import (
     SnapshotCorruptError,
     StreamNotFoundError,
 )
+from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.sinks.in_flight import refuse_skipped_batch
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Progress, Watch, materialize, unwatched
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Progress, Watch, materialize
 from dagster_ckpt.state.rewriting import Rewritten, rewrite_state
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
@@ -217,7 +218,7 @@ def restore_into(
     donor: Donor | None = None,
     is_scratch: bool = False,
     marked: bool = False,
-    watch: Watch = unwatched,
+    watch: Watch = no_op,
     progress: Progress | None = None,
 ) -> None:
     """Restore a snapshot to a live directory that does not exist yet, without making it the stream's own.

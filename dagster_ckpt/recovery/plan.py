@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.recovery.recovery_points import snapshot_point
-from dagster_ckpt.sinks.file_sink_damage import DamagedLog
+from dagster_ckpt.sinks.file_sink_repair import DamagedLog
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
 from dagster_ckpt.stream.snapshots import describe_snapshot

@@ -27,11 +27,11 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import (
 )
 from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP
 from dagster_ckpt.spark.query.plan import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.versions import Feature, installed_release
-from dagster_ckpt.state.other_spark import Rewriter
 from dagster_ckpt.state.reading import FORMAT_VERSION
+from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.state.rewriting import shape_in, stored_state
 from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
 from dagster_ckpt.stream.handle import StreamHandle

@@ -21,7 +21,6 @@ from dagster_ckpt.recovery.source_check import read_offsets, state_files, topic_
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
-from dagster_ckpt.spark.query.delta_source import delta_offset
 from dagster_ckpt.spark.query.kafka_source import TopicOffsets, matches
 from dagster_ckpt.spark.query.sources import (
     CLUSTER,
@@ -40,6 +39,7 @@ from dagster_ckpt.spark.query.sources import (
     keyed,
     kind_of_offset,
 )
+from dagster_ckpt.spark.query.table_sources import delta_offset
 from dagster_ckpt.stream.handle import StreamHandle
 
 # The newest files that a source has read decide whether it still reads them.

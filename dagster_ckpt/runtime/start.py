@@ -40,7 +40,7 @@ from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_writer
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.query.sources import SourceIdentity, source_identities
-from dagster_ckpt.state.other_spark import rewriter_for
+from dagster_ckpt.state.rewriter import rewriter_for
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, seen_sinks
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper

@@ -17,11 +17,9 @@ from dagster_ckpt.catalog.records import ExecutionRecord, OriginKind, SnapshotRe
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_damage import DamagedLog, damaged_log
-from dagster_ckpt.sinks.file_sink_repair import is_moved_log, relocated
-from dagster_ckpt.sinks.registry import described_sink, sink_of, sinks_of
+from dagster_ckpt.sinks.file_sink_repair import DamagedLog, damaged_log, is_moved_log, relocated
+from dagster_ckpt.sinks.registry import captured_sinks, described_sink, logs_in_snapshot, sink_of, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import Sink
-from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, sinks_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

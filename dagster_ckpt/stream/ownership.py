@@ -23,8 +23,8 @@ from dagster_ckpt.catalog.records import LeaseRecord, OriginKind, SnapshotRecord
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import fence
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease
 from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, jvm_of

@@ -17,9 +17,8 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
 )
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseLostError, NothingCommittedError
-from dagster_ckpt.sinks.guarantees import guarantees
-from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.sinks.snapshot_sinks import names_of_others
+from dagster_ckpt.sinks.in_flight import guarantees
+from dagster_ckpt.sinks.registry import names_of_others, sinks_of
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
@@ -27,7 +26,7 @@ from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
-from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN
+from dagster_ckpt.spark.checkpoint_dir.state_files import CHAIN
 from dagster_ckpt.spark.jobs import executors_above
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.handle import StreamHandle

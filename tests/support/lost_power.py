@@ -24,8 +24,7 @@ from dagster_ckpt.recovery.retention import housekeeping, settle_dead_attempts
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import REWRITE_ID
-from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
-from dagster_ckpt.spark.checkpoint_dir.state.growth import LAYOUT
+from dagster_ckpt.spark.checkpoint_dir.state_files import LAYOUT, ROCKSDB
 from dagster_ckpt.state import rewriting
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle

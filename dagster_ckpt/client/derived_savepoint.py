@@ -2,7 +2,7 @@
 
 An edit restores the snapshot into a temporary directory, rewrites its state there, compares the result with the
 original and stores it. It touches no live directory and needs no lease. The ids of the edits that a state contains are
-in the file `metadata` of its directory and in the header of each of its snapshots: whatever lacks the id of an edit
+in the file `metadata` of its directory and in the header of each of its snapshots: a snapshot without the id of an edit
 has, or may have, the state from before it.
 """
 
@@ -100,9 +100,9 @@ def derive_savepoint(
         )
         with holding(stream.catalog, [original, begun], f"{purpose} {identity.snapshot_id}"):
             stored, header = write(identity)
-        location = stored.location
-        facts = _facts(stored, header, original, state_rows, wall_clock_ms() - began_ms)
-        return snapshots.complete(None, identity.snapshot_id, facts)
+            location = stored.location
+            facts = _facts(stored, header, original, state_rows, wall_clock_ms() - began_ms)
+            return snapshots.complete(None, identity.snapshot_id, facts)
     except BaseException as error:
         snapshots.fail(None, identity.snapshot_id, str(error) or type(error).__name__)
         # Only if the catalog confirms that it does not list it.

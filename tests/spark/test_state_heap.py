@@ -122,6 +122,13 @@ def test_other_codecs_are_compared_with_the_checksum_file_of_hadoop(tmp_path: Pa
         store(tmp_path, files, "snappy", 1).read(2)
 
 
+def test_a_length_without_an_end_is_damage_and_is_not_read_on(tmp_path: Path) -> None:
+    block = b"\x80" * 5_000_000
+    data = b"\x82SNAPPY\x00" + struct.pack(">iii", 1, 1, len(block)) + block
+    with pytest.raises(LiveDirectoryError, match="a length that does not end"):
+        store(tmp_path, {"1.delta": data}, "snappy", 1).read(2)
+
+
 @pytest.mark.parametrize(
     ("files", "why"),
     [

@@ -44,12 +44,17 @@ def small_spark(settings: Mapping[str, str] | None = None) -> Iterator[SparkSess
         session.stop()
 
 
+TASKS_END_S = 120
+
+
 def unload_stores(spark: SparkSession) -> None:
     """Let go of the state of queries that have ended, as their processes would: nothing uploads a file of it later."""
     jvm: Any = spark.sparkContext._jvm
     # A task of a job that has failed may still run, and a store that is closed beneath it ends the JVM.
     executors = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos
+    deadline = time.monotonic() + TASKS_END_S
     while any(each.numRunningTasks() for each in executors()):
+        assert time.monotonic() < deadline, "tasks of the ended queries still run"
         time.sleep(0.01)
     stores = getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
     # Not `stop`, which may wait five minutes for a maintenance that waits for it.

@@ -300,16 +300,18 @@ def _handle(data: bytes, at: int) -> tuple[_Handle, int]:
     return (offset, size), at
 
 
+# Of a number of 64 bits.
+_LONGEST_VARINT = 10
+
+
 def varint(data: bytes, at: int) -> tuple[int, int]:
     """A length in seven bits a byte, lowest first, and where it ends; so are those of RocksDB and of Snappy."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
+    value = 0
+    for place, byte in enumerate(data[at : at + _LONGEST_VARINT]):
+        value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
-            return value, at
-        shift += 7
+            return value, at + place + 1
+    raise ValueError("it has a length that does not end")
 
 
 def _plain(raw: memoryview) -> bytes | None:

@@ -14,7 +14,7 @@ measures `dagster_ckpt` and its peers in turn, so the ratios hold on another mac
 `x ours` is how many times longer a peer took: the median of the ratios within one repetition, and the ratio of
 the minima. CPU s is the user and system time of the measured call, or of the peer's process tree.
 """
-# So many targets of one kind are one row: the section has the figures.
+# From this number of targets of one kind on, one row shows them all: the section has the figures.
 _MANY = 4
 
 

@@ -46,7 +46,7 @@ class UpgradePhase(StrEnum):
 
     @property
     def goes_back(self) -> bool:
-        """Whether a rollback is in progress, which finishes whatever the desired state."""
+        """Whether a rollback is in progress, which finishes regardless of the desired state."""
         return self in (UpgradePhase.ROLLING_BACK, UpgradePhase.RESTORING)
 
 

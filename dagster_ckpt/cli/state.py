@@ -57,7 +57,7 @@ def rewriter() -> None:
 @rewriter.command("install", epilog="\b\nExample:\n  dagster-ckpt rewriter install")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def install(*, as_json: bool) -> None:
-    """Install PySpark for it with pip, beside the installed one, which stays as it is."""
+    """Install another PySpark for it with pip. The installed one is not changed."""
     from dagster_ckpt.state.rewriter import install_rewriter
 
     try:

@@ -48,7 +48,7 @@ class DriverLaunch:
             spark.kubernetes.driverEnv.DAGSTER_CKPT_START_REQUEST={start_request}` or `--conf
             spark.yarn.appMasterEnv.DAGSTER_CKPT_START_REQUEST={start_request}`.
         log_directory: Folder for its output, one file per launch.
-        environment: Environment variables beside those of the launching process.
+        environment: Environment variables in addition to those of the launching process.
         start_timeout_s: Seconds that the query may take to start; after that the start is withdrawn.
 
     Raises:
@@ -273,7 +273,7 @@ def hand_over(
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] | None = None,
 ) -> None:
-    """Before a start beside the running query: check it with the loaded code, and only then suspend that query.
+    """Before a start while the query runs: check it with the loaded code, and only then suspend that query.
 
     Does nothing without a running query, or if the request does not ask for it. If the start is refused, the request
     fails with the reason and the query runs on. If the request is withdrawn meanwhile, the query runs on, or is

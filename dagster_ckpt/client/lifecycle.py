@@ -183,7 +183,7 @@ class LifecycleMethods(Connection):
         """Start a stream, suspending it first if it is running. Returns what it undid, once the query is started.
 
         What catalog, storage and sinks tell is checked first. The supervisor sensor, which must be turned on, launches
-        the run, which checks the new code's plan, sources and sink beside the running query and only then suspends it.
+        the run, which checks the new code's plan, sources and sink while the query runs, and only then suspends it.
         If the start is refused, or no run is launched, the query runs on.
 
         If something else runs the stream's program, or with `suspend_first`, the query is suspended before the code is
@@ -286,7 +286,7 @@ class LifecycleMethods(Connection):
         request_id: str | None = None,
         hands_over: bool = False,
     ) -> RequestRecord:
-        """`hands_over`: the launched run checks its code beside the query."""
+        """`hands_over`: the launched run checks its code while the query runs."""
         from dagster_ckpt.client.preflight import listed_snapshot, start_preview
         from dagster_ckpt.recovery.rewind_preview import refuse_loss
 

@@ -328,7 +328,7 @@ class CheckpointOptions:
         """Validate the options together; returns them as they take effect.
 
         Unaligned checkpoints are off under AT_LEAST_ONCE, which Flink does silently and `describe` reports. Refused are
-        several concurrent unaligned attempts, and a policy beside the option that it replaces.
+        several concurrent unaligned attempts, and a policy together with the option that it replaces.
         """
         if self.trigger is not None and self.interval is not None:
             raise OptionError(

@@ -51,7 +51,7 @@ class Deployment:
     ) -> StreamHandle:
         """Create the handle of a stream.
 
-        Backend None uses the session's settings; savepoint URL None stores savepoints beside checkpoints.
+        Backend None uses the session's settings; savepoint URL None stores savepoints next to checkpoints.
         """
         root = self.storage.checkpoint_location.url_to_open
         unset = DeploymentStorage(checkpoint_path=root, savepoint_path=savepoint_url or f"{root}/savepoints")

@@ -74,7 +74,7 @@ def _plain(url: str) -> str:
 
 
 def _known_by_its_inode(path: Path) -> str:
-    """Whatever links, mounts or letter case the path uses."""
+    """The same for every path to a folder: through links, mounts or another letter case."""
     path = path.resolve()
     for there in (path, *path.parents):
         try:

@@ -62,7 +62,7 @@ _EFFECTS = {
 
 @dataclass(frozen=True)
 class RowCount:
-    """Rows that are processed again; at least so many if not exact."""
+    """Rows that are processed again; a lower bound if not exact."""
 
     rows: int | None
     is_exact: bool

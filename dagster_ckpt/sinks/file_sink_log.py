@@ -146,7 +146,7 @@ def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
 def _beginning(batch_id: int) -> list[SinkEntry]:
     """A log that lists no file and ends at a batch, as one compact entry.
 
-    It gives Spark's compaction interval (`deriveCompactInterval`), whatever the settings.
+    It gives Spark's compaction interval (`deriveCompactInterval`) for any settings.
     """
     # Batch 0 alone, as a compact entry, would make every later batch one.
     return [SinkEntry(f"{batch_id}{COMPACT}" if batch_id > 0 else str(batch_id), _NOTHING)]

@@ -1,7 +1,7 @@
 """The protocol of a sink: what the package asks every sink about the batches that it has written.
 
 A query that goes back plans its batches again, so the same number can stand for other rows. Sinks identify a batch by
-its number: some whatever the query (the file sink), some with the query's id (Delta, Iceberg), some not at all.
+its number: some for any query (the file sink), some with the query's id (Delta, Iceberg), some not at all.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class TablePlan:
         command: For a person to do the same; may be empty.
         others: What others have written since and would lose, such as "versions 4, 5"; may be empty.
         obstacle: Why it cannot be done.
-        basis: Whatever `commit` needs, such as the table's version at the time.
+        basis: What `commit` needs, such as the table's version at the time.
     """
 
     moves: bool

@@ -139,7 +139,7 @@ def damaged_sink_logs(
     The survey of the sinks refuses any other. If `output` is unknown, the sinks written last are examined.
     """
     if not isinstance(record.pending_restore, ToBatch | None):
-        # An interrupted start continues with the sinks whatever their logs say.
+        # An interrupted start continues with the sinks regardless of their logs.
         return []
     written = sinks_of(sinks_written(stream))
     described = described_sink(output)

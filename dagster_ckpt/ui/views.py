@@ -88,7 +88,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Summary:
-    """Percentiles over so many completed snapshots."""
+    """Percentiles over the last `count` completed snapshots."""
 
     stream: StreamDescription
     count: int

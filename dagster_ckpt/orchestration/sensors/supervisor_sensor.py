@@ -124,8 +124,8 @@ class SupervisorTick:
     """One evaluation of the sensor.
 
     Attributes:
-        retention_job: For an end that nobody has cleaned up after.
-        roll_back_job: For a failed upgrade.
+        retention_job: Applies retention after an execution that ended without it.
+        roll_back_job: Rolls a failed upgrade back.
         messages: For the sensor's log.
         alerts: For the log, as errors.
     """

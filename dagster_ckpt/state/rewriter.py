@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -240,16 +239,19 @@ def install_rewriter(report: Callable[[str], None]) -> Path:
     release = next(each for each in reversed(RELEASES) if each.has(Feature.STATE_REWRITER))
     wanted = f"pyspark=={release.minor}.*"
     report(f"installing {wanted} into {place}")
-    with TemporaryDirectory(dir=place.parent) as unfinished:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", unfinished, wanted]
+    with TemporaryDirectory(dir=place.parent) as folder:
+        # Half a PySpark would be found and fail in each rewrite: it gets its name when it is whole.
+        whole = Path(folder) / place.name
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(whole), wanted]
         done = subprocess.run(pip, check=False, capture_output=True, text=True)
         if done.returncode != 0:
             raise StateRewriteError(
                 f"pip could not install {wanted} ({' '.join(pip)}):\n{done.stderr.strip()}\nInstall PySpark "
                 f"{release.minor} elsewhere, and name its folder or its interpreter in {VARIABLE}."
             )
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(unfinished, place, symlinks=True)
+        if place.is_dir():
+            place.rename(Path(folder) / "before")
+        whole.rename(place)
     return place
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,16 @@ import pytest
 
 from dagster_ckpt.errors import StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.state.rewriter import VARIABLE, Rewriter, Written, rewrite_elsewhere, rewriter_for
+from dagster_ckpt.state import rewriter as rewriters
+from dagster_ckpt.state.rewriter import (
+    VARIABLE,
+    Rewriter,
+    Written,
+    install_rewriter,
+    installed_place,
+    rewrite_elsewhere,
+    rewriter_for,
+)
 from dagster_ckpt.state.shape import StateShape
 
 SHAPE = StateShape("provider", 12, 1)
@@ -140,3 +150,30 @@ def test_without_a_rewriter_a_refusal_says_how_to_get_one(tmp_path: Path, monkey
         rewriter_for(Session())  # type: ignore[arg-type]
     (tmp_path / "dagster_ckpt/rewriter").mkdir(parents=True)
     assert rewriter_for(Session()) == Rewriter(tmp_path / "dagster_ckpt/rewriter")  # type: ignore[arg-type]
+
+
+def test_an_installation_is_found_once_it_is_whole_and_a_failed_one_replaces_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    release, status, seen = "4.3.0", 0, []
+
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        seen.append(Rewriter.find())
+        whole = Path(command[command.index("--target") + 1])
+        whole.mkdir()
+        (whole / "release").write_text(release)
+        return subprocess.CompletedProcess(command, status, "", "no such index")
+
+    monkeypatch.setattr(rewriters.subprocess, "run", pip)
+    assert install_rewriter(print) == installed_place()
+    release, status = "4.3.1", 1
+    with pytest.raises(StateRewriteError, match="no such index"):
+        install_rewriter(print)
+    assert (installed_place() / "release").read_text() == "4.3.0"
+    status = 0
+    install_rewriter(print)
+    assert (installed_place() / "release").read_text() == "4.3.1"
+    assert seen == [None, Rewriter(installed_place()), Rewriter(installed_place())]
+    assert [each.name for each in installed_place().parent.iterdir()] == ["rewriter"]

@@ -18,8 +18,8 @@ from dagster_ckpt.config.rocksdb import OPTIONS_SET, RocksDBOptions
 from dagster_ckpt.config.state_backend import MAX_PARALLELISM
 from dagster_ckpt.flink import execution_config as execution
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.orchestration.resources.resources import CheckpointStorageResource, StateBackendResource
-from dagster_ckpt.orchestration.resources.settings import RestartSettings
+from dagster_ckpt.orchestration.resources import CheckpointStorageResource, StateBackendResource
+from dagster_ckpt.orchestration.settings import RestartSettings
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches
 from dagster_ckpt.values.validation import OptionDescription, options_of

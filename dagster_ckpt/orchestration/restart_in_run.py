@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
 from dagster_ckpt.errors import QueryStalledError
 from dagster_ckpt.orchestration._compat import check_captured_interrupt
-from dagster_ckpt.orchestration.runs.child_process import ChildTracebackError, Died, Raised, Returned, in_child
-from dagster_ckpt.orchestration.runs.run_status import RunWatch, StepContext, worker_of
+from dagster_ckpt.orchestration.child_process import ChildTracebackError, Died, Raised, Returned, in_child
+from dagster_ckpt.orchestration.run_status import CRASHED, END_KEY, RunWatch, StepContext, run_failure, worker_of
 from dagster_ckpt.policies.guard import decide_restart
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt
 from dagster_ckpt.runtime.settlement import record_death
@@ -33,8 +33,6 @@ from dagster_ckpt.stream.liveness import JVM_GRACE_S
 
 T = TypeVar("T")
 
-END_KEY = "dagster_ckpt/end"
-CRASHED = "CRASHED"
 # Ends after which another process may continue.
 _RESTARTABLE = (CRASHED, QueryStalledError.__name__)
 _LOOK_S = 0.1
@@ -87,11 +85,8 @@ def _as_raised(end: Raised | Died) -> BaseException:
     if isinstance(end, Raised):
         end.error.__cause__ = ChildTracebackError(end.trace)
         return end.error
-    return dg.Failure(
-        f"The process of the stream, {end.pid}, {end.how}. The supervisor sensor decides whether it is restarted.",
-        metadata={END_KEY: CRASHED},
-        allow_retries=False,
-    )
+    text = f"The process of the stream, {end.pid}, {end.how}. The supervisor sensor decides whether it is restarted."
+    return run_failure(text, CRASHED)
 
 
 def _await_restart(context: StepContext, open_stream: Callable[[], StreamHandle], *, after: str | None) -> str | None:

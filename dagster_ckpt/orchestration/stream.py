@@ -75,9 +75,9 @@ class StreamOptions(TypedDict, total=False):
     ]
     restart_in_run: Annotated[
         bool,
-        "After the death of the driver or its JVM, start the stream again within the same Dagster run: the run's "
-        "process forks a child that runs the stream. False: one process, and the supervisor sensor launches a new run. "
-        "Default: true, on Linux.",
+        "If the driver or its JVM dies, start the stream again within the same Dagster run: the run's process forks a "
+        "child that runs the stream. False: one process, and the supervisor sensor launches a new run, as it does "
+        "where Spark is started before the step (PySparkResource) and on systems other than Linux. Default: true.",
     ]
 
 

@@ -15,7 +15,7 @@ from dagster_ckpt.orchestration.child_process import Died, Raised, Returned, in_
 from dagster_ckpt.orchestration.restart_in_run import _as_raised, _why_another_may_continue
 from dagster_ckpt.orchestration.run_status import CRASHED, run_failure
 
-# A child that cannot come to its end must not hold the suite.
+# A child that does not end must not hold the suite.
 pytestmark = pytest.mark.timeout(60)
 
 

@@ -42,9 +42,9 @@ def can_restart_in_run(context: StepContext) -> bool:
     """Whether this is the process that a launcher started for the run, on Linux, and Spark is not started in it."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return False
-    # Not a notebook or a test that executes a job itself, and wants to see the session.
+    # A notebook or a test that executes a job itself wants to see the session; its run has no origin.
     worker = worker_of(context.instance, context.run.run_id)
-    if worker is None or worker.pid != os.getpid():
+    if context.run.remote_job_origin is None or worker is None or worker.pid != os.getpid():
         return False
     return SparkContext._gateway is None and SparkSession.getActiveSession() is None
 

@@ -27,7 +27,8 @@ from dagster_ckpt.recovery.replay import lost_batches
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
-from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
+from dagster_ckpt.recovery.source_check import refuse_gone_records
+from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.description import is_described_query, session_of
@@ -42,7 +43,7 @@ from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import refuse_unclaimed
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +73,7 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
                     continue
                 return replace(ahead, state=tuple(_check_rewrite(stream, ahead.plan, start_from)))
         except CkptError as error:
-            if plan.point is None or start_from.point is not StartPoint.LATEST or not is_suspicious(error):
+            if plan.point is None or not start_from.chooses_its_point or not is_suspicious(error):
                 raise
             damage = Examiner(stream).damage_of_point(plan)
             if damage is None:
@@ -157,7 +158,7 @@ def check_start(
     output = _told(describe, named_output)
     facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False, output=output)
     while True:
-        plan = resolved_offsets(stream, plan_recovery(facts), describe)
+        plan = plan_of_start(stream, facts, describe)
         with holding(stream.catalog, [plan.snapshot], "check of a start"):
             refuse_unclaimed(stream, plan.snapshot)
             for message in refuse_changed_sources(stream, plan, _told(describe, source_identities)):

@@ -19,7 +19,7 @@ class Compatibility(StrEnum):
     """Whether code can continue from a state.
 
     COMPATIBLE: A plain start continues, although something differs.
-    MIGRATABLE: A start with the options of the report writes the state, or the sources' positions, anew.
+    MIGRATABLE: A start with the options of the report rewrites the state, or the positions of the sources.
     """
 
     SAME = "SAME"

@@ -15,8 +15,11 @@ LABEL = "before-rewind-"
 
 
 def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
-    goes_back = isinstance(plan, Restore | Rewind) and plan.rewound_batches > 0
-    return goes_back and start_from.point is not StartPoint.LATEST
+    if not isinstance(plan, Restore | Rewind):
+        return False
+    # Positions of former sources would be lost with the directory.
+    goes_back = plan.rewound_batches > 0 and start_from.point is not StartPoint.LATEST
+    return goes_back or plan.sources is not None
 
 
 def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str | None:

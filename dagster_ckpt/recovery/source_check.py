@@ -34,7 +34,7 @@ def refuse_gone_records(
     sources, tables, iceberg = kafka_sources(writer), delta_sources(writer), iceberg_sources(writer)
     if all(each is None for each in (*sources, *tables, *iceberg)):
         return []
-    offsets = list(read_offsets(stream, plan, plan.to_batch).values())
+    offsets = list(_offsets_to_read(stream, plan, plan.to_batch).values())
     positions = [topic_offsets(offset) for offset in offsets]
     chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
     if chosen is not None:
@@ -73,7 +73,7 @@ def resolved_offsets(
     if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
     chosen = plan.source_offsets
-    positions = [topic_offsets(offset) for offset in read_offsets(stream, plan, plan.to_batch).values()]
+    positions = [topic_offsets(offset) for offset in _offsets_to_read(stream, plan, plan.to_batch).values()]
     check_known(chosen, {str(index): position for index, position in enumerate(positions) if position is not None})
     if not chosen.times:
         return plan
@@ -132,6 +132,13 @@ def read_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dic
     name = f"{OFFSETS}/{batch_id}"
     data = state_files(stream, plan, [name]).get(name)
     return dict(parse_offset_entry(data, name).sources) if data is not None else {}
+
+
+def _offsets_to_read(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dict[str, str | None]:
+    """Where the sources of the query continue."""
+    offsets = read_offsets(stream, plan, batch_id)
+    sources = plan.sources if isinstance(plan, Restore | Rewind) else None
+    return offsets if sources is None else sources.offsets(offsets)
 
 
 def topic_offsets(text: str | None) -> TopicOffsets | None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    import dagster as dg
+
     from dagster_ckpt.client import Client
 
 CONFIG_NAME = "dagster_ckpt.toml"
@@ -130,22 +132,26 @@ def _below(folder: Path, place: str) -> str:
 
 
 def _resources(module: str) -> dict[str, Any]:
+    resources: dict[str, Any] = {}
+    for each in definitions_in(module):
+        resources |= each.resources or {}
+    if not resources:
+        raise click.UsageError(f"Module {module} has no Dagster Definitions with resources.")
+    return resources
+
+
+def definitions_in(module: str) -> list[dg.Definitions]:
+    """The Dagster definitions of a module in this folder or on Python's path."""
     import dagster as dg
 
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    resources: dict[str, Any] = {}
     try:
         loaded = importlib.import_module(module)
-        for value in vars(loaded).values():
-            defs = value() if type(value).__name__ == "LazyDefinitions" else value
-            if isinstance(defs, dg.Definitions):
-                resources |= defs.resources or {}
+        found = [value() if type(value).__name__ == "LazyDefinitions" else value for value in vars(loaded).values()]
     except (Exception, SystemExit) as error:
         raise click.UsageError(f"Module {module} cannot be imported: {_what_failed(error)}") from error
-    if not resources:
-        raise click.UsageError(f"Module {module} has no Dagster Definitions with resources.")
-    return resources
+    return [each for each in found if isinstance(each, dg.Definitions)]
 
 
 def _what_failed(error: BaseException) -> str:

@@ -66,7 +66,7 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
         plan = plan_recovery(facts)
         try:
             with holding(stream.catalog, [plan.snapshot], "preview"):
-                ahead = _ahead(stream, facts, plan)
+                ahead = ahead_of(stream, facts, plan)
                 newer = with_newer_point(facts, plan, ahead.gone) if ahead.gone and not start_from.accept_loss else None
                 if newer is not None:
                     facts = newer
@@ -102,13 +102,14 @@ def listed_snapshot(stream: StreamHandle, snapshot: SnapshotRecord | None) -> Sn
     return listed if listed is not None and listed.location == snapshot.location else None
 
 
-def _ahead(
+def ahead_of(
     stream: StreamHandle,
     facts: RecoveryFacts,
     plan: RecoveryPlan,
     output: NamedOutput | None = None,
     session: SparkSession | None = None,
 ) -> RewindPreview:
+    """What a start of a stream, which may be running, would undo and process again."""
     lost, running = lost_batches(stream, facts, plan, output), is_running(stream)
     replayed = plan if lost is None else lost.plan()
     ahead = preview_rewind(stream, facts, replayed, output, session, is_running=running)
@@ -164,7 +165,7 @@ def check_start(
             for message in refuse_changed_sources(stream, plan, _told(describe, source_identities)):
                 report(message)
             try:
-                ahead = _ahead(stream, facts, plan, output, _told(describe, _session))
+                ahead = ahead_of(stream, facts, plan, output, _told(describe, _session))
                 refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
                 gone = refuse_gone_records(stream, plan, describe, accept_loss=start_from.accept_loss)
             except InputGoneError as error:

@@ -1,18 +1,21 @@
 """How the code of a stream fits the state that its next start continues from: a verdict, and what the start would do.
 
 Pure. A start and a check without a start judge by the same functions: sources by `source_change`, settings of the state
-by `plan_check`, operators by `operator_steps` below.
+and operators by `plan_check`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from enum import StrEnum
 
 from dagster_ckpt.recovery.plan_check import describe_operator, operator_differences
+from dagster_ckpt.recovery.source_change import SourceJudgement
+from dagster_ckpt.spark.checkpoint_dir.source_positions import in_order
 from dagster_ckpt.spark.query.plan import PlanDescription
+from dagster_ckpt.values.source_mapping import SourceMapping
 
 
 class Compatibility(StrEnum):
@@ -102,6 +105,16 @@ class CompatibilityReport:
         """Why it is not SAME."""
         return "; ".join(str(step) for step in self.steps if step.reason)
 
+    def messages(self) -> list[str]:
+        """The report, one line each."""
+        asked = " ".join(f"--{name.replace('_', '-')} {value!r}" for name, value in self.options.items())
+        return [
+            f"{self.stream_id}: {self.verdict.value}, compared with {self.compared_with}",
+            *map(str, self.steps),
+            *self.notes,
+            *([f"start with: {asked}"] if self.verdict is Compatibility.MIGRATABLE and asked else []),
+        ]
+
     @property
     def options(self) -> dict[str, str | bool | int]:
         """Of the start that does the migration."""
@@ -116,6 +129,51 @@ class CompatibilityReport:
             "options": self.options,
             "notes": list(self.notes),
         }
+
+
+def source_steps(judgement: SourceJudgement) -> tuple[Step, ...]:
+    """What a start does with each source of the query, then with former ones that it drops.
+
+    Without a mapping, changed sources get the steps of the one that the refusal of the start proposes.
+    """
+    found, mapping = judgement, judgement.mapping
+    options: dict[str, str | bool | int] = {}
+    if mapping is None and found.refused:
+        mapping = found.proposed
+        options = {"map_sources": str(mapping)}
+    elif mapping is not None:
+        options = {"map_sources": str(mapping)}
+    if mapping is None:
+        reasons = {each.source: str(each) for each in found.differences}
+        return tuple(
+            Step(Part.SOURCE, source, Action.KEEP, reasons.get(source, "")) for source in {**found.read, **found.now}
+        )
+    return tuple(_mapped(found, mapping, options))
+
+
+def _mapped(found: SourceJudgement, mapping: SourceMapping, options: Mapping[str, str | bool | int]) -> Iterator[Step]:
+    refused = {each.source: str(each) for each in found.differences if each.is_refused} if found.mapping else {}
+    for source in in_order(mapping.sources):
+        what = str(found.now.get(source, "unknown"))
+        if source in refused:
+            yield Step(Part.SOURCE, source, Action.REFUSE, refused[source])
+        elif source in mapping.new:
+            yield Step(Part.SOURCE, source, Action.BOOTSTRAP, f"{what} is new", options)
+        elif mapping.continued[source] != source:
+            yield Step(
+                Part.SOURCE,
+                source,
+                Action.MIGRATE,
+                f"{what} continues the former source {mapping.continued[source]}",
+                options,
+            )
+        else:
+            yield Step(Part.SOURCE, source, Action.KEEP)
+    for former, read in found.read.items():
+        if former not in mapping.continued.values():
+            yield Step(Part.SOURCE, f"former {former}", Action.DROP, f"{read} is no longer read", options)
+    for why in found.crossed:
+        yield Step(Part.SOURCE, "join", Action.REFUSE, why)
 
 
 def operator_steps(before: PlanDescription | None, after: PlanDescription | None) -> tuple[Step, ...]:

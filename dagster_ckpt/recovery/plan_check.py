@@ -278,12 +278,18 @@ def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescripti
     """
     snapshot = recovery.snapshot if isinstance(recovery, Restore) else None
     came_from = describe_snapshot(snapshot) if snapshot is not None else "its live directory"
-    is_empty = isinstance(recovery, StartEmpty)
-    old = None if is_empty else read_plan(snapshot.plan if snapshot is not None else record.plan)
+    old = old_plan(record, recovery)
     differences = plan_differences(old, new) if old is not None and new is not None else ()
     if new is None or not differences:
         return None
     return PlanChange(differences, came_from, new.fingerprint, record.accepted_plan == new.fingerprint)
+
+
+def old_plan(record: StreamRecord, recovery: RecoveryPlan) -> PlanDescription | None:
+    """The plan that wrote the state to continue from, if known."""
+    if isinstance(recovery, StartEmpty):
+        return None
+    return read_plan(recovery.snapshot.plan if isinstance(recovery, Restore) else record.plan)
 
 
 def check_plan(

@@ -11,7 +11,7 @@ from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.parameters import REQUIRED, Parameter, arguments, parameters, summary
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.assets.stream import Stream, find_stream, translator_of
+from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, find_stream, translator_of
 from dagster_ckpt.orchestration.resources.defined_streams import DefinedStreams
 from dagster_ckpt.orchestration.resources.resources import DeploymentResources
 from dagster_ckpt.orchestration.runs.run_status import (
@@ -97,6 +97,11 @@ class StreamOps:
     def op_with_spark(self, function: Callable[..., Any]) -> dg.OpDefinition:
         """Make an op that needs a Spark session as well."""
         return self._op(function, RESOURCES)
+
+    def op_with_code(self, function: Callable[..., Any]) -> dg.OpDefinition:
+        """Make an op that needs what the code of the streams needs."""
+        assets = [stream.asset for stream in self._streams if isinstance(stream, StreamingAsset)]
+        return self._op(function, {*RESOURCES, *(key for asset in assets for key in asset.required_resource_keys)})
 
     def verb(
         self,

@@ -31,8 +31,9 @@ Exit status:
   0  done
   1  refused or failed; the message says what to do
   2  wrong usage
-  3  verify, doctor or health found a problem
+  3  verify, doctor or health found a problem; check: INCOMPATIBLE
   4  a running stream did not answer in time; the request was withdrawn
+  5  check: MIGRATABLE
 """
 
 

@@ -126,9 +126,9 @@ def shape(operator: str, sides: Sequence[DataFrame]) -> DataFrame:
             return frame.groupBy(key).count()
         case "windows":
             timed = frame.withWatermark("t", "1 hour") if frame.isStreaming else frame
-            return timed.groupBy(F.window("t", "30 seconds").start.alias("start"), key).count()
+            return timed.groupBy(F.window("t", "30 seconds"), key).count().select("window.start", "key", "count")
         case "watermarks":
-            return frame.groupBy(F.window("t", "30 seconds").start.alias("start"), key).count()
+            return frame.groupBy(F.window("t", "30 seconds"), key).count().select("window.start", "key", "count")
         case "distinct":
             return frame.select((F.col("value") % 11).alias("key")).dropDuplicates(["key"])
         case "join":

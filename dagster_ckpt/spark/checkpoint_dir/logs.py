@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.spark.versions import SparkFile
+from dagster_ckpt.spark.versions import NAMES_SOURCES, SparkFile
 from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, number_in, reading
 
 # Written by an offline repartition; else shuffle partitions count.
@@ -169,6 +169,9 @@ def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> byte
 
 def with_sources(data: bytes, where: str, sources: Mapping[str, str | None]) -> bytes:
     """The entry with these offsets in place of its own; with names, in version 2."""
+    if not all(name.isdecimal() for name in sources) and NAMES_SOURCES in parse_offset_entry(data, where).conf:
+        # Spark pins it, and would go on with numbers.
+        data = with_settings(data, where, {NAMES_SOURCES: "true"})
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     is_named = version != 1 or not all(name.isdecimal() for name in sources)
     offsets = {name: NO_OFFSET if offset is None else offset for name, offset in sources.items()}

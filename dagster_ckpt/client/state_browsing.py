@@ -233,6 +233,16 @@ class ShownDifference:
     note: str | None = None
 
 
+def written_rows(found: StreamState | StreamStateDiff, folder: str | None, *, where: str | None = None) -> list[str]:
+    """Write the rows of every state that are to be shown, as `write_rows` does, unless `folder` is None."""
+    if folder is None:
+        return []
+    if isinstance(found, StreamStateDiff):
+        return write_rows(((each.name, each.rows) for each in found.states), folder)
+    frames = (found.frame(name) for name in found.states)
+    return write_rows(((each.name, each.rows if where is None else each.where(where)) for each in frames), folder)
+
+
 def show_state(
     state: StreamState, *, where: str | None = None, limit: int = DEFAULT_LIMIT, largest: int = LARGEST
 ) -> list[ShownState]:

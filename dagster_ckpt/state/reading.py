@@ -13,8 +13,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from dagster_ckpt.errors import LiveDirectoryError, OptionError
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, STATE, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
+from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN
 from dagster_ckpt.spark.versions import Feature, SparkRelease, release_of
 
@@ -140,9 +140,7 @@ class StateReader:
         self.format_version = 1
         if self._has_state:
             release = require_state_reader(spark)
-            commit = f"{COMMITS}/{batch_id}"
-            entry = parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}")
-            if entry.state_ids is not None:
+            if read_commit_entry(live.folder, batch_id).state_ids is not None:
                 release.require(Feature.STATE_READER_FORMAT_2, "Reading this state")
                 self.format_version = 2
             if release.has(Feature.CHECKPOINT_FORMAT_2):

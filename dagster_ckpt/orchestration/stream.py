@@ -79,6 +79,12 @@ class StreamOptions(TypedDict, total=False):
         "Fail the run if the query makes no progress for this long: no batch completes, it is not idle, and no Spark "
         "task is running. The restart strategy then starts a new run. At least 30000. Default: no timeout.",
     ]
+    restart_in_run: Annotated[
+        bool,
+        "If the driver or its JVM dies, start the stream again within the same Dagster run: the run's process forks a "
+        "child that runs the stream. False: one process, and the supervisor sensor launches a new run, as it does "
+        "where Spark is started before the step (PySparkResource) and on systems other than Linux. Default: true.",
+    ]
 
 
 def description_of(option: str) -> str:
@@ -101,6 +107,7 @@ class StreamSpec:
     desired_state: DesiredState | None = None
     upgrade: UpgradePolicy = field(default_factory=UpgradePolicy)
     stall_timeout_ms: int | None = None
+    restart_in_run: bool = True
 
     @staticmethod
     def of(stream_id: str, **options: Unpack[StreamOptions]) -> StreamSpec:
@@ -127,6 +134,7 @@ class StreamSpec:
             options.get("desired_state"),
             upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy(),
             stall_timeout_ms,
+            options.get("restart_in_run", True),
         )
 
     def metadata(self) -> dict[str, Any]:

@@ -6,8 +6,11 @@ import importlib
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -67,7 +70,7 @@ class Deployment:
         )
 
         module = str(self.module)
-        resources = _resources(module)
+        resources = resources_in(module)
 
         def one(kind: type[Any]) -> Any:
             keys = [key for key, resource in resources.items() if isinstance(resource, kind)]
@@ -129,23 +132,30 @@ def _below(folder: Path, place: str) -> str:
     return place if "://" in place else str(folder / place)
 
 
-def _resources(module: str) -> dict[str, Any]:
+def resources_in(module: str) -> dict[str, Any]:
+    """The resources of the Dagster definitions in a module."""
     import dagster as dg
 
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
     resources: dict[str, Any] = {}
-    try:
-        loaded = importlib.import_module(module)
+    with imported(module) as loaded:
         for value in vars(loaded).values():
             defs = value() if type(value).__name__ == "LazyDefinitions" else value
             if isinstance(defs, dg.Definitions):
                 resources |= defs.resources or {}
-    except (Exception, SystemExit) as error:
-        raise click.UsageError(f"Module {module} cannot be imported: {_what_failed(error)}") from error
     if not resources:
         raise click.UsageError(f"Module {module} has no Dagster Definitions with resources.")
     return resources
+
+
+@contextmanager
+def imported(module: str) -> Iterator[ModuleType]:
+    """A module of the user, also from this folder; what fails in it is a wrong use of the command."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        yield importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise click.UsageError(f"Module {module} cannot be imported: {_what_failed(error)}") from error
 
 
 def _what_failed(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.operators import UNNAMED, Operator, key_columns
-from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone, unwatched
 from dagster_ckpt.state.stopped_state import StoppedState
 
 # The last column of the key of session windows (`StreamingSessionWindowStateManager`), whose rows of one key RocksDB
@@ -34,6 +34,23 @@ def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
         for operator in state.operators:
             copy.folder.place(_path(operator.number), [_metadata(operator, partitions)])
         yield copy
+    finally:
+        copy.delete()
+
+
+@contextmanager
+def readable(live: LiveDirectory, batch_id: int) -> Iterator[LiveDirectory]:
+    """A copy of a directory at a batch in which Spark's reader finds the operators; deleted at the end."""
+    copy = live.sibling(f".at-{batch_id}")
+    copy.delete()
+    try:
+        clone(live, copy, at_batch=batch_id, is_scratch=True)
+        state = StoppedState.read(copy)
+        if any(not operator.metadata_version for operator in state.operators):
+            with described(state, unwatched) as with_metadata:
+                yield with_metadata
+        else:
+            yield copy
     finally:
         copy.delete()
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone, unwatched
 from dagster_ckpt.spark.query.session import is_classic_session
 from dagster_ckpt.spark.versions import RELEASES, Feature, release_of
 from dagster_ckpt.state.shape import StateShape
@@ -164,12 +164,12 @@ def rewrite_elsewhere(
     """
     try:
         if source.local_path is not None and target.local_path is not None:
-            return _in_child(rewriter, _order(source, target, shape, settings), watch, report)
+            return _written(_answer(rewriter, _order(source, target, shape, settings), watch, report))
         with TemporaryDirectory(prefix="dagster-ckpt-rewrite-") as folder:
             near, rewritten = (LiveDirectory(f"{folder}/{name}") for name in ("source", "rewritten"))
             report(f"copying {source.url} to this machine")
             clone(source, near, watch=watch, is_scratch=True)
-            written = _in_child(rewriter, _order(near, rewritten, shape, settings), watch, report)
+            written = _written(_answer(rewriter, _order(near, rewritten, shape, settings), watch, report))
             report(f"copying the rewritten state to {target.url}")
             clone(rewritten, target, watch=watch, marked=True)
             return written
@@ -195,7 +195,46 @@ def _order(
     }
 
 
-def _in_child(rewriter: Rewriter, order: Mapping[str, object], watch: Watch, report: Callable[[str], None]) -> Written:
+def _written(answer: Mapping[str, Any]) -> Written:
+    rows = {(int(o), str(n), str(s)): (int(c), int(d)) for o, n, s, c, d in answer["stores"]}
+    return Written(answer["rewrite_id"], answer["batch_id"], rows)
+
+
+@dataclass(frozen=True)
+class WrittenState:
+    """The rows of one state after a batch, as Parquet; fields as of `reading.StateName` and `StateFrame`."""
+
+    batch_id: int
+    operator_id: int
+    operator: str
+    state: str
+    partitions: int
+    kind: str
+    place: str
+
+
+def read_elsewhere(
+    rewriter: Rewriter,
+    live: LiveDirectory,
+    batch_ids: Sequence[int],
+    folder: str,
+    *,
+    settings: Mapping[str, str],
+    report: Callable[[str], None],
+) -> list[WrittenState]:
+    """Let the rewriter read the state after some batches of a directory that no query uses, into Parquet files.
+
+    Both must be on a local disk: another Spark would need other jars for an object store.
+    """
+    order = {"read": live.url, "batches": list(batch_ids), "folder": folder, "settings": dict(settings)}
+    answer = _answer(rewriter, order, unwatched, report)
+    return [WrittenState(**each) for each in answer["states"]]
+
+
+def _answer(
+    rewriter: Rewriter, order: Mapping[str, object], watch: Watch, report: Callable[[str], None]
+) -> Mapping[str, Any]:
+    """The last answer of the child."""
     with _child(rewriter, order) as (process, answers):
         while True:
             watch()
@@ -210,9 +249,9 @@ def _in_child(rewriter: Rewriter, order: Mapping[str, object], watch: Watch, rep
                     report(message)
                 case {"error": message}:
                     raise StateRewriteError(message)
-                case {"rewrite_id": rewrite_id, "batch_id": batch_id, "stores": stores}:
-                    rows = {(int(o), str(n), str(s)): (int(c), int(d)) for o, n, s, c, d in stores}
-                    return Written(rewrite_id, batch_id, rows)
+                case {"stores": _} | {"states": _}:
+                    done: Mapping[str, Any] = answer
+                    return done
         status = process.wait()
     raise StateRewriteError(
         f"The rewriter {rewriter.place} ended with status {status} before it had rewritten the state; its log is "

@@ -8,12 +8,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.session import start_application
+from dagster_ckpt.state.described import readable
+from dagster_ckpt.state.other_spark import WrittenState
+from dagster_ckpt.state.reading import StateReader
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.shape import StateShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def main() -> None:
@@ -43,9 +50,26 @@ def _end_with_parent() -> None:
 
 
 def _carried_out(order: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, object]:
-    provider, partitions, version = order["shape"]
     settings = {"spark.ui.enabled": "false", **order["settings"]}
     spark = start_application(os.cpu_count() or 1, settings)
+    return _states(spark, order) if "read" in order else _rewritten(spark, order, report)
+
+
+def _states(spark: SparkSession, order: Mapping[str, Any]) -> dict[str, object]:
+    live, found = LiveDirectory(order["read"]), []
+    for batch_id in order["batches"]:
+        with readable(live, batch_id) as copy:
+            reader = StateReader(spark, copy, batch_id)
+            for number, name in enumerate(reader.states):
+                frame, place = reader.frame(name), f"{order['folder']}/{batch_id}/{number}"
+                frame.rows.write.parquet(place)
+                kept = (name.operator_id, name.operator, name.state, name.partitions, frame.kind.value, place)
+                found.append(WrittenState(batch_id, *kept))
+    return {"states": [asdict(each) for each in found]}
+
+
+def _rewritten(spark: SparkSession, order: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, object]:
+    provider, partitions, version = order["shape"]
     made = rewrite_state(
         spark,
         LiveDirectory(order["source"]),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, get_type_hints
 
 import dagster as dg
 
@@ -24,6 +24,9 @@ from dagster_ckpt.policies.restart import (
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.values.modes import DesiredState
 from dagster_ckpt.values.validation import checked_stream_id, policy_name
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 STREAM_TAGS = {
     # No limit on the run time of a stream, and no retries except by the restart strategy.
@@ -198,9 +201,15 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingAsset(Stream):
-    """A stream that writes one or more assets; `asset` is their Dagster definition."""
+    """A stream that writes one or more assets.
+
+    Attributes:
+        asset: Their Dagster definition.
+        function: Describes the query, from the Dagster context and resources; None if it runs elsewhere.
+    """
 
     asset: dg.AssetsDefinition
+    function: Callable[..., DataStreamWriter] | None = None
 
     @property
     def key(self) -> dg.AssetKey:
@@ -215,6 +224,7 @@ class StreamingAsset(Stream):
         runs_externally: bool = False,
         translator: StreamTranslator | None = None,
         name: str | None = None,
+        function: Callable[..., DataStreamWriter] | None = None,
     ) -> StreamingAsset:
         """Create a streaming asset from a definition whose op runs the stream, or that has no op.
 
@@ -241,6 +251,7 @@ class StreamingAsset(Stream):
             runs_externally=runs_externally,
             translator=translator,
             asset=described,
+            function=function,
         )
 
 

@@ -135,7 +135,7 @@ def streaming_asset(
             output_required=False,
             **_of_the_op(function, names),
         )(_op_function(function, spec, names))
-        return StreamingAsset.of(asset, spec, translator=names)
+        return StreamingAsset.of(asset, spec, translator=names, function=function)
 
     return decorate
 
@@ -190,7 +190,7 @@ def streaming_multi_asset(
             pool=pool,
             **_of_the_op(function, names),
         )(_op_function(function, spec, names))
-        return StreamingAsset.of(asset, spec, translator=names, name=op_name)
+        return StreamingAsset.of(asset, spec, translator=names, name=op_name, function=function)
 
     return decorate
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_ckpt.cli.command import command, progress
-from dagster_ckpt.cli.deployment import Deployment, imported, resources_in
+from dagster_ckpt.cli.command import Deployment, command, imported, progress, resources_in
 from dagster_ckpt.cli.output import print_json, print_table
 from dagster_ckpt.cli.state import limit, start_spark
 
@@ -93,7 +92,7 @@ def _query(deployment: Deployment | None, stream: str, named: str | None) -> tup
     else:
         raise click.UsageError(f"Module {module} has no {name}.")
     if hasattr(found, "is_called"):
-        from dagster_ckpt.orchestration.assets.query import query_of
+        from dagster_ckpt.orchestration.query import query_of
 
         return query_of(found, resources_in(module))
     if not callable(found):

@@ -45,8 +45,8 @@ from dagster_ckpt.spark.query.session import active_in_thread, settings_for_a_wh
 from dagster_ckpt.spark.query.trial_batch import run_trial
 from dagster_ckpt.state.diff import StateDifference, comparable, differences, paired
 from dagster_ckpt.state.elsewhere import states_elsewhere
-from dagster_ckpt.state.other_spark import Rewriter
 from dagster_ckpt.state.reading import StateFrame, StateName, StateReader
+from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_written
 from dagster_ckpt.stream.snapshots import holding

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.client.requests import is_running
 from dagster_ckpt.config.state_backend import OnStateChange
 from dagster_ckpt.errors import CkptError, InputGoneError, LiveDirectoryError, RequestFailedError, StorageAccessError
@@ -195,7 +195,7 @@ def _session(writer: DataStreamWriter) -> SparkSession | None:
     return session_of(writer) if is_described_query(writer) else None
 
 
-DEFAULT_TIMEOUT_S = 900.0
+TRIAL_TIMEOUT_S = 900.0
 
 
 def preflight(
@@ -203,7 +203,6 @@ def preflight(
     describe: Callable[[], DataStreamWriter],
     *,
     state_partitions: int | None = None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> PreflightRecord:
@@ -223,7 +222,6 @@ def preflight(
             checked.plan,
             describe,
             rewrite=checked.rewrite,
-            timeout_s=timeout_s,
             interrupted=interrupted,
             report=report,
         )
@@ -252,7 +250,6 @@ def _try(
     describe: Callable[[], DataStreamWriter],
     *,
     rewrite: StateShape | None,
-    timeout_s: float,
     interrupted: Callable[[], bool],
     report: Callable[[str], None],
 ) -> tuple[Trial, str]:
@@ -260,7 +257,9 @@ def _try(
     def run(scratch: LiveDirectory, *, replays: bool) -> tuple[Trial, list[str]]:
         name = f"{stream.name} preflight"
         with _rewritten(describe, scratch, rewrite, interrupted, report) as tried:
-            trial = run_trial(describe, tried, name, replays=replays, timeout_s=timeout_s, interrupted=interrupted)
+            trial = run_trial(
+                describe, tried, name, replays=replays, timeout_s=TRIAL_TIMEOUT_S, interrupted=interrupted
+            )
             if not replays or trial.error is not None or trial.batch_id is None:
                 return trial, []
             return trial, compare_trial(stream, lambda: session_of(describe()), live, tried, trial.batch_id)

@@ -26,6 +26,7 @@ from dagster_ckpt.state.reading import (
     StateReader,
     attempt,
     require_state_reader,
+    storable,
 )
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
@@ -232,6 +233,16 @@ class ShownDifference:
     note: str | None = None
 
 
+def written_rows(found: StreamState | StreamStateDiff, folder: str | None, *, where: str | None = None) -> list[str]:
+    """Write the rows of every state that are to be shown, as `write_rows` does, unless `folder` is None."""
+    if folder is None:
+        return []
+    if isinstance(found, StreamStateDiff):
+        return write_rows(((each.name, each.rows) for each in found.states), folder)
+    frames = (found.frame(name) for name in found.states)
+    return write_rows(((each.name, each.rows if where is None else each.where(where)) for each in frames), folder)
+
+
 def show_state(
     state: StreamState, *, where: str | None = None, limit: int = DEFAULT_LIMIT, largest: int = LARGEST
 ) -> list[ShownState]:
@@ -273,7 +284,7 @@ def write_frames(frames: Mapping[str, DataFrame], folder: str) -> list[str]:
             raise OptionError(f"write_to: {root}/{place} exists already, and is not overwritten. Name another folder.")
     for place, rows in frames.items():
         url = f"{root}/{place}"
-        attempt(partial(rows.write.parquet, url), LiveDirectory(url), f"{place}, or write its rows there")
+        attempt(partial(storable(rows).write.parquet, url), LiveDirectory(url), f"{place}, or write its rows there")
     return [f"{root}/{place}" for place in frames]
 
 

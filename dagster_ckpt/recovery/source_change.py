@@ -21,7 +21,6 @@ from dagster_ckpt.recovery.source_check import read_offsets, state_files, topic_
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
-from dagster_ckpt.spark.query.delta_source import delta_offset
 from dagster_ckpt.spark.query.kafka_source import TopicOffsets, matches
 from dagster_ckpt.spark.query.sources import (
     CLUSTER,
@@ -40,8 +39,8 @@ from dagster_ckpt.spark.query.sources import (
     keyed,
     kind_of_offset,
 )
+from dagster_ckpt.spark.query.table_sources import delta_offset
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import describe_snapshot
 
 # The newest files that a source has read decide whether it still reads them.
 _FILES_LOOKED_AT = 3
@@ -59,11 +58,10 @@ def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequen
     refused = [str(each) for each in differences if each.is_refused]
     if not refused:
         return [f"the sources of the query changed: {each}" for each in differences]
-    came_from = describe_snapshot(plan.snapshot) if plan.snapshot is not None else "its live directory"
     listed = "\n".join(f"- {each}" for each in refused)
     raise SourceChangedError(
-        f"Stream {stream.stream_id!r} is not started, nothing was changed: it would continue from {came_from}, and "
-        f"the sources of the query are not those that its offsets belong to.\n{listed}\n"
+        f"Stream {stream.stream_id!r} is not started, nothing was changed: it would continue from {plan.came_from}, "
+        f"and the sources of the query are not those that its offsets belong to.\n{listed}\n"
         "Put the sources back: the paths, topics, tables and their order as they were. If files were moved, move them "
         "back, or put a symbolic link at the old path. Or start from the beginning with these sources: a new stream, "
         "or start_from=empty with discard_state."

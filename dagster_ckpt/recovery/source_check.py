@@ -13,11 +13,17 @@ from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Rewind
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, with_offsets
-from dagster_ckpt.spark.query.delta_source import delta_offset, delta_sources, gone_from
-from dagster_ckpt.spark.query.iceberg_source import expired_from, iceberg_offset, iceberg_sources
 from dagster_ckpt.spark.query.kafka_source import KafkaSource, TopicOffsets, kafka_sources, kept_offsets, offsets_at
+from dagster_ckpt.spark.query.table_sources import (
+    delta_offset,
+    delta_sources,
+    expired_from,
+    gone_from,
+    iceberg_offset,
+    iceberg_sources,
+)
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.source_offsets import SourceOffsets
+from dagster_ckpt.stream.start_from import SourceOffsets
 from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.versions import Feature, installed_release
-from dagster_ckpt.state.other_spark import Rewriter
 from dagster_ckpt.state.reading import StateReader
+from dagster_ckpt.state.rewriter import Rewriter
 from tests.support.small_spark import lay_file, lose, small_spark
 from tests.support.small_stream import ROWS, STREAM, SmallStream, dedup
 

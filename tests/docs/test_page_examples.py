@@ -14,7 +14,7 @@ import yaml
 
 import dagster_ckpt
 from dagster_ckpt import streaming_asset
-from dagster_ckpt.cli.deployment import Deployment
+from dagster_ckpt.cli.command import Deployment
 from dagster_ckpt.client.client import Client
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.flink.execution_config import ConfiguredProgram

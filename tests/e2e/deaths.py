@@ -11,8 +11,8 @@ import dagster as dg
 from stage import LIMIT_S, Ending, Stage, kill
 
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord
-from dagster_ckpt.orchestration.runs.run_status import STREAM_ID_TAG
-from dagster_ckpt.orchestration.sensors.reports import SEQUENCE_KEY
+from dagster_ckpt.orchestration.metadata import SEQUENCE_KEY
+from dagster_ckpt.orchestration.run_status import STREAM_ID_TAG
 from tests.support.freezing import freeze, thaw
 from tests.support.thorough import either
 

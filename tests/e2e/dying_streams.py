@@ -9,14 +9,14 @@ import dagster as dg
 from dagster_pyspark import PySparkResource
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.stream import StreamingAsset
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from examples.flights.workspace import Workspace

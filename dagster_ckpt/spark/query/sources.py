@@ -5,19 +5,20 @@ Spark records only offsets, so another folder or swapped sources go unnoticed un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.delta_source import delta_folder, delta_offset
-from dagster_ckpt.spark.query.description import session_of, streaming_leaves
-from dagster_ckpt.spark.query.iceberg_source import iceberg_offset, iceberg_table
+from dagster_ckpt.spark.query.description import pairs_of, session_of, streaming_leaves
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
+from dagster_ckpt.spark.query.table_sources import delta_folder, delta_offset, iceberg_offset, iceberg_table
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json, reading
 
@@ -73,26 +74,16 @@ class SourceIdentity:
         named = {"name": self.name} if self.name is not None else {}
         return {"kind": self.kind, **named, "identity": dict(self.identity), "options": dict(self.options)}
 
-    @staticmethod
-    def of_record(record: object) -> SourceIdentity | None:
-        if not isinstance(record, Mapping) or not isinstance(record.get("kind"), str):
-            return None
-        name = record.get("name")
-        return SourceIdentity(
-            record["kind"],
-            name if isinstance(name, str) else None,
-            _texts(record.get("identity")),
-            _texts(record.get("options")),
-        )
+
+_IDENTITIES = TypeAdapter(tuple[SourceIdentity, ...])
 
 
 def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
     """None if any cannot be read, or none was recorded."""
-    if not isinstance(record, Sequence) or isinstance(record, str):
+    try:
+        return _IDENTITIES.validate_python(record) or None
+    except ValidationError:
         return None
-    found = [SourceIdentity.of_record(each) for each in record]
-    known = [each for each in found if each is not None]
-    return tuple(known) if known and len(known) == len(found) else None
 
 
 def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
@@ -133,7 +124,7 @@ def kind_of_offset(text: str | None) -> str | None:
 def _identity(writer: DataStreamWriter, leaf: Any) -> SourceIdentity:
     is_v1 = str(leaf.getClass().getSimpleName()) == "StreamingRelation"
     given = leaf.dataSource().options() if is_v1 else leaf.extraOptions()
-    options = _pairs(given) if is_v1 else {str(k).lower(): str(v) for k, v in dict(given).items()}
+    options = {str(name).lower(): str(text) for name, text in (pairs_of(given) if is_v1 else dict(given).items())}
     kind, identity = _v1(writer, leaf, options) if is_v1 else _v2(writer, leaf)
     deciding = {name: options[name] for name in _DECIDING.get(kind, ()) if name in options}
     differing = {name: text for name, text in deciding.items() if text.lower() != _DEFAULTS.get(name)}
@@ -212,19 +203,6 @@ def _known(name: str, find: Callable[[], str]) -> dict[str, str]:
         return {name: find()}
     except Exception:  # noqa: BLE001 - py4j raises whatever the JVM raises; unknown then
         return {}
-
-
-def _pairs(scala_map: Any) -> dict[str, str]:
-    pairs, found = scala_map.iterator(), {}
-    while pairs.hasNext():
-        pair = pairs.next()
-        found[str(pair._1()).lower()] = str(pair._2())
-    return found
-
-
-def _texts(values: object) -> dict[str, str]:
-    items: Iterable[tuple[object, object]] = values.items() if isinstance(values, Mapping) else ()
-    return {str(name): str(text) for name, text in items}
 
 
 @dataclass(frozen=True)

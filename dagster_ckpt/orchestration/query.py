@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.orchestration.translator import SPARK
 
 if TYPE_CHECKING:

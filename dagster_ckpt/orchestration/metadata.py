@@ -1,12 +1,8 @@
-"""What the catalog sensor reports on an asset: which events, and each as a materialization or an observation.
-
-Dagster keeps reported events forever, so only the first periodic checkpoint per interval is reported. Intervals follow
-the clock, so reading the events again, from any position, gives the same answer.
-"""
+"""What Dagster's pages show of streams: keys of metadata, tables, links, and snapshots as asset events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -14,7 +10,7 @@ from urllib.parse import quote, urlsplit
 import dagster as dg
 
 from dagster_ckpt.catalog.history import SnapshotTally
-from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotTrigger
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord
 from dagster_ckpt.errors import OptionError
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
@@ -125,103 +121,43 @@ def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
         figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(watermark_ms / 1000)
         # The page plots only integers and floats, not timestamps.
         figures["dagster_ckpt/watermark_ms"] = watermark_ms
+    return known(figures)
+
+
+def known(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is unknown."""
     return {name: value for name, value in figures.items() if value is not None}
 
 
-_FAILED = (EventType.CHECKPOINT_FAILED, EventType.SAVEPOINT_FAILED)
-# Events that decide whether the next one is reported.
-DECISIVE = (
-    EventType.CHECKPOINT_COMPLETED,
-    EventType.CHECKPOINT_FAILED,
-    EventType.EXECUTION_STARTED,
-    EventType.EXECUTION_ENDED,
-    EventType.RESTORED,
-    EventType.SAVEPOINT_COMPLETED,
-)
-# One more is remembered: the end of an execution judges its last checkpoint again.
-_CONSIDERED = 3
-REMEMBERED = _CONSIDERED + 1
-
-
-@dataclass(frozen=True)
-class ReportedEvent:
-    """A reported event, of a snapshot or a failed attempt."""
-
-    event: EventRecord
-    is_failure: bool = False
-
-
-def events_to_report(
-    events: Iterable[EventRecord],
-    before: Mapping[str, Sequence[EventRecord]],
-    snapshots: Mapping[str, SnapshotRecord],
-    *,
-    interval_ms: int,
-) -> Iterator[ReportedEvent]:
-    """The events to report, in order.
-
-    Always: savepoints, user-triggered checkpoints, the first checkpoint after a start or restore, the last before an
-    end, and failed savepoints. Else the first checkpoint per interval, and of failed ones the first after a success,
-    then one per interval.
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, at_most: int | None = None) -> str:
+    """A Markdown table, or "none" without rows.
 
     Args:
-        events: New ones, in order, of any streams.
-        before: For each stream, `REMEMBERED` decisive events, oldest first.
-        snapshots: By id; the event of a missing one is reported.
-        interval_ms: 0 reports every event.
+        at_most: Maximum number of rows; the number of others is shown below.
     """
-    past = {stream_id: list(known) for stream_id, known in before.items()}
-    for event in events:
-        known = past.setdefault(event.stream_id, [])
-        reported = _reported(event, known, snapshots, interval_ms)
-        if reported is not None:
-            yield reported
-        if event.type in DECISIVE:
-            past[event.stream_id] = [*known, event][-REMEMBERED:]
+    every = list(rows)
+    shown = every if at_most is None else every[:at_most]
+    if not shown:
+        return "none"
+    lines = map(_row, [header, ["---"] * len(header), *shown])
+    more = len(every) - len(shown)
+    return "\n".join(lines) + (f"\n\nand {more} more" if more else "")
 
 
-def _reported(
-    event: EventRecord, known: Sequence[EventRecord], snapshots: Mapping[str, SnapshotRecord], interval_ms: int
-) -> ReportedEvent | None:
-    if event.type is EventType.EXECUTION_ENDED:
-        return _last_unreported(known, snapshots, interval_ms)
-    if event.type in _FAILED:
-        is_reported = event.type is EventType.SAVEPOINT_FAILED or _is_first(event, known, interval_ms)
-        return ReportedEvent(event, is_failure=True) if is_reported else None
-    if event.type is EventType.CHECKPOINT_COMPLETED:
-        is_reported = _is_first(event, known, interval_ms) or _was_asked_for(event, snapshots)
-        return ReportedEvent(event) if is_reported else None
-    return ReportedEvent(event) if event.type is EventType.SAVEPOINT_COMPLETED else None
+def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | None]]) -> dg.TableMetadataValue:
+    """A sortable table on a page of Dagster.
+
+    Args:
+        columns: Types, by name.
+        rows: Cells by column; a cell must not be empty there, so None and "" are shown as a dash.
+    """
+    records = [
+        dg.TableRecord({name: "-" if value in (None, "") else value for name, value in row.items()}) for row in rows
+    ]
+    schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
+    return dg.MetadataValue.table(records=records, schema=schema)
 
 
-def _last_unreported(
-    known: Sequence[EventRecord], snapshots: Mapping[str, SnapshotRecord], interval_ms: int
-) -> ReportedEvent | None:
-    """The last snapshot of an ending execution, if it is a checkpoint."""
-    at = next((at for at in reversed(range(len(known))) if known[at].type not in _FAILED), None)
-    if at is None or known[at].type is not EventType.CHECKPOINT_COMPLETED:
-        return None
-    last = known[at]
-    is_reported = _is_first(last, known[:at], interval_ms) or _was_asked_for(last, snapshots)
-    return None if is_reported else ReportedEvent(last)
-
-
-def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int) -> bool:
-    """Whether it is the first of its kind in its interval and execution."""
-    previous = next((each for each in reversed(known[-_CONSIDERED:]) if _decides(each, event)), None)
-    if previous is None or previous.type is not event.type or not interval_ms:
-        return True
-    return previous.at_ms // interval_ms < event.at_ms // interval_ms
-
-
-def _decides(previous: EventRecord, event: EventRecord) -> bool:
-    # A checkpoint between two failures makes the second reportable; a failure or savepoint between checkpoints does
-    # not.
-    if event.type in _FAILED:
-        return True
-    return previous.type not in (*_FAILED, EventType.SAVEPOINT_COMPLETED)
-
-
-def _was_asked_for(event: EventRecord, snapshots: Mapping[str, SnapshotRecord]) -> bool:
-    snapshot = snapshots.get(event.snapshot_id or "")
-    return snapshot is None or snapshot.trigger is not SnapshotTrigger.PERIODIC
+def _row(cells: Sequence[object]) -> str:
+    # A vertical bar or a line break would end the cell.
+    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

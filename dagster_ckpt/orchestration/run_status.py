@@ -10,23 +10,24 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import StartCause
+from dagster_ckpt.catalog.records import ExecutionRecord, StartCause
 from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
 from dagster_ckpt.driver import forwarded_log
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration._compat import changed_fields
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
 from dagster_ckpt.values.durations import Clock, monotonic_ms
+from dagster_ckpt.values.redaction import without_secrets
 
 STREAM_ID_TAG = "dagster_ckpt/stream_id"
 # Another deployment may have a stream of the same id.
@@ -43,6 +44,12 @@ START_REQUEST_TAG = "dagster_ckpt/start_request"
 STEP_TAG = "dagster_ckpt/step"
 # Why a stream will not be restarted, on its last run.
 TERMINAL_FAILURE_TAG = "dagster_ckpt/terminal_failure"
+# The statuses of a run in progress.
+UNFINISHED = [
+    status
+    for status in dg.DagsterRunStatus
+    if status not in (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+]
 # Dagster's tags on retries and re-executed runs.
 RETRY_NUMBER_TAG = "dagster/retry_number"
 PARENT_RUN_ID_TAG = "dagster/parent_run_id"
@@ -70,6 +77,18 @@ def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) 
     return run.status if run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED) else None
 
 
+def run_failure(description: str, kind: str, report: Mapping[str, Any] | None = None) -> dg.Failure:
+    """How a run ends that did not succeed; Dagster never retries it. `kind` names the end for alerts."""
+    metadata = {"dagster_ckpt/end": kind, **(report or {})}
+    return dg.Failure(without_secrets(description), metadata=metadata, allow_retries=False)
+
+
+def run_is_over(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether Dagster has recorded the run's end, or deleted it; its process may still be alive."""
+    run = instance.get_run_by_id(run_id)
+    return run is None or run.is_finished
+
+
 def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartCause:
     """What started a run: a user (also by re-executing one), or a restart (also a retry, or one within the run)."""
     if RETRY_NUMBER_TAG in tags or has_started:
@@ -78,6 +97,28 @@ def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartC
     if RESTART_OF_TAG in tags and PARENT_RUN_ID_TAG not in tags:
         return StartCause.RESTART_NEW_RUN
     return StartCause.MANUAL
+
+
+def report_terminal_failure(
+    instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str
+) -> str:
+    """Report a permanent failure on the stream's last run, in its tags and in the catalog; returns the message.
+
+    The tag `dagster_ckpt/terminal_failure` tells run failure sensors that no restart follows.
+    """
+    failures = len(catalog.executions.failures_since_manual_start(execution.stream_id))
+    message = (
+        f"The stream {execution.stream_id} has failed for good after {failures} "
+        f"{'failure' if failures == 1 else 'failures'}: {reason} The last one: {execution.reason}. Remove the "
+        f"cause, then start the stream's job again, or run restart_stream_job for {execution.stream_id}; it continues "
+        "from where it stopped."
+    )
+    catalog.executions.record_terminal_failure(execution.execution_id, reason)
+    run = instance.get_run_by_id(execution.run_id)
+    if run is not None:
+        instance.add_run_tags(run.run_id, {TERMINAL_FAILURE_TAG: reason})
+        instance.report_engine_event(message, run)
+    return message
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`StreamSpec`, a stream for its run, and `Stream`, also for sensors and operators."""
+"""`StreamSpec`, a stream for its run; `Stream`, also for sensors and operators; and how both are opened."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, get_type_hi
 
 import dagster as dg
 
+from dagster_ckpt.client.connection import GivenStreams
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
-from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.orchestration.resources import DeploymentResources
+from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings
 from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.restart import (
     RestartPolicy,
@@ -22,6 +24,8 @@ from dagster_ckpt.policies.restart import (
     restart_description,
 )
 from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.values.modes import DesiredState
 from dagster_ckpt.values.validation import checked_stream_id, policy_name
 
@@ -170,26 +174,6 @@ class Stream:
         return self.spec.stream_id
 
     @property
-    def options(self) -> CheckpointOptions:
-        """Checkpointing options."""
-        return self.spec.options
-
-    @property
-    def restart(self) -> RestartPolicy:
-        """The restart strategy."""
-        return self.spec.restart
-
-    @property
-    def desired_state(self) -> DesiredState | None:
-        """The default desired state; None: it is not managed."""
-        return self.spec.desired_state
-
-    @property
-    def upgrade(self) -> UpgradePolicy:
-        """How it is upgraded to another code version."""
-        return self.spec.upgrade
-
-    @property
     def writes(self) -> str:
         """Its assets, as the catalog names them."""
         return asset_names(self.keys) or self.name
@@ -289,3 +273,52 @@ def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
                 "share jobs and sensors. Give both the same translator, or call stream_definitions once for each."
             )
     return first
+
+
+def stream_handle(stream: Stream, resources: DeploymentResources) -> StreamHandle:
+    """The handle of a stream, for operators."""
+    return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
+
+
+def open_stream(
+    spec: StreamSpec,
+    resources: DeploymentResources,
+    *,
+    name: str,
+    writes: str,
+    code_version: str | None,
+) -> StreamHandle:
+    """The handle of a stream; `name` is that of its query in Spark.
+
+    A storage in the stream's `CheckpointConfig` overrides the resource, as in Flink, and inherits its other options.
+    """
+    deployment = resources.checkpoint_storage
+    configured = spec.options.storage
+    backend = resources.state_backend.backend()
+    storage = deployment.storage() if configured is None else configured.configure(deployment.deployment())
+    return StreamHandle(
+        stream_id=spec.stream_id,
+        name=name,
+        asset_key=writes,
+        catalog=resources.checkpoint_catalog.catalog(),
+        store=open_store(storage, spec.stream_id, transfer_threads=backend.transfer_threads),
+        options=spec.options,
+        restart=spec.restart,
+        live_root=resources.state_backend.live_directory,
+        code_version=code_version,
+        backend=backend,
+        on_backend_change=resources.state_backend.on_change,
+        executor_copy_bytes=deployment.executor_copy_bytes,
+        stall_timeout_ms=spec.stall_timeout_ms,
+        storage=storage,
+    )
+
+
+def defined_streams(streams: Sequence[Stream], resources: DeploymentResources) -> GivenStreams:
+    """The streams of a code location for a client, with the settings of their definitions."""
+    return GivenStreams(
+        resources.checkpoint_catalog.catalog(),
+        id_of=lambda name: find_stream(streams, name).stream_id,
+        open_stream=lambda name: stream_handle(find_stream(streams, name), resources),
+        ids=lambda: [stream.stream_id for stream in streams],
+    )

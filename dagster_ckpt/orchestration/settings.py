@@ -190,16 +190,20 @@ _Config = TypeVar("_Config", bound=dg.Config)
 
 def with_start_options(config: type[_Config]) -> type[_Config]:
     """Add the options of `StartFrom` to a config."""
-    options: dict[str, Any] = {
-        each.name: (
-            each.kind if each.default is not None else each.kind | None,
-            Field(default=each.default, description=each.description),
-        )
-        for each in start_options()
-    }
-    return create_model(
-        config.__name__, __base__=config, __doc__=config.__doc__, __module__=config.__module__, **options
+    return with_fields(
+        config, {each.name: field_of(each.kind, each.default, each.description) for each in start_options()}
     )
+
+
+def field_of(kind: Any, default: Any, description: str, **limits: Any) -> tuple[Any, Any]:
+    """A field of a config; without a default it may stay unset."""
+    return kind if default is not None else kind | None, Field(default=default, description=description, **limits)
+
+
+def with_fields(config: type[_Config], added: Mapping[str, Any]) -> type[_Config]:
+    """The config with more fields."""
+    about: dict[str, Any] = {"__doc__": config.__doc__, "__module__": config.__module__}
+    return create_model(config.__name__, __base__=config, **about, **added)
 
 
 @with_start_options

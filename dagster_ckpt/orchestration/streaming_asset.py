@@ -1,46 +1,49 @@
-"""`@streaming_asset` and `@streaming_multi_asset`: turn a function that returns a `DataStreamWriter` into an asset.
+"""Streams that run inside Dagster: `@streaming_asset`, `@streaming_multi_asset`, or an asset or op of your own.
 
-The function only defines the query, which the framework names, starts, supervises, restarts and stops.
+A function that returns a `DataStreamWriter` only defines the query, which the framework names, starts, supervises,
+restarts and stops. In your own asset or op, `StreamResource` runs a stream, and `declare_stream` registers it.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import dagster as dg
 
-from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import (
+from dagster_ckpt.orchestration.resources import (
+    CheckpointCatalogResource,
+    CheckpointStorageResource,
+    DeploymentResources,
+    StateBackendResource,
+)
+from dagster_ckpt.orchestration.run_status import (
+    StepContext,
+    refuse_required_outputs,
+    refuse_retry_policy,
+    refuse_run_retries,
+)
+from dagster_ckpt.orchestration.settings import StreamRunConfig
+from dagster_ckpt.orchestration.stream import (
     STREAM_TAGS,
+    Stream,
     StreamingAsset,
     StreamOptions,
     StreamSpec,
     refuse_unknown,
 )
-from dagster_ckpt.orchestration.resources.resources import DeploymentResources
-from dagster_ckpt.orchestration.resources.settings import (
-    StreamRunConfig,
-)
-from dagster_ckpt.orchestration.runs.driver_run import DriverRunConfig, run_driver
-from dagster_ckpt.orchestration.runs.run_status import refuse_retry_policy
-from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES, StreamTranslator
+from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from dagster_ckpt.runtime.run import Outcome
 
-__all__ = [
-    "StreamFunction",
-    "StreamRunConfig",
-    "StreamingAsset",
-    "streaming_asset",
-    "streaming_multi_asset",
-]
 
 # Default kinds of an asset.
 KIND_TAG_PREFIX = "dagster/kind/"
@@ -195,58 +198,6 @@ def streaming_multi_asset(
     return decorate
 
 
-def external_streaming_asset(
-    name: str,
-    *,
-    launch: DriverLaunch | None = None,
-    stream_id: str | None = None,
-    translator: StreamTranslator | None = None,
-    **options: Unpack[StreamingAssetOptions],
-) -> StreamingAsset:
-    """Declare a streaming asset whose query runs in a process that outlives every Dagster run.
-
-    Args:
-        name: Asset name.
-        launch: How a run of its start job launches the driver. None: a service manager or Kubernetes starts it; the
-            asset has no start job.
-        stream_id: Id in catalog and storage, as used by the program; default: the asset key joined by
-            dots.
-        translator: As in `streaming_asset`.
-        options: As in `streaming_asset`. `checkpointing` must be that of the program; `restart_strategy` decides how
-            the supervisor sensor relaunches a dead driver.
-
-    Example:
-        >>> orders = external_streaming_asset(
-        ...     "orders",
-        ...     launch=DriverLaunch(("spark-submit", "--master", "yarn", "orders.py"), log_directory="/var/log/spark"),
-        ...     checkpointing=CheckpointConfig(interval=60_000),
-        ... )
-    """
-    names = translator or StreamTranslator()
-    stream_of, asset_of = parts_of("external_streaming_asset", options, {"kinds": {"spark", "streaming"}})
-    asset = names.get_asset_spec(asset_of(name))
-    spec = stream_of(stream_id or ".".join(asset.key.path))
-    if launch is None:
-        outside = dg.AssetsDefinition(specs=[asset])
-        return StreamingAsset.of(outside, spec, runs_externally=True, translator=names)
-    holder: list[StreamingAsset] = []
-
-    decorate: Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition] = dg.asset(
-        **arguments_of(asset),
-        required_resource_keys=names.keys_of(OPERATOR_RESOURCES),
-        config_schema=DriverRunConfig.to_config_schema().as_field(),
-        op_tags=STREAM_TAGS,
-        # The end of a run is no materialization.
-        output_required=False,
-    )
-
-    def launched(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        yield from run_driver(context, holder[0], launch)
-
-    holder.append(StreamingAsset.of(decorate(launched), spec, runs_externally=True, translator=names))
-    return holder[0]
-
-
 def arguments_of(spec: dg.AssetSpec) -> dict[str, Any]:
     """An asset spec as arguments of `dagster.asset`."""
     return {
@@ -302,7 +253,7 @@ def _op_function(
 
     def streaming(context: dg.AssetExecutionContext) -> Iterator[Any]:
         # Only a run needs Spark.
-        from dagster_ckpt.orchestration.runs.stream_run import run_stream  # noqa: PLC0415
+        from dagster_ckpt.orchestration.stream_run import run_stream  # noqa: PLC0415
 
         yield from run_stream(
             context,
@@ -338,3 +289,129 @@ def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
         fail_window=timedelta(milliseconds=_INTERVALS_TO_FAIL * interval_ms),
         warn_window=timedelta(milliseconds=_INTERVALS_TO_WARN * interval_ms),
     )
+
+
+class StreamResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Runs streams inside your own assets and ops.
+
+    Example:
+        >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
+        >>> @dg.asset(output_required=False)
+        ... def orders(context, config: StreamRunConfig, streams: StreamResource):
+        ...     yield from streams.run(context, ORDERS, describe=lambda spark: count_orders(spark).writeStream)
+        >>> defs = stream_definitions(declare_stream(ORDERS, orders))
+    """
+
+    # Or any other resource with a `spark_session`.
+    pyspark: dg.ResourceDependency[Any]
+    checkpoint_storage: dg.ResourceDependency[CheckpointStorageResource]
+    state_backend: dg.ResourceDependency[StateBackendResource]
+    checkpoint_catalog: dg.ResourceDependency[CheckpointCatalogResource]
+
+    def run(
+        self, context: StepContext, spec: StreamSpec, *, describe: Callable[["SparkSession"], "DataStreamWriter"]
+    ) -> "Generator[Any, None, Outcome | None]":
+        """Run a stream until it ends, exactly as a `streaming_asset` does.
+
+        The op's config decides where to start, if it has the fields of `StreamRunConfig`. Use `yield from`; the
+        catalog sensor reports the checkpoints.
+
+        Args:
+            describe: Defines the query without starting it; called again for each restart in place.
+
+        Returns:
+            How it ended well: its input was consumed, or it was stopped, with `savepoint` if any. None after a
+            `preflight`.
+
+        Raises:
+            dagster.Failure: The stream was canceled or failed, or the op has retries or required outputs. Do not catch
+                it: Dagster would record a success.
+        """
+        # Only a run needs Spark.
+        from dagster_ckpt.orchestration.stream_run import run_stream  # noqa: PLC0415
+
+        resources = DeploymentResources(
+            self.checkpoint_storage, self.state_backend, self.checkpoint_catalog, self.pyspark
+        )
+        return (
+            yield from run_stream(context, spec, resources, lambda: describe(self.pyspark.spark_session), check=_refuse)
+        )
+
+
+def _refuse(context: StepContext) -> None:
+    refuse_retry_policy(context)
+    refuse_run_retries(context)
+    refuse_required_outputs(context)
+
+
+@overload
+def declare_stream(
+    spec: StreamSpec, runs_in: dg.AssetsDefinition, *, translator: StreamTranslator | None = None
+) -> StreamingAsset: ...
+@overload
+def declare_stream(
+    spec: StreamSpec,
+    runs_in: dg.JobDefinition,
+    *,
+    op: str | None = None,
+    translator: StreamTranslator | None = None,
+) -> Stream: ...
+def declare_stream(
+    spec: StreamSpec,
+    runs_in: dg.AssetsDefinition | dg.JobDefinition,
+    *,
+    op: str | None = None,
+    translator: StreamTranslator | None = None,
+) -> Stream:
+    """Register a stream in your own asset or job with `stream_definitions`.
+
+    Its checkpoints are then reported, its failures restarted, and operator jobs reach it. Do not add the definition to
+    the code location separately.
+
+    Args:
+        runs_in: The asset, multi-asset or job whose op calls `StreamResource.run` with it.
+        op: For a job: the name of that op; default: its only one.
+        translator: As in `streaming_asset`; your own definition keeps its names.
+
+    Example:
+        >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
+        >>> defs = stream_definitions(declare_stream(ORDERS, orders_asset))
+    """
+    if isinstance(runs_in, dg.AssetsDefinition):
+        _check_op(spec, runs_in.op)
+        return StreamingAsset.of(runs_in, spec, translator=translator)
+    names = sorted(node.name for node in runs_in.nodes)
+    if op is None and len(names) == 1:
+        op = names[0]
+    if op not in names:
+        raise OptionError(
+            f"Stream {spec.stream_id}: job {runs_in.name} has the ops {names}, and none is {op!r}. Name one as op."
+        )
+    definition = runs_in.get_node_named(op).definition
+    if isinstance(definition, dg.OpDefinition):
+        _check_op(spec, definition)
+    return Stream(
+        spec=spec,
+        name=op,
+        untranslated_name=op,
+        keys=(),
+        code_version=None,
+        start_job=runs_in,
+        translator=translator or StreamTranslator(),
+    )
+
+
+def _check_op(spec: StreamSpec, op: dg.OpDefinition) -> None:
+    if op.retry_policy is not None:
+        raise OptionError(
+            f"Stream {spec.stream_id}: {op.name} has a RetryPolicy, so that Dagster would start it again after a "
+            "cancel. "
+            "Remove it: restarts come from the stream's restart_strategy."
+        )
+    fields = getattr(op.config_field.config_type if op.config_field else None, "fields", {})
+    if "start_from" not in fields:
+        raise OptionError(
+            f"Stream {spec.stream_id}: {op.name} has no config that says where to start, so restart_stream_job could "
+            "not start it. Give its function a parameter `config: StreamRunConfig`, or a subclass with fields of your "
+            "own."
+        )

@@ -11,8 +11,8 @@ import dagster as dg
 from dagster import AssetExecutionContext, OpExecutionContext
 
 from dagster_ckpt.orchestration._compat import BaseAssetGraph, asset_graph_of
-from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset
-from dagster_ckpt.orchestration.sensors.reports import BATCH_ID_KEY, SNAPSHOT_ID_KEY, STREAM_ID_KEY, TIMELINE_KEY
+from dagster_ckpt.orchestration.metadata import BATCH_ID_KEY, SNAPSHOT_ID_KEY, STREAM_ID_KEY, TIMELINE_KEY
+from dagster_ckpt.orchestration.stream import Stream, StreamingAsset
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 
 READ_STREAM_KEY = "dagster_ckpt/read_stream"

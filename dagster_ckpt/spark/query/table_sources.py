@@ -1,7 +1,8 @@
-"""Delta sources of a described query: whether the tables still have what the query would read next.
+"""Table sources of a described query (Delta, Iceberg): whether the tables still have what it would read next.
 
-A source continues at a version of the table. It needs the commits from there on (`delta.logRetentionDuration`) and the
-data files that they add, even if a later commit has removed them (`VACUUM`).
+A Delta source continues at a version of the table. It needs the commits from there on (`delta.logRetentionDuration`)
+and the data files that they add, even if a later commit has removed them (`VACUUM`). An Iceberg source continues at a
+snapshot, which must be in the history of the table.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from urllib.parse import unquote
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
-from dagster_ckpt.spark.query.output import is_delta
+from dagster_ckpt.spark.query.output import is_delta, is_iceberg
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json
 
@@ -186,3 +187,58 @@ class _HadoopFiles:
         return bool(
             self._system.exists(place if place.isAbsolute() else self._jvm.org.apache.hadoop.fs.Path(self._root, place))
         )
+
+
+# Offset of a source of an empty table.
+_BEFORE_THE_FIRST = -1
+
+
+@dataclass(frozen=True)
+class IcebergOffset:
+    """The snapshot that is read, in part or as a whole (`StreamingOffset`)."""
+
+    snapshot_id: int
+
+
+def iceberg_offset(text: str | None) -> IcebergOffset | None:
+    try:
+        found = from_json(text or "")
+        return IcebergOffset(int(found["snapshot_id"])) if "position" in found else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def iceberg_table(leaf: Any) -> Any | None:
+    """An `org.apache.iceberg.Table`; None for another source."""
+    if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2":
+        return None
+    table = leaf.table()
+    return table.table() if is_iceberg(table) else None
+
+
+def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:
+    """In the order of the offset log; None for other sources."""
+    return [iceberg_table(leaf) for leaf in streaming_leaves(writer)]
+
+
+def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) -> list[str]:
+    if offset.snapshot_id == _BEFORE_THE_FIRST:
+        return []
+    jvm: Any = session_of(writer)._jvm
+    try:
+        table.refresh()
+        name, current = str(table.name()), table.currentSnapshot()
+        util = jvm.org.apache.iceberg.util.SnapshotUtil
+        if current is not None and bool(util.isAncestorOf(table, current.snapshotId(), offset.snapshot_id)):
+            return []
+        known = {int(each.snapshotId()) for each in table.snapshots()}
+    except Exception as error:  # py4j raises what the catalog raises
+        raise StorageAccessError(
+            f"The snapshots of an Iceberg table cannot be read: {without_secrets(str(error))[:300]}"
+        ) from error
+    why = (
+        "is no longer part of its history: the table was rolled back or replaced"
+        if offset.snapshot_id in known
+        else "no longer exists (expire_snapshots), or the table was created again"
+    )
+    return [f"The Iceberg table {name}: the query continues at snapshot {offset.snapshot_id}, which {why}."]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_ckpt.client import Client
-from dagster_ckpt.client.parameters import REQUIRED, Parameter, arguments, parameters, summary
-from dagster_ckpt.orchestration.jobs.ops import StreamOps
+from dagster_ckpt.orchestration.jobs.ops import REQUIRED, Parameter, StreamOps, arguments, parameters, summary
 from dagster_ckpt.stream.start_from import StartFrom, start_options
 from dagster_ckpt.values.modes import TerminalState
 

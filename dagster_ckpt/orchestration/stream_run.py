@@ -7,12 +7,14 @@ the signal: a user's cancel, a timeout and a server shutdown look the same from 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
 from py4j.protocol import Py4JNetworkError
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
@@ -26,11 +28,9 @@ from dagster_ckpt.orchestration._compat import (
     check_captured_interrupt,
     plan_outside_runs,
 )
-from dagster_ckpt.orchestration.assets.stream import StreamSpec, asset_names
-from dagster_ckpt.orchestration.resources.defined_streams import open_stream
-from dagster_ckpt.orchestration.resources.resources import DeploymentResources
-from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
-from dagster_ckpt.orchestration.runs.run_status import (
+from dagster_ckpt.orchestration.metadata import markdown_table
+from dagster_ckpt.orchestration.resources import DeploymentResources
+from dagster_ckpt.orchestration.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
     RETRY_NUMBER_TAG,
@@ -41,12 +41,15 @@ from dagster_ckpt.orchestration.runs.run_status import (
     StepContext,
     canceled_by_user,
     refuse_overridden_resources,
+    report_terminal_failure,
+    run_failure,
+    run_is_over,
     run_tags,
     start_cause,
     transitions_in_run_log,
 )
-from dagster_ckpt.orchestration.sensors.desired_states import report_terminal_failure
-from dagster_ckpt.orchestration.tables import markdown_table
+from dagster_ckpt.orchestration.settings import StreamRunConfig
+from dagster_ckpt.orchestration.stream import StreamSpec, asset_names, open_stream
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.runtime.settlement import settle_run
@@ -114,31 +117,22 @@ def _run_to_its_end(
         config = StreamRunConfig.from_op_config(context.op_execution_context.op_config)
         handle = _handle_of_this_step(context, _with_run_config(spec, config), resources)
         context.instance.add_run_tags(context.run.run_id, run_tags(handle.catalog, spec.stream_id))
-        if config.preflight:
-            tried = run_preflight(
-                context,
-                handle,
-                resources,
-                describe,
-                state_partitions=config.parsed().state_partitions,
-                interrupted=watch.should_stop,
-            )
-        else:
-            outcome = _run(context, handle, resources, describe, config=config, watch=watch)
+        step = _Step(context, handle, resources, describe, watch)
+        done = step.preflight(config) if config.preflight else step.run(config)
     except CkptError as error:
         if isinstance(error, RecoveryExhaustedError):
             last = handle.catalog.executions.latest(handle.stream_id)
             if last is not None:
                 report_terminal_failure(context.instance, handle.catalog, last, str(error))
-        raise _failure(str(error), type(error).__name__) from cause_to_show(error)
+        raise run_failure(str(error), type(error).__name__) from cause_to_show(error)
     except Exception as error:  # noqa: BLE001 - raised again, as the cause of a failure
         # A retry by Dagster would start in this same process.
-        raise _failure(f"The stream crashed: {_describe_error(error)}", "CRASHED") from cause_to_show(error)
-    if config.preflight:
-        check_preflight(context, handle, tried)
+        raise run_failure(f"The stream crashed: {_describe_error(error)}", "CRASHED") from cause_to_show(error)
+    if isinstance(done, PreflightRecord):
+        check_preflight(context, handle, done)
         return None
-    _settle(context, handle, outcome, watch)
-    return outcome
+    _settle(context, handle, done, watch)
+    return done
 
 
 def _describe_error(error: Exception) -> str:
@@ -176,78 +170,98 @@ def _written(context: StepContext) -> list[dg.AssetSpec]:
     return list(step.assets_def.specs) if step.has_assets_def else []
 
 
-def _run(
-    context: StepContext,
-    handle: StreamHandle,
-    resources: DeploymentResources,
-    describe: Callable[[], DataStreamWriter],
-    *,
-    config: StreamRunConfig,
-    watch: RunWatch,
-) -> Outcome:
-    asked, start_from = context.run.tags.get(START_REQUEST_TAG), _start_from(context, handle, config)
-    if not hands_over(handle, asked):
-        refuse_while_written(
-            handle.catalog, handle.stream_id, holder_is_over=lambda lease: run_is_over(context.instance, lease)
+@dataclass(frozen=True)
+class _Step:
+    """A step that runs a stream, or tries its code."""
+
+    context: StepContext
+    handle: StreamHandle
+    resources: DeploymentResources
+    describe: Callable[[], DataStreamWriter]
+    watch: RunWatch
+
+    def preflight(self, config: StreamRunConfig) -> PreflightRecord:
+        """Try the loaded code without affecting the stream, which may be running."""
+        with self._in_session():
+            return preflight(
+                self.handle,
+                self.describe,
+                state_partitions=config.parsed().state_partitions,
+                interrupted=self.watch.should_stop,
+                report=self.context.log.info,
+            )
+
+    def run(self, config: StreamRunConfig) -> Outcome:
+        """Run the stream until it ends."""
+        context, handle = self.context, self.handle
+        asked, start_from = context.run.tags.get(START_REQUEST_TAG), self._start_from(config)
+        if not hands_over(handle, asked):
+            refuse_while_written(handle.catalog, handle.stream_id, holder_is_over=self._holder_is_over)
+        with self._in_session():
+            # The start describes the query again, after the old one has ended.
+            checked = QueryToStart(self.describe).described
+            stopped = self.watch.should_stop
+            hand_over(handle, asked, checked, start_from, interrupted=stopped, report=context.log.info)
+        to_start = QueryToStart(self.describe)
+
+        def start(live: LiveDirectory) -> SupervisedQuery:
+            return start_stream_query(handle, to_start.take(), live)
+
+        before = handle.catalog.executions.of_run(context.run.run_id)
+        cause = start_cause(context.run.tags, has_started=any(each.stream_id == handle.stream_id for each in before))
+        with self._in_session() as spark:
+            return execute_stream(
+                handle,
+                RunRequest(
+                    run_id=context.run.run_id,
+                    start_query=start,
+                    describe=to_start.described,
+                    start_from=start_from,
+                    cause=cause,
+                    start_request_id=asked,
+                    restart_of=context.run.tags.get(RESTART_OF_TAG) if cause is StartCause.RESTART_NEW_RUN else None,
+                    jvm_pid=jvm_pid(spark) or UNSEEN_JVM,
+                    interrupted=self.watch.should_stop,
+                    interrupted_as=lambda: ExecutionStatus.CANCELED if canceled_by_user(context) is not None else None,
+                    application=application_of(spark),
+                    is_launched=True,
+                    holder_is_over=self._holder_is_over,
+                ),
+            )
+
+    @contextmanager
+    def _in_session(self) -> Iterator[SparkSession]:
+        """Work with the Spark session, which may be created for it."""
+        spark = self.resources.spark_session
+        apply_state_backend(spark, self.resources.state_backend.backend())
+        # Enter again, because creating a Spark session replaces the SIGINT handler.
+        with capture_interrupts(), active_in_thread(spark):
+            yield spark
+
+    def _holder_is_over(self, lease: LeaseRecord) -> bool:
+        return run_is_over(self.context.instance, lease.run_id)
+
+    def _start_from(self, config: StreamRunConfig) -> StartFrom:
+        """The run's starting point; a retry of a run that had started does not rewind again."""
+        tags = self.context.run.tags
+        if RETRY_NUMBER_TAG in tags:
+            before = {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
+            executions = self.handle.catalog.executions.of_stream(self.handle.stream_id)
+            if any(each.run_id in before and each.live_directory for each in executions):
+                self.context.log.info("this run retries one that had started: it continues from the latest state")
+                return StartFrom()
+        return config.parsed()
+
+
+def check_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
+    """End the step. A refusal fails the run, so that alerts on failed runs fire."""
+    if not result.passed:
+        raise run_failure(
+            f"Code version {result.code_version} cannot continue from the state of {handle.stream_id}: "
+            f"{result.reason}. Nothing was changed.",
+            "PREFLIGHT_REFUSED",
         )
-    spark = resources.spark_session
-    apply_state_backend(spark, resources.state_backend.backend())
-    with capture_interrupts(), active_in_thread(spark):
-        # The start describes the query again, after the old one has ended.
-        checked = QueryToStart(describe)
-        hand_over(
-            handle,
-            asked,
-            checked.described,
-            start_from,
-            interrupted=watch.should_stop,
-            report=context.log.info,
-        )
-
-    to_start = QueryToStart(describe)
-
-    def start(live: LiveDirectory) -> SupervisedQuery:
-        return start_stream_query(handle, to_start.take(), live)
-
-    before = handle.catalog.executions.of_run(context.run.run_id)
-    cause = start_cause(context.run.tags, has_started=any(each.stream_id == handle.stream_id for each in before))
-    # Enter again, because creating a Spark session replaces the SIGINT handler.
-    with capture_interrupts(), active_in_thread(spark):
-        return execute_stream(
-            handle,
-            RunRequest(
-                run_id=context.run.run_id,
-                start_query=start,
-                describe=to_start.described,
-                start_from=start_from,
-                cause=cause,
-                start_request_id=asked,
-                restart_of=context.run.tags.get(RESTART_OF_TAG) if cause is StartCause.RESTART_NEW_RUN else None,
-                jvm_pid=jvm_pid(spark) or UNSEEN_JVM,
-                interrupted=watch.should_stop,
-                interrupted_as=lambda: ExecutionStatus.CANCELED if canceled_by_user(context) is not None else None,
-                application=application_of(spark),
-                is_launched=True,
-                holder_is_over=lambda lease: run_is_over(context.instance, lease),
-            ),
-        )
-
-
-def _start_from(context: StepContext, handle: StreamHandle, config: StreamRunConfig) -> StartFrom:
-    """The run's starting point; a retry of a run that had started does not rewind again."""
-    tags = context.run.tags
-    if RETRY_NUMBER_TAG in tags:
-        before = {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
-        if any(e.run_id in before and e.live_directory for e in handle.catalog.executions.of_stream(handle.stream_id)):
-            context.log.info("this run retries one that had started: it continues from the latest state")
-            return StartFrom()
-    return config.parsed()
-
-
-def run_is_over(instance: dg.DagsterInstance, lease: LeaseRecord) -> bool:
-    """Whether Dagster has recorded the run's end; its process may still be alive."""
-    run = instance.get_run_by_id(lease.run_id)
-    return run is None or run.is_finished
+    context.log.info(f"code version {result.code_version} passed: {result.reason}")
 
 
 def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch: RunWatch) -> None:
@@ -261,15 +275,15 @@ def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch:
     elif end.kind is EndKind.CANCEL_REQUESTED:
         context.instance.report_run_canceling(context.run, message=end.reason)
         settle_run(handle, outcome)
-        raise _failure(f"The stream was canceled: {end.reason}", "CANCELED", report)
+        raise run_failure(f"The stream was canceled: {end.reason}", "CANCELED", report)
     elif end.kind is EndKind.LEASE_LOST:
-        raise _failure(end.reason, "LEASE_LOST", report)
+        raise run_failure(end.reason, "LEASE_LOST", report)
     else:
         settle_run(handle, outcome)
         if end.kind is EndKind.FAILED:
             last = handle.catalog.executions.get(outcome.execution_id)
             report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
-            raise _failure(f"The stream failed and will not be restarted: {end.reason}", "FAILED", report)
+            raise run_failure(f"The stream failed and will not be restarted: {end.reason}", "FAILED", report)
         for asset in _written(context) if report else ():
             context.log_event(
                 dg.AssetObservation(asset.key, description=f"run ended: {end.kind.name}", metadata=report)
@@ -282,49 +296,13 @@ def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcom
         if canceled is dg.DagsterRunStatus.CANCELING:
             settle_run(handle, outcome, is_canceled=True)
         # The supervisor sensor applies retention after a forcibly ended run.
-        raise _failure("The stream was canceled: its run was terminated.", "CANCELED", report)
+        raise run_failure("The stream was canceled: its run was terminated.", "CANCELED", report)
     # After a time limit a run is CANCELING, then FAILURE: the supervisor sensor settles by the final status.
-    raise _failure(
+    raise run_failure(
         "The stream's process was asked to stop; the supervisor sensor decides whether it is restarted.",
         "INTERRUPTED",
         report,
     )
-
-
-def _failure(description: str, kind: str, report: Mapping[str, Any] | None = None) -> dg.Failure:
-    metadata = {"dagster_ckpt/end": kind, **(report or {})}
-    return dg.Failure(without_secrets(description), metadata=metadata, allow_retries=False)
-
-
-def run_preflight(
-    context: StepContext,
-    handle: StreamHandle,
-    resources: DeploymentResources,
-    describe: Callable[[], DataStreamWriter],
-    *,
-    state_partitions: int | None = None,
-    interrupted: Callable[[], bool],
-) -> PreflightRecord:
-    """Try the loaded code without affecting the stream, which may be running."""
-    spark = resources.spark_session
-    apply_state_backend(spark, resources.state_backend.backend())
-    # Enter again, because creating a Spark session replaces the SIGINT handler.
-    with capture_interrupts(), active_in_thread(spark):
-        return preflight(
-            handle, describe, state_partitions=state_partitions, interrupted=interrupted, report=context.log.info
-        )
-
-
-def check_preflight(context: StepContext, handle: StreamHandle, result: PreflightRecord) -> None:
-    """End the step. A refusal fails the run, so that alerts on failed runs fire."""
-    if not result.passed:
-        raise dg.Failure(
-            f"Code version {result.code_version} cannot continue from the state of {handle.stream_id}: "
-            f"{result.reason}. Nothing was changed.",
-            metadata={"dagster_ckpt/end": "PREFLIGHT_REFUSED"},
-            allow_retries=False,
-        )
-    context.log.info(f"code version {result.code_version} passed: {result.reason}")
 
 
 def run_report(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from collections.abc import Set
 from functools import cached_property
 from typing import Annotated, BinaryIO, cast
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import AliasChoices, BaseModel, Field, TypeAdapter
 
 from dagster_ckpt.errors import ChecksumDiffersError, IncompleteCutError, LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO, Listing
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile, read_needed
-from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import Pieces, read_blocks
+from dagster_ckpt.spark.checkpoint_dir.lz4_blocks import Pieces, read_blocks
 from dagster_ckpt.spark.versions import SparkFile
 from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, inflated, inflation_limit, number_in, reading
 
@@ -37,19 +37,14 @@ _Named = tuple[str, str, int]
 _Size = Annotated[int, Field(ge=0, le=LARGEST_LONG)]
 
 
-class _SstFile(BaseModel):
-    name: str = Field(alias="dfsSstFileName")
-    size: _Size = Field(alias="sizeBytes")
-
-
-class _LogFile(BaseModel):
-    name: str = Field(alias="dfsLogFileName")
-    size: _Size = Field(alias="sizeBytes")
+class _File(BaseModel):
+    name: str = Field(validation_alias=AliasChoices("dfsSstFileName", "dfsLogFileName"))
+    size: _Size = Field(validation_alias="sizeBytes")
 
 
 class _Snapshot(BaseModel):
-    ssts: list[_SstFile] = Field(default=[], alias="sstFiles")
-    logs: list[_LogFile] | None = Field(default=None, alias="logFiles")
+    ssts: list[_File] = Field(default=[], alias="sstFiles")
+    logs: list[_File] | None = Field(default=None, alias="logFiles")
 
 
 def rocksdb_files(store: StoreDirectory, version: int) -> list[NeededFile]:

@@ -1,14 +1,13 @@
-"""The body of a run that launches a stream's driver, or finds it running, and follows it.
+"""Streams whose query outlives every Dagster run: `external_streaming_asset`, and the body of its runs.
 
-However the run ends, the driver keeps running. Only a user who terminates the run on the page cancels the stream.
+Such a run launches the stream's driver, or finds it running, and follows it. However the run ends, the driver keeps
+running. Only a user who terminates the run on the page cancels the stream.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import dagster as dg
 from pydantic import Field
@@ -19,25 +18,25 @@ from dagster_ckpt.client.client import Client
 from dagster_ckpt.client.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, hands_over, launch_driver
 from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
-from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
-from dagster_ckpt.orchestration.resources.resources import DeploymentResources
-from dagster_ckpt.orchestration.resources.settings import StartConfig
-from dagster_ckpt.orchestration.runs.run_status import (
+from dagster_ckpt.orchestration.resources import DeploymentResources
+from dagster_ckpt.orchestration.run_status import (
     START_REQUEST_TAG,
     STREAM_ID_TAG,
     RunWatch,
     canceled_by_user,
     refuse_overridden_resources,
+    run_failure,
     run_tags,
     start_cause,
 )
+from dagster_ckpt.orchestration.settings import StartConfig
+from dagster_ckpt.orchestration.stream import STREAM_TAGS, StreamingAsset, stream_handle
+from dagster_ckpt.orchestration.streaming_asset import StreamingAssetOptions, arguments_of, parts_of
+from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, StreamTranslator
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, execution_liveness
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.redaction import cause_to_show
-
-if TYPE_CHECKING:
-    from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 
 POLL_S = 1.0
 
@@ -50,6 +49,58 @@ class DriverRunConfig(StartConfig):
         description="Stay until the driver ends, and end as it does. Off: the run succeeds once the query is started, "
         "and the stream continues without it.",
     )
+
+
+def external_streaming_asset(
+    name: str,
+    *,
+    launch: DriverLaunch | None = None,
+    stream_id: str | None = None,
+    translator: StreamTranslator | None = None,
+    **options: Unpack[StreamingAssetOptions],
+) -> StreamingAsset:
+    """Declare a streaming asset whose query runs in a process that outlives every Dagster run.
+
+    Args:
+        name: Asset name.
+        launch: How a run of its start job launches the driver. None: a service manager or Kubernetes starts it; the
+            asset has no start job.
+        stream_id: Id in catalog and storage, as used by the program; default: the asset key joined by
+            dots.
+        translator: As in `streaming_asset`.
+        options: As in `streaming_asset`. `checkpointing` must be that of the program; `restart_strategy` decides how
+            the supervisor sensor relaunches a dead driver.
+
+    Example:
+        >>> orders = external_streaming_asset(
+        ...     "orders",
+        ...     launch=DriverLaunch(("spark-submit", "--master", "yarn", "orders.py"), log_directory="/var/log/spark"),
+        ...     checkpointing=CheckpointConfig(interval=60_000),
+        ... )
+    """
+    names = translator or StreamTranslator()
+    stream_of, asset_of = parts_of("external_streaming_asset", options, {"kinds": {"spark", "streaming"}})
+    asset = names.get_asset_spec(asset_of(name))
+    spec = stream_of(stream_id or ".".join(asset.key.path))
+    if launch is None:
+        outside = dg.AssetsDefinition(specs=[asset])
+        return StreamingAsset.of(outside, spec, runs_externally=True, translator=names)
+    holder: list[StreamingAsset] = []
+
+    decorate: Callable[[Callable[..., Iterator[Any]]], dg.AssetsDefinition] = dg.asset(
+        **arguments_of(asset),
+        required_resource_keys=names.keys_of(OPERATOR_RESOURCES),
+        config_schema=DriverRunConfig.to_config_schema().as_field(),
+        op_tags=STREAM_TAGS,
+        # The end of a run is no materialization.
+        output_required=False,
+    )
+
+    def launched(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        yield from run_driver(context, holder[0], launch)
+
+    holder.append(StreamingAsset.of(decorate(launched), spec, runs_externally=True, translator=names))
+    return holder[0]
 
 
 def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch: DriverLaunch) -> Iterator[Any]:
@@ -73,7 +124,7 @@ def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch
             if context.op_execution_context.op_config["follow"]:
                 _follow(context, handle, watch)
         except CkptError as error:
-            raise _failure(str(error), type(error).__name__) from cause_to_show(error)
+            raise run_failure(str(error), type(error).__name__) from cause_to_show(error)
     yield from ()
 
 
@@ -160,7 +211,7 @@ def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunW
 
 def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWatch) -> None:
     if canceled_by_user(context) is None:
-        raise _failure(
+        raise run_failure(
             f"This run was asked to stop ({watch.reason}) and no longer follows the driver; the stream continues. "
             "Launch the job again to follow it, cancel_stream_job or stop_with_savepoint_job to stop it.",
             "DETACHED",
@@ -169,24 +220,20 @@ def _leave(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunWa
     # It may have ended meanwhile.
     with suppress(RequestFailedError):
         Client.of_stream(handle, origin=operator).cancel(handle.stream_id)
-    raise _failure("The stream was canceled: its run was terminated.", "CANCELED")
+    raise run_failure("The stream was canceled: its run was terminated.", "CANCELED")
 
 
 def _end_like(context: dg.AssetExecutionContext, execution: ExecutionRecord) -> None:
     reason = execution.reason or "no reason was recorded"
     if not execution.settled:
-        raise _failure(
+        raise run_failure(
             f"The driver ended unexpectedly (process {execution.pid} on {execution.host}): {reason}. The supervisor "
             "sensor decides whether it is restarted.",
             "DRIVER_GONE",
         )
     if execution.status is ExecutionStatus.CANCELED:
         context.instance.report_run_canceling(context.run, message=reason)
-        raise _failure(f"The stream was canceled: {reason}", "CANCELED")
+        raise run_failure(f"The stream was canceled: {reason}", "CANCELED")
     if execution.status is ExecutionStatus.FAILED:
-        raise _failure(f"The stream failed and will not be restarted: {reason}", "FAILED")
+        raise run_failure(f"The stream failed and will not be restarted: {reason}", "FAILED")
     context.log.info(f"{execution.status.value.lower()}: {reason}")
-
-
-def _failure(description: str, kind: str) -> dg.Failure:
-    return dg.Failure(description, metadata={"dagster_ckpt/end": kind}, allow_retries=False)

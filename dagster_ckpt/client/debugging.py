@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.client.state_browsing import (
@@ -44,9 +43,8 @@ from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, named_ou
 from dagster_ckpt.spark.query.session import active_in_thread, settings_for_a_while
 from dagster_ckpt.spark.query.trial_batch import run_trial
 from dagster_ckpt.state.diff import StateDifference, comparable, differences, paired
-from dagster_ckpt.state.elsewhere import states_elsewhere
+from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.reading import StateFrame, StateName, StateReader
-from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_written
 from dagster_ckpt.stream.snapshots import holding
@@ -63,9 +61,6 @@ IN_SINK = "in_sink"
 # While they are counted: columns of the output may have these names.
 _REPLAYED, _IN_SINK = "_ckpt_replayed", "_ckpt_in_sink"
 _SHOWN = 5
-_ANOTHER_SPARK = (
-    "A newer Spark reads it for this one, if it is on a disk of this machine: run `dagster-ckpt rewriter install` once."
-)
 
 
 class BatchDebug(ExitStack):
@@ -330,15 +325,10 @@ class BatchDebug(ExitStack):
         batches = [self.batch_id - 1] if self.batch_id > 0 else []
         batches += [self.batch_id] if self._captured.rows is not None else []
         try:
-            readers = {each: StateReader(self.spark, self._live, each) for each in batches}
+            readers = self.enter_context(readers_of(self.spark, self._live, batches, self._report))
         except UnsupportedSparkError as error:
-            rewriter = Rewriter.find()
-            if rewriter is None or self._live.local_path is None:
-                self.without_state = f"{error} {_ANOTHER_SPARK}"
-                return
-            self._report("reading the state with another Spark")
-            folder = self.enter_context(TemporaryDirectory(prefix="dagster-ckpt-debug-"))
-            readers = states_elsewhere(rewriter, self.spark, self._live, batches, folder, report=self._report)
+            self.without_state = str(error)
+            return
         self._before, self._after = readers.get(self.batch_id - 1), readers.get(self.batch_id)
         newest = self._after or self._before
         self.states = newest.states if newest is not None else ()

@@ -18,16 +18,17 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.state.diff import CHANGE, ROWS, StateDifference, differences, paired
+from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.reading import (
     KEY,
     VALUE,
     StateFrame,
     StateName,
-    StateReader,
     attempt,
     require_state_reader,
     storable,
 )
+from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.values.storage_path import location_url
@@ -59,7 +60,8 @@ class StreamState(ExitStack):
     ) -> None:
         super().__init__()
         self.spark = spark if spark is not None else session_of_process()
-        require_state_reader(self.spark)
+        if Rewriter.find() is None:
+            require_state_reader(self.spark)
         try:
             self.live = self.enter_context(scratch_directory(stream))
             self.snapshot = None if snapshot == LIVE else find_snapshot(stream.catalog, stream.stream_id, snapshot)
@@ -69,7 +71,7 @@ class StreamState(ExitStack):
                 self.enter_context(holding(stream.catalog, [self.snapshot], "reader of state"))
                 restore_into(stream, snapshot_location(self.snapshot), self.live, is_scratch=True)
                 self.batch_id = _batch_of(self.live)
-            self.reader = StateReader(self.spark, self.live, self.batch_id)
+            self.reader = self.enter_context(readers_of(self.spark, self.live, [self.batch_id]))[self.batch_id]
             self.states = tuple(self.reader.select(operator, state))
         except BaseException:
             self.close()

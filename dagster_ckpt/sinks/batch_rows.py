@@ -82,7 +82,7 @@ def rows_in_iceberg(table: str, history: IcebergHistory, asked: AskedBatch) -> B
         reader = reader.option("start-snapshot-id", found.parent).option("end-snapshot-id", found.id)
     else:
         # The first, or one that replaced all rows.
-        reader = reader.option("snapshot-id", found.id)
+        reader = reader.option("versionAsOf", found.id)
     return BatchRows(_like(reader.load(table), asked.like), says)
 
 

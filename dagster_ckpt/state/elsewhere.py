@@ -5,10 +5,14 @@ The rewriter's process writes the rows as Parquet, which the session reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from dagster_ckpt.errors import UnsupportedSparkError
 from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.state.reading import StateFrame, StateKind, StateName, StateReader, storable
@@ -17,6 +21,13 @@ from dagster_ckpt.state.stopped_state import readable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+Report = Callable[[str], None]
+_LOG = logging.getLogger(__name__)
+_ADVICE = (
+    "A newer Spark reads it for this one, if it is on a disk of this machine: run `dagster-ckpt rewriter install` once."
+)
 
 
 class StateElsewhere(StateReader):
@@ -39,21 +50,36 @@ class StateElsewhere(StateReader):
         return StateFrame(name, kind, self._spark.read.parquet(f"file://{place}"))
 
 
-def states_elsewhere(
-    rewriter: Rewriter,
-    spark: SparkSession,
-    live: LiveDirectory,
-    batch_ids: Sequence[int],
-    folder: str,
-    *,
-    report: Callable[[str], None],
-) -> dict[int, StateReader]:
-    """The state after some batches of a directory that no query uses, read by the rewriter.
+@contextmanager
+def readers_of(
+    spark: SparkSession, live: LiveDirectory, batch_ids: Sequence[int], report: Report = _LOG.info
+) -> Iterator[dict[int, StateReader]]:
+    """Readers of the state after some batches of a directory that no query uses: by the session, or by the rewriter.
 
-    Directory and folder must be on a local disk: another Spark would need other jars for an object store.
+    For the rewriter the directory must be on a local disk: another Spark would need other jars for an object store.
+
+    Raises:
+        UnsupportedSparkError: Neither can.
     """
-    order = {"read": live.url, "batches": list(batch_ids), "folder": folder, "settings": settings_of(spark)}
-    places: dict[int, dict[StateName, tuple[StateKind, str]]] = {batch_id: {} for batch_id in batch_ids}
+    try:
+        readers = {each: StateReader(spark, live, each) for each in batch_ids}
+    except UnsupportedSparkError as error:
+        rewriter = Rewriter.find()
+        if rewriter is None or live.local_path is None:
+            raise UnsupportedSparkError(f"{error} {_ADVICE}") from error
+        report("another Spark reads the state")
+        with TemporaryDirectory(prefix="dagster-ckpt-state-") as folder:
+            settings = settings_of(spark)
+            order = {"read": live.url, "batches": list(batch_ids), "folder": folder, "settings": settings}
+            yield _read(rewriter, order, spark, live, report)
+        return
+    yield readers
+
+
+def _read(
+    rewriter: Rewriter, order: Mapping[str, Any], spark: SparkSession, live: LiveDirectory, report: Report
+) -> dict[int, StateReader]:
+    places: dict[int, dict[StateName, tuple[StateKind, str]]] = {batch_id: {} for batch_id in order["batches"]}
     for batch_id, operator_id, operator, state, partitions, kind, place in ask(rewriter, order, no_op, report)[
         "states"
     ]:

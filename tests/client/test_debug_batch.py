@@ -136,6 +136,7 @@ def state_in(debug: BatchDebug, part: str) -> State:
 BACKENDS = {"heap": None, "rocksdb": EmbeddedRocksDBStateBackend()}
 
 
+@pytest.mark.thorough(but=("aggregation-rocksdb", "join-heap"))
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_batch_is_the_same_from_the_live_directory_and_from_a_snapshot(

@@ -116,17 +116,19 @@ def test_a_stop_is_answered_and_recorded_together_or_not_at_all(
 ) -> None:
     catalog, answers = shelf.stream.catalog, []
     executions: Any = catalog.executions
-    end = executions._end
+    end = executions._record_end
 
     def broken(*_args: Any, **_how: Any) -> None:
-        executions._end = end
+        executions._record_end = end
         answers.append(catalog.requests.get(request.request_id).status)
         raise CatalogError("the connection broke")
 
     request = catalog.requests.submit("orders", kind, origin="a test")
-    monkeypatch.setattr(executions, "_end", broken)
 
     def look() -> bool:
+        if not answers:
+            # Not earlier: a start records the end of the execution before it.
+            monkeypatch.setattr(executions, "_record_end", broken)
         answers.append(catalog.requests.get(request.request_id).status)
         return False
 

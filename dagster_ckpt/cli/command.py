@@ -8,10 +8,11 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Never
 
 import click
@@ -106,7 +107,7 @@ class Deployment:
         )
 
         module = str(self.module)
-        resources = _resources(module)
+        resources = resources_in(module)
 
         def one(kind: type[Any]) -> Any:
             keys = [key for key, resource in resources.items() if isinstance(resource, kind)]
@@ -302,7 +303,8 @@ def _below(folder: Path, place: str) -> str:
     return place if "://" in place else str(folder / place)
 
 
-def _resources(module: str) -> dict[str, Any]:
+def resources_in(module: str) -> dict[str, Any]:
+    """The resources of the Dagster definitions in a module."""
     resources: dict[str, Any] = {}
     for each in definitions_in(module):
         resources |= each.resources or {}
@@ -312,17 +314,23 @@ def _resources(module: str) -> dict[str, Any]:
 
 
 def definitions_in(module: str) -> list[dg.Definitions]:
-    """The Dagster definitions of a module in this folder or on Python's path."""
+    """The Dagster definitions of a module."""
     import dagster as dg
 
+    with imported(module) as loaded:
+        found = [value() if type(value).__name__ == "LazyDefinitions" else value for value in vars(loaded).values()]
+    return [each for each in found if isinstance(each, dg.Definitions)]
+
+
+@contextmanager
+def imported(module: str) -> Iterator[ModuleType]:
+    """A module of the user, also from this folder; what fails in it is a wrong use of the command."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        loaded = importlib.import_module(module)
-        found = [value() if type(value).__name__ == "LazyDefinitions" else value for value in vars(loaded).values()]
+        yield importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise click.UsageError(f"Module {module} cannot be imported: {_what_failed(error)}") from error
-    return [each for each in found if isinstance(each, dg.Definitions)]
 
 
 def _what_failed(error: BaseException) -> str:

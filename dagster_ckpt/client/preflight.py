@@ -37,7 +37,7 @@ from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.sources import source_identities
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
 from dagster_ckpt.state.diff import StateDifference, differences, paired
-from dagster_ckpt.state.reading import StateReader
+from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
@@ -344,9 +344,9 @@ def compare_trial(
         with scratch_directory(stream) as copy:
             clone(live, copy, at_batch=batch_id, is_scratch=True)
             spark = session()
-            before, after = StateReader(spark, copy, batch_id), StateReader(spark, tried, batch_id)
-            found = differences(before, after, paired(before.states, after.states))
-            return _messages(batch_id, found)
+            with readers_of(spark, copy, [batch_id]) as olds, readers_of(spark, tried, [batch_id]) as news:
+                before, after = olds[batch_id], news[batch_id]
+                return _messages(batch_id, differences(before, after, paired(before.states, after.states)))
     except CkptError as error:
         return [f"the state after batch {batch_id} was not compared with that of the running code: {error}"]
 

@@ -56,6 +56,10 @@ PARENT_RUN_ID_TAG = "dagster/parent_run_id"
 ROOT_RUN_ID_TAG = "dagster/root_run_id"
 MAX_RETRIES_TAG = "dagster/max_retries"
 
+# How a failed run ended, in its metadata.
+END_KEY = "dagster_ckpt/end"
+CRASHED = "CRASHED"
+
 
 def run_tags(catalog: Catalog, stream_id: str) -> dict[str, str]:
     """The tags of every run of or for a stream."""
@@ -79,7 +83,7 @@ def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) 
 
 def run_failure(description: str, kind: str, report: Mapping[str, Any] | None = None) -> dg.Failure:
     """How a run ends that did not succeed; Dagster never retries it. `kind` names the end for alerts."""
-    metadata = {"dagster_ckpt/end": kind, **(report or {})}
+    metadata = {END_KEY: kind, **(report or {})}
     return dg.Failure(without_secrets(description), metadata=metadata, allow_retries=False)
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import dagster as dg
 from py4j.protocol import Py4JNetworkError
@@ -30,7 +30,9 @@ from dagster_ckpt.orchestration._compat import (
 )
 from dagster_ckpt.orchestration.metadata import markdown_table
 from dagster_ckpt.orchestration.resources import DeploymentResources
+from dagster_ckpt.orchestration.restart_in_run import can_restart_in_run, restarting_in_run
 from dagster_ckpt.orchestration.run_status import (
+    CRASHED,
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
     RETRY_NUMBER_TAG,
@@ -86,18 +88,36 @@ def run_stream(
     Yields nothing: the end of a stream is no materialization. A canceled or failed stream raises a `dagster.Failure`
     that Dagster never retries. `check` validates the op and its run before anything starts.
     """
+
+    def work() -> _Ended:
+        with transitions_in_run_log(context, spec.stream_id):
+            return _run_to_its_end(context, spec, resources, describe, check)
+
     # An interrupt inside the JVM bridge would hang the next call.
-    with capture_interrupts(), transitions_in_run_log(context, spec.stream_id):
+    with capture_interrupts():
         try:
-            outcome = _run_to_its_end(context, spec, resources, describe, check)
+            if spec.restart_in_run and can_restart_in_run(context):
+                ended = restarting_in_run(context, lambda: _handle_of_this_step(context, spec, resources), work)
+            else:
+                ended = work()
         except dg.Failure as failure:
             run = context.instance.get_run_by_id(context.run.run_id)
             if run is not None and run.is_finished:
                 # A failure would overwrite a forced CANCELED. An interrupted run keeps its status.
                 raise DagsterExecutionInterruptedError(failure.description) from failure
             raise
+    for observation in ended.observations:
+        context.log_event(observation)
     yield from ()
-    return outcome
+    return ended.outcome
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How the stream ended, None after a preflight, and what its assets' pages show of it."""
+
+    outcome: Outcome | None
+    observations: tuple[dg.AssetObservation, ...] = ()
 
 
 def _run_to_its_end(
@@ -106,7 +126,7 @@ def _run_to_its_end(
     resources: DeploymentResources,
     describe: Callable[[], DataStreamWriter],
     check: Callable[[StepContext], None],
-) -> Outcome | None:
+) -> _Ended:
     # Runs launched from the asset's page have no tags yet.
     context.instance.add_run_tags(context.run.run_id, {STREAM_ID_TAG: spec.stream_id})
     plan_outside_runs(context.instance, [each.key for each in _written(context)])
@@ -127,12 +147,11 @@ def _run_to_its_end(
         raise run_failure(str(error), type(error).__name__) from cause_to_show(error)
     except Exception as error:  # noqa: BLE001 - raised again, as the cause of a failure
         # A retry by Dagster would start in this same process.
-        raise run_failure(f"The stream crashed: {_describe_error(error)}", "CRASHED") from cause_to_show(error)
+        raise run_failure(f"The stream crashed: {_describe_error(error)}", CRASHED) from cause_to_show(error)
     if isinstance(done, PreflightRecord):
         check_preflight(context, handle, done)
-        return None
-    _settle(context, handle, done, watch)
-    return done
+        return _Ended(None)
+    return _Ended(done, _settle(context, handle, done, watch))
 
 
 def _describe_error(error: Exception) -> str:
@@ -208,7 +227,9 @@ class _Step:
             return start_stream_query(handle, to_start.take(), live)
 
         before = handle.catalog.executions.of_run(context.run.run_id)
-        cause = start_cause(context.run.tags, has_started=any(each.stream_id == handle.stream_id for each in before))
+        started = [each for each in before if each.stream_id == handle.stream_id]
+        cause = start_cause(context.run.tags, has_started=bool(started))
+        restart_of = started[0].execution_id if started else context.run.tags.get(RESTART_OF_TAG)
         with self._in_session() as spark:
             return execute_stream(
                 handle,
@@ -219,7 +240,7 @@ class _Step:
                     start_from=start_from,
                     cause=cause,
                     start_request_id=asked,
-                    restart_of=context.run.tags.get(RESTART_OF_TAG) if cause is StartCause.RESTART_NEW_RUN else None,
+                    restart_of=restart_of if cause is StartCause.RESTART_NEW_RUN else None,
                     jvm_pid=jvm_pid(spark) or UNSEEN_JVM,
                     interrupted=self.watch.should_stop,
                     interrupted_as=lambda: ExecutionStatus.CANCELED if canceled_by_user(context) is not None else None,
@@ -242,14 +263,15 @@ class _Step:
         return run_is_over(self.context.instance, lease.run_id)
 
     def _start_from(self, config: StreamRunConfig) -> StartFrom:
-        """The run's starting point; a retry of a run that had started does not rewind again."""
+        """The run's start; a restart in this run, or a retry of one that had started, does not rewind again."""
         tags = self.context.run.tags
+        before: set[str | None] = {self.context.run.run_id}
         if RETRY_NUMBER_TAG in tags:
-            before = {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
-            executions = self.handle.catalog.executions.of_stream(self.handle.stream_id)
-            if any(each.run_id in before and each.live_directory for each in executions):
-                self.context.log.info("this run retries one that had started: it continues from the latest state")
-                return StartFrom()
+            before |= {tags.get(PARENT_RUN_ID_TAG), tags.get(ROOT_RUN_ID_TAG)}
+        executions = self.handle.catalog.executions.of_stream(self.handle.stream_id)
+        if any(each.run_id in before and each.live_directory for each in executions):
+            self.context.log.info("this run has started the stream before: it continues from the latest state")
+            return StartFrom()
         return config.parsed()
 
 
@@ -264,33 +286,35 @@ def check_preflight(context: StepContext, handle: StreamHandle, result: Prefligh
     context.log.info(f"code version {result.code_version} passed: {result.reason}")
 
 
-def _settle(context: StepContext, handle: StreamHandle, outcome: Outcome, watch: RunWatch) -> None:
-    """Apply retention if the end is certain, and end the step accordingly."""
+def _settle(
+    context: StepContext, handle: StreamHandle, outcome: Outcome, watch: RunWatch
+) -> tuple[dg.AssetObservation, ...]:
+    """Apply retention if the end is certain, and end the step accordingly; returns what to report of its assets."""
     end = outcome.end
     # Before retention, which deletes what the report lists.
     report = run_report(handle, outcome)
     if end.kind is EndKind.INTERRUPTED:
         context.log.info(f"stopped: {watch.reason}" if watch.reason else end.reason)
         _end_interrupted(context, handle, outcome, report)
-    elif end.kind is EndKind.CANCEL_REQUESTED:
+    if end.kind is EndKind.CANCEL_REQUESTED:
         context.instance.report_run_canceling(context.run, message=end.reason)
         settle_run(handle, outcome)
         raise run_failure(f"The stream was canceled: {end.reason}", "CANCELED", report)
-    elif end.kind is EndKind.LEASE_LOST:
+    if end.kind is EndKind.LEASE_LOST:
         raise run_failure(end.reason, "LEASE_LOST", report)
-    else:
-        settle_run(handle, outcome)
-        if end.kind is EndKind.FAILED:
-            last = handle.catalog.executions.get(outcome.execution_id)
-            report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
-            raise run_failure(f"The stream failed and will not be restarted: {end.reason}", "FAILED", report)
-        for asset in _written(context) if report else ():
-            context.log_event(
-                dg.AssetObservation(asset.key, description=f"run ended: {end.kind.name}", metadata=report)
-            )
+    settle_run(handle, outcome)
+    if end.kind is EndKind.FAILED:
+        last = handle.catalog.executions.get(outcome.execution_id)
+        report_terminal_failure(context.instance, handle.catalog, last, outcome.terminal_failure or end.reason)
+        raise run_failure(f"The stream failed and will not be restarted: {end.reason}", "FAILED", report)
+    description = f"run ended: {end.kind.name}"
+    written = _written(context) if report else ()
+    return tuple(dg.AssetObservation(each.key, description=description, metadata=report) for each in written)
 
 
-def _end_interrupted(context: StepContext, handle: StreamHandle, outcome: Outcome, report: Mapping[str, Any]) -> None:
+def _end_interrupted(
+    context: StepContext, handle: StreamHandle, outcome: Outcome, report: Mapping[str, Any]
+) -> NoReturn:
     canceled = canceled_by_user(context)
     if canceled is not None:
         if canceled is dg.DagsterRunStatus.CANCELING:

@@ -141,6 +141,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
     ] = UpgradeSettings()
     desired_state: Annotated[DesiredState | None, describe(description_of("desired_state"))] = None
     stall_timeout_ms: Annotated[int | None, describe(description_of("stall_timeout_ms"))] = None
+    restart_in_run: Annotated[bool, describe(description_of("restart_in_run"))] = True
     savepoints: Annotated[
         Annotated[Savepoints, templated(Savepoints)] | None, describe("Scheduled savepoints. Default: none.")
     ] = None

@@ -185,6 +185,24 @@ def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> byte
     return "\n".join([first, *lines]).encode()
 
 
+def with_sources(data: bytes, where: str, sources: Mapping[str, str | None]) -> bytes:
+    """The entry with these offsets in place of its own; with names, in version 2."""
+    version, lines = _lines(data, where, SparkFile.OFFSETS)
+    is_named = version != 1 or not all(name.isdecimal() for name in sources)
+    offsets = {name: NO_OFFSET if offset is None else offset for name, offset in sources.items()}
+    found = [f"{name}:{offset}" if is_named else offset for name, offset in offsets.items()]
+    return "\n".join([f"v{2 if is_named else version}", lines[0], *found]).encode()
+
+
+def only_offset(data: bytes, where: str, source: str, name: str) -> bytes:
+    """The entry of a query of one source alone, which is called `name` there."""
+    version, lines = _lines(data, where, SparkFile.OFFSETS)
+    offsets = [line if version == 1 else _named_offset(line, where)[1] for line in lines[1:]]
+    names = [str(index) if version == 1 else _named_offset(line, where)[0] for index, line in enumerate(lines[1:])]
+    offset = dict(zip(names, offsets, strict=True)).get(source, NO_OFFSET)
+    return "\n".join([f"v{version}", lines[0], offset if version == 1 else f"{name}:{offset}"]).encode()
+
+
 def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
     version, lines = _lines(data, where, SparkFile.COMMITS)
     text = lines[0] if lines else ""

@@ -14,14 +14,13 @@ from dagster_ckpt.catalog.records import EventType, SnapshotStatus, SnapshotTrig
 from dagster_ckpt.catalog.tables import event_counter, events, executions, snapshots
 from dagster_ckpt.catalog.tables import streams as stream_table
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.checks import build_health_sensor
-from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_desired_state_jobs
-from dagster_ckpt.orchestration.jobs.retention_jobs import build_retention_jobs
-from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_operator_jobs
+from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
+from dagster_ckpt.orchestration.stream import StreamingAsset
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.values.durations import wall_clock_ms
 
 MINUTE_MS = 60_000
@@ -52,10 +51,8 @@ class Crowd:
 
     def sensors(self) -> dict[str, dg.SensorDefinition]:
         """The sensors of a code location with all these streams."""
-        retention = next(
-            stream for stream in build_retention_jobs(self.streams) if stream.name == "apply_retention_job"
-        )
-        roll_back = next(stream for stream in build_desired_state_jobs(self.streams) if stream.name == ROLL_BACK_JOB)
+        jobs = {job.name: job for job in build_operator_jobs(self.streams)}
+        retention, roll_back = jobs["apply_retention_job"], jobs[ROLL_BACK_JOB]
         return {
             "catalog": build_catalog_sensor(self.streams),
             "supervisor": build_supervisor_sensor(self.streams, retention, roll_back),

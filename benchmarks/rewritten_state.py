@@ -22,7 +22,7 @@ from benchmarks.driver_memory import FORGET_THE_PEAK
 from benchmarks.engine import Engine
 from benchmarks.live_directories import session
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.query.query import jvm_pid, start_query
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.shape import StateShape

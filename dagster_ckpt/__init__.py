@@ -25,29 +25,30 @@ if TYPE_CHECKING:
     from dagster_ckpt.client.launching import DriverLaunch
     from dagster_ckpt.config.checkpoint_config import CheckpointConfig
     from dagster_ckpt.driver import run_stream
-    from dagster_ckpt.orchestration.assets.downstream import reading_checkpoint
-    from dagster_ckpt.orchestration.assets.stream import StreamSpec
-    from dagster_ckpt.orchestration.assets.streaming_asset import (
-        external_streaming_asset,
-        streaming_asset,
-        streaming_multi_asset,
-    )
     from dagster_ckpt.orchestration.component.component import StreamsComponent
     from dagster_ckpt.orchestration.definitions import stream_definitions
+    from dagster_ckpt.orchestration.downstream import reading_checkpoint
+    from dagster_ckpt.orchestration.external_asset import external_streaming_asset
     from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
-    from dagster_ckpt.orchestration.resources.resources import (
+    from dagster_ckpt.orchestration.resources import (
         CheckpointCatalogResource,
         CheckpointStorageResource,
         SparkSessionResource,
         StateBackendResource,
     )
-    from dagster_ckpt.orchestration.resources.settings import (
+    from dagster_ckpt.orchestration.settings import (
         CheckpointSettings,
         RestartSettings,
         StreamRunConfig,
         UpgradeSettings,
     )
-    from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
+    from dagster_ckpt.orchestration.stream import StreamSpec
+    from dagster_ckpt.orchestration.streaming_asset import (
+        StreamResource,
+        declare_stream,
+        streaming_asset,
+        streaming_multi_asset,
+    )
     from dagster_ckpt.orchestration.translator import StreamTranslator
     from dagster_ckpt.policies.restart import RestartStrategies
     from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
@@ -68,24 +69,24 @@ _MODULES = {
     "HealthCheck": "client.health",
     "HealthSettings": "client.health_facts",
     "DriverLaunch": "client.launching",
-    "reading_checkpoint": "orchestration.assets.downstream",
-    "external_streaming_asset": "orchestration.assets.streaming_asset",
-    "StreamSpec": "orchestration.assets.stream",
-    "streaming_asset": "orchestration.assets.streaming_asset",
-    "streaming_multi_asset": "orchestration.assets.streaming_asset",
+    "reading_checkpoint": "orchestration.downstream",
+    "external_streaming_asset": "orchestration.external_asset",
+    "StreamSpec": "orchestration.stream",
+    "streaming_asset": "orchestration.streaming_asset",
+    "streaming_multi_asset": "orchestration.streaming_asset",
     "StreamsComponent": "orchestration.component.component",
     "stream_definitions": "orchestration.definitions",
     "PeriodicSavepoints": "orchestration.jobs.schedules",
-    "CheckpointCatalogResource": "orchestration.resources.resources",
-    "CheckpointStorageResource": "orchestration.resources.resources",
-    "SparkSessionResource": "orchestration.resources.resources",
-    "StateBackendResource": "orchestration.resources.resources",
-    "CheckpointSettings": "orchestration.resources.settings",
-    "RestartSettings": "orchestration.resources.settings",
-    "StreamRunConfig": "orchestration.resources.settings",
-    "UpgradeSettings": "orchestration.resources.settings",
-    "StreamResource": "orchestration.resources.stream_resource",
-    "declare_stream": "orchestration.resources.stream_resource",
+    "CheckpointCatalogResource": "orchestration.resources",
+    "CheckpointStorageResource": "orchestration.resources",
+    "SparkSessionResource": "orchestration.resources",
+    "StateBackendResource": "orchestration.resources",
+    "CheckpointSettings": "orchestration.settings",
+    "RestartSettings": "orchestration.settings",
+    "StreamRunConfig": "orchestration.settings",
+    "UpgradeSettings": "orchestration.settings",
+    "StreamResource": "orchestration.streaming_asset",
+    "declare_stream": "orchestration.streaming_asset",
     "StreamTranslator": "orchestration.translator",
     "RestartStrategies": "policies.restart",
     "UpgradeMode": "policies.upgrade",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from dagster_ckpt.config.rocksdb import OPTIONS_SET, RocksDBOptions
 from dagster_ckpt.config.state_backend import MAX_PARALLELISM
 from dagster_ckpt.flink import execution_config as execution
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.orchestration.resources.resources import CheckpointStorageResource, StateBackendResource
-from dagster_ckpt.orchestration.resources.settings import RestartSettings
+from dagster_ckpt.orchestration.resources import CheckpointStorageResource, StateBackendResource
+from dagster_ckpt.orchestration.settings import RestartSettings
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches
 from dagster_ckpt.values.validation import OptionDescription, options_of
@@ -155,7 +155,7 @@ def _checkpoint_config() -> list[str]:
                 f"`{name}`",
                 "<br>".join(f"`{method}`" for method in methods),
                 option.unset or _code(option.default),
-                LINKS.get(name, option.rule.allowed),
+                LINKS.get(name) or _range(option.rule.allowed),
                 option.description,
                 _effects(line for lines in told for line in lines if line.option == name),
             )
@@ -212,6 +212,12 @@ def _described(value: Any) -> list[str]:
     return [f"### {kind.__name__}", "", _summary(kind), "", *_table(head, rows)]
 
 
+def _range(allowed: str) -> str:
+    """Shorten a range to its lower limit where the upper one is that of the number's type."""
+    shorter = allowed.replace("a whole number of milliseconds or a timedelta", "milliseconds")
+    return re.sub(r",? from (-?\d+) to \d{10,}", r", at least \1", shorter)
+
+
 def _default(line: OptionDescription) -> str:
     if line.value in EXAMPLES or line.option == "checkpoint_backend":
         return "required"
@@ -259,7 +265,8 @@ def _execution() -> list[str]:
     rows = []
     for line in told[0]:
         default = "the backend's" if line.value is None else "none" if line.value == [] else _code(line.value)
-        allowed = EXECUTION_RANGES[line.option].allowed if line.option in EXECUTION_RANGES else "full names of classes"
+        rule = EXECUTION_RANGES.get(line.option)
+        allowed = _range(rule.allowed) if rule else "full names of classes"
         effects = _effects(other for lines in told for other in lines if other.option == line.option)
         rows.append((f"`{line.option}`", default, allowed, effects))
     return [
@@ -317,7 +324,7 @@ def _enums() -> list[str]:
 
 
 def _methods() -> list[str]:
-    lines = ["## Every method", ""]
+    lines = ["## Every method", "", "What each does is on the [page of the interface](api/flink.md).", ""]
     kinds = [
         options.CheckpointConfig,
         *(type(storage) for storage in STORAGES),
@@ -326,17 +333,17 @@ def _methods() -> list[str]:
         options.ExecutionConfig,
     ]
     kinds += [options.RestartStrategies, *(type(strategy) for strategy in STRATEGIES.values()), options.Duration]
-    for kind in kinds:
-        rows = []
-        for name in _public(kind):
-            member = inspect.getattr_static(kind, name)
-            value = getattr(kind, name)
-            if callable(value) and not isinstance(value, type):
-                rows.append((f"`{name}{_plain(inspect.signature(value))}`", _summary(value)))
-            elif not isinstance(member, property) and not isinstance(value, type):
-                rows.append((f"`{name}`", f"`{value!r}`"))
-        lines += [f"### {kind.__name__} methods", "", *_table(("method", "what it does"), rows)]
-    return lines
+    return lines + [f"- **{kind.__name__}**: {', '.join(_members(kind))}" for kind in kinds] + [""]
+
+
+def _members(kind: type) -> Iterator[str]:
+    for name in _public(kind):
+        member = inspect.getattr_static(kind, name)
+        value = getattr(kind, name)
+        if callable(value) and not isinstance(value, type):
+            yield f"`{name}{_plain(inspect.signature(value))}`"
+        elif not isinstance(member, property) and not isinstance(value, type):
+            yield f"`{name}` = `{value!r}`"
 
 
 def _public(kind: type) -> list[str]:

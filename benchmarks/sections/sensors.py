@@ -20,8 +20,8 @@ from dagster_ckpt.catalog.history import SnapshotTally
 from dagster_ckpt.catalog.records import EventRecord, EventType
 from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.orchestration.checks import STREAMS_PER_TICK
+from dagster_ckpt.orchestration.metadata import failure_observation, materialization
 from dagster_ckpt.orchestration.sensors.catalog_sensor import EVENTS_IN_FIRST_TICK, EVENTS_PER_TICK, SensorCursor
-from dagster_ckpt.orchestration.sensors.reports import failure_observation, materialization
 
 STREAMS = 1000
 SNAPSHOTS_EACH = 35
@@ -100,7 +100,7 @@ def _timed(many: Crowd, sensor: dg.SensorDefinition, cursor: str) -> tuple[Sampl
 def _bytes_of_events(folder: Path, many: Crowd) -> dict[str, float]:
     """Bytes that a Dagster instance on SQLite grows by with one event of each kind."""
     stream = many.streams[0]
-    snapshot = many.catalog.snapshots.newest_of([stream.stream_id])[stream.stream_id]
+    snapshot = many.catalog.history.newest_of([stream.stream_id])[stream.stream_id]
     tally = SnapshotTally(60, 60_000, 60_000_000)
     event = EventRecord(1, stream.stream_id, EventType.CHECKPOINT_COMPLETED, snapshot.snapshot_id, None, {}, 1)
     failed = replace(event, type=EventType.CHECKPOINT_FAILED, payload={"reason": "IO_EXCEPTION: the disk is full"})

@@ -7,6 +7,7 @@ bytes of snapshots. Start with `catalog.py`; `records.py` has the values, `table
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.history import SnapshotTally
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import (
     CompletedSnapshot,
     EventRecord,
@@ -29,7 +30,6 @@ from dagster_ckpt.catalog.records import (
     StateOrigin,
     StreamRecord,
 )
-from dagster_ckpt.catalog.recoveries import PointFailure
 
 __all__ = [
     "Catalog",

@@ -16,14 +16,12 @@ from sqlalchemy import Connection, inspect, select, text
 
 from dagster_ckpt.catalog.database import Database, as_text, optional_dict
 from dagster_ckpt.catalog.desired_states import DesiredStateRecords
-from dagster_ckpt.catalog.events import EventRecords
 from dagster_ckpt.catalog.executions import ExecutionRecords
-from dagster_ckpt.catalog.history import HistoryRecords
+from dagster_ckpt.catalog.history import EventRecords, HistoryRecords
 from dagster_ckpt.catalog.holds import HoldRecords
-from dagster_ckpt.catalog.journal import JournalRecords
+from dagster_ckpt.catalog.journal import JournalRecords, RecoveryRecords
 from dagster_ckpt.catalog.leases import LeaseRecords
 from dagster_ckpt.catalog.pruning import PruningRecords
-from dagster_ckpt.catalog.recoveries import RecoveryRecords
 from dagster_ckpt.catalog.requests import LaunchRecords, RequestRecords
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.catalog.streams import RebuildRecords, StreamRecords

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Table, create_engine, event, select, text
+from sqlalchemy import Connection, Row, Select, Table, TextClause, create_engine, event, select, text
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
@@ -75,6 +75,10 @@ class Database:
     def reading(self) -> Iterator[Connection]:
         with self._errors_translated(), limited(self._call_limit_s), self.engine.connect() as connection:
             yield connection
+
+    def rows(self, query: Select[Any] | TextClause) -> Sequence[Any]:
+        with self.reading() as connection:
+            return connection.execute(query).all()
 
     @contextmanager
     def writing(self, *, within_s: float | None = None) -> Iterator[Connection]:
@@ -174,6 +178,13 @@ class Database:
                 f"The checkpoint catalog {self.shown_url} cannot be used: {cause}. Check that the database "
                 f"runs, that the path or host is right, and that this user may write to it. {done}"
             ) from cause_to_show(error)
+
+
+class Records:
+    """The records of one kind in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
 
 def _to_keep(name: str, value: object) -> object:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from dagster_ckpt.catalog.database import Database, as_text, cells, lock_snapshot, read_dict
+from dagster_ckpt.catalog.database import Records, as_text, cells, lock_snapshot, read_dict
 from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotStatus
 from dagster_ckpt.catalog.tables import desired_states
 from dagster_ckpt.policies.upgrade import UpgradeMode
@@ -131,28 +131,23 @@ class DesiredRecord:
     alert_until: AlertUntil | None = None
 
 
-class DesiredStateRecords:
+class DesiredStateRecords(Records):
     """Managed streams: users set the desired state, the sensor records its progress.
 
     The sensor's write counts only for the generation that it was computed for, so it never overrides a user's change.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def find(self, stream_id: str) -> DesiredRecord | None:
         with self._database.reading() as connection:
             return _find(connection, stream_id)
 
     def all(self) -> dict[str, DesiredRecord]:
-        with self._database.reading() as connection:
-            rows = connection.execute(select(desired_states).order_by(desired_states.c.stream_id))
-            return {row.stream_id: _record(row) for row in rows}
+        rows = self._database.rows(select(desired_states).order_by(desired_states.c.stream_id))
+        return {row.stream_id: _record(row) for row in rows}
 
     def of(self, stream_ids: Sequence[str]) -> dict[str, DesiredRecord]:
-        with self._database.reading() as connection:
-            rows = connection.execute(select(desired_states).where(desired_states.c.stream_id.in_(stream_ids)))
-            return {row.stream_id: _record(row) for row in rows}
+        rows = self._database.rows(select(desired_states).where(desired_states.c.stream_id.in_(stream_ids)))
+        return {row.stream_id: _record(row) for row in rows}
 
     def ensure(self, stream_id: str, *, origin: str) -> DesiredRecord:
         """In a new row the asset's definition decides."""
@@ -289,6 +284,4 @@ def _record(row: Row[Any]) -> DesiredRecord:
 
 
 def _upgrade(stored: dict[str, Any]) -> UpgradeRecord:
-    return UpgradeRecord(
-        **{**stored, "phase": UpgradePhase(stored["phase"]), "mode": UpgradeMode(stored["mode"])},
-    )
+    return UpgradeRecord(**{**stored, "phase": UpgradePhase(stored["phase"]), "mode": UpgradeMode(stored["mode"])})

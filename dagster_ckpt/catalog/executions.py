@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
-from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum, was_renewed
+from dagster_ckpt.catalog.database import Records, as_text, cells, read_dict, read_enum, was_renewed
 from dagster_ckpt.catalog.records import (
     SOURCE_IDENTITIES,
     EventType,
@@ -28,11 +28,8 @@ _RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms"
 _STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
 
-class ExecutionRecords:
+class ExecutionRecords(Records):
     """Run attempts of streams. An unreadable row is BROKEN, never omitted; a run's writes require its lease."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def of_run(self, run_id: str) -> list[ExecutionRecord]:
         """Newest first."""
@@ -56,20 +53,17 @@ class ExecutionRecords:
         return next(iter(self.of_stream(stream_id, limit=1)), None)
 
     def latest_of(self, stream_ids: Sequence[str]) -> dict[str, ExecutionRecord]:
-        with self._database.reading() as connection:
-            return {row.stream_id: _record(row) for row in connection.execute(_newest_of(stream_ids))}
+        return {row.stream_id: _record(row) for row in self._database.rows(_newest_of(stream_ids))}
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
         """Of unsettled executions with a heartbeat since then (ms since the epoch)."""
         lively = executions.c.settled.is_(False) & (executions.c.heartbeat_at_ms > since_ms)
-        with self._database.reading() as connection:
-            return frozenset(connection.execute(select(executions.c.run_id).where(lively)).scalars())
+        return frozenset(row.run_id for row in self._database.rows(select(executions.c.run_id).where(lively)))
 
     def unsettled_runs(self) -> dict[str, str]:
         """Runs with an unsettled or running execution, each with its stream."""
         query = select(executions.c.run_id, executions.c.stream_id).where(executions.c.settled.is_(False))
-        with self._database.reading() as connection:
-            return {row.run_id: row.stream_id for row in connection.execute(query)}
+        return {row.run_id: row.stream_id for row in self._database.rows(query)}
 
     def unsettled(self, run_ids: Collection[str] | None = None) -> list[ExecutionRecord]:
         """Also running ones, oldest first; None: of all runs."""
@@ -86,12 +80,11 @@ class ExecutionRecords:
             executions.c.status, executions.c.cause, executions.c.ended_at_ms
         )
         failed: list[int] = []
-        with self._database.reading() as connection:
-            for row in connection.execute(query):
-                if row.status == ExecutionStatus.FAILED.value and row.ended_at_ms is not None:
-                    failed.append(row.ended_at_ms)
-                if row.cause == StartCause.MANUAL.value:
-                    break
+        for row in self._database.rows(query):
+            if row.status == ExecutionStatus.FAILED.value and row.ended_at_ms is not None:
+                failed.append(row.ended_at_ms)
+            if row.cause == StartCause.MANUAL.value:
+                break
         return failed[::-1]
 
     def failed_since(self, stream_ids: Sequence[str], since_ms: int) -> dict[str, list[RunFailure]]:
@@ -103,11 +96,9 @@ class ExecutionRecords:
             .order_by(executions.c.ended_at_ms, executions.c.ordinal)
         )
         failed: dict[str, list[RunFailure]] = {}
-        with self._database.reading() as connection:
-            for row in connection.execute(query):
-                failed.setdefault(row.stream_id, []).append(
-                    RunFailure(row.ended_at_ms, row.reason or "no reason recorded")
-                )
+        for row in self._database.rows(query):
+            failure = RunFailure(row.ended_at_ms, row.reason or "no reason recorded")
+            failed.setdefault(row.stream_id, []).append(failure)
         return failed
 
     def first_started(self, stream_ids: Sequence[str]) -> dict[str, int]:
@@ -117,8 +108,7 @@ class ExecutionRecords:
             .where(executions.c.stream_id.in_(stream_ids))
             .group_by(executions.c.stream_id)
         )
-        with self._database.reading() as connection:
-            return {stream_id: int(first_ms) for stream_id, first_ms in connection.execute(query)}
+        return {stream_id: int(first_ms) for stream_id, first_ms in self._database.rows(query)}
 
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
         """The newest committed batch that was reported in a live directory."""
@@ -175,10 +165,10 @@ class ExecutionRecords:
             of_stream = executions.c.stream_id == stream_id
             ordinal = connection.execute(select(func.max(executions.c.ordinal)).where(of_stream)).scalar() or 0
             reason = f"its process had ended when execution {execution_id} started"
-            died = {"status": ExecutionStatus.FAILED.value, "ended_at_ms": now_ms, "reason": reason}
             unended = select(executions.c.execution_id).where(of_stream, executions.c.status.not_in(_ENDED))
             for each in connection.execute(unended.order_by(executions.c.ordinal)).scalars().all():
-                self._change_end(connection, executions.c.execution_id == each, died)
+                this = executions.c.execution_id == each
+                self._record_end(connection, this, ExecutionStatus.FAILED, reason, settled=True)
             connection.execute(executions.update().where(of_stream).values(settled=True))
             connection.execute(
                 executions.insert().values(
@@ -261,7 +251,7 @@ class ExecutionRecords:
         with self._database.writing_under(lease) as connection:
             if request_id is not None and not complete_request(self._database, connection, request_id):
                 return False
-            self._end(connection, execution_id, status, reason, settled=settled)
+            self._record_end(connection, _unended(execution_id), status, reason, settled=settled)
             return True
 
     def stopped(
@@ -283,9 +273,8 @@ class ExecutionRecords:
         with self._database.writing_under(lease) as connection:
             if request_id is not None and not complete_request(self._database, connection, request_id):
                 return False
-            ended_at_ms = self._database.now_ms(connection)
-            values = {"status": status.value, "reason": reason, "settled": settled, "ended_at_ms": ended_at_ms}
-            found = self._change_end(connection, open_ & executions.c.status.in_(to_be_restarted), values)
+            which = open_ & executions.c.status.in_(to_be_restarted)
+            found = self._record_end(connection, which, status, reason, settled=settled)
             return found or request_id is not None
 
     def end_unheld(
@@ -303,26 +292,18 @@ class ExecutionRecords:
         """
         with self._database.writing() as connection:
             if seen is None or not was_renewed(connection, seen):
-                self._end(connection, execution_id, status, reason, settled=settled)
+                self._record_end(connection, _unended(execution_id), status, reason, settled=settled)
 
-    def _end(
-        self, connection: Connection, execution_id: str, status: ExecutionStatus, reason: str, *, settled: bool
-    ) -> None:
-        alive = (executions.c.execution_id == execution_id) & executions.c.status.not_in(_ENDED)
-        now_ms = self._database.now_ms(connection)
-        values = {"status": status.value, "ended_at_ms": now_ms, "reason": reason, "settled": settled}
-        self._change_end(connection, alive, values)
-
-    def _change_end(self, connection: Connection, which: ColumnElement[bool], values: Mapping[str, Any]) -> bool:
-        """With its event; False if it has ended already."""
+    def _record_end(
+        self, connection: Connection, which: ColumnElement[bool], status: ExecutionStatus, reason: str, *, settled: bool
+    ) -> bool:
+        """With its event; False if there is no such execution."""
+        ended_at_ms = self._database.now_ms(connection)
+        values = {"status": status.value, "ended_at_ms": ended_at_ms, "reason": reason, "settled": settled}
         row = connection.execute(executions.update().where(which).values(**values).returning(executions)).one_or_none()
         if row is None:
             return False
-        payload = {
-            "status": values["status"],
-            "reason": values["reason"],
-            "duration_ms": max(0, values["ended_at_ms"] - row.started_at_ms),
-        }
+        payload = {"status": status.value, "reason": reason, "duration_ms": max(0, ended_at_ms - row.started_at_ms)}
         self._database.record_event(
             connection, row.stream_id, EventType.EXECUTION_ENDED, execution_id=row.execution_id, payload=payload
         )
@@ -352,13 +333,13 @@ class ExecutionRecords:
     def settle(self, execution_id: str, status: ExecutionStatus) -> None:
         """An execution needs no further work; if not ended, it ends with `status`."""
         with self._database.writing() as connection:
-            self._end(connection, execution_id, status, f"settled as {status.value}", settled=True)
+            reason = f"settled as {status.value}"
+            self._record_end(connection, _unended(execution_id), status, reason, settled=True)
             this = executions.c.execution_id == execution_id
             connection.execute(executions.update().where(this).values(settled=True))
 
     def _all(self, query: Select[Any]) -> list[ExecutionRecord]:
-        with self._database.reading() as connection:
-            return [_record(row) for row in connection.execute(query)]
+        return [_record(row) for row in self._database.rows(query)]
 
 
 def newest_first(stream_id: str) -> Select[Any]:
@@ -396,6 +377,10 @@ def _refused_alike(connection: Connection, stream_id: str, execution_id: str) ->
         if alike and (row.recovery is not None or row.cause == StartCause.MANUAL.value):
             break
     return alike
+
+
+def _unended(execution_id: str) -> ColumnElement[bool]:
+    return (executions.c.execution_id == execution_id) & executions.c.status.not_in(_ENDED)
 
 
 def _of_writer(lease: LeaseRecord, execution_id: str) -> ColumnElement[bool]:

@@ -1,19 +1,26 @@
-"""The history of streams: snapshots page by page, timelines, and figures of many streams in one query.
+"""The history of streams: events, snapshots page by page, timelines, and figures of many streams in one query.
 
 Each query starts from the streams and uses an index, so its cost does not grow with the history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Row, Select, TextClause, and_, func, or_, select, text
+from sqlalchemy import Row, Select, and_, func, or_, select, text
 
-from dagster_ckpt.catalog.database import Database, cells, read_dict, read_enum
-from dagster_ckpt.catalog.records import EventType, SnapshotRecord, SnapshotStatus, SnapshotTrigger, watermark_ms_of
-from dagster_ckpt.catalog.tables import snapshots, streams, timelines
+from dagster_ckpt.catalog.database import Records, as_dict, cells, read_dict, read_enum
+from dagster_ckpt.catalog.records import (
+    EventRecord,
+    EventType,
+    SnapshotRecord,
+    SnapshotStatus,
+    SnapshotTrigger,
+    watermark_ms_of,
+)
+from dagster_ckpt.catalog.tables import event_counter, events, snapshots, streams, timelines
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 
@@ -48,20 +55,10 @@ class SnapshotHistory:
 
 
 _restorable = snapshots.alias("restorable")
-
-
 _verified = snapshots.alias("verified")
-
-
 _failed = snapshots.alias("failed")
-
-
 _sized = snapshots.alias("sized")
-
-
 _timed = snapshots.alias("timed")
-
-
 # Attempts to look at for a slow one.
 _TIMED = 10
 
@@ -101,15 +98,7 @@ def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, i
     return past
 
 
-def newest_restorable(stream_ids: Sequence[str]) -> Select[Any]:
-    return (
-        select(snapshots)
-        .select_from(streams.join(snapshots, snapshots.c.snapshot_id == _newest_restorable(_restorable.c.snapshot_id)))
-        .where(streams.c.stream_id.in_(stream_ids))
-    )
-
-
-def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
+def _histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
     """Health indicators of each of these streams, in columns named as in `SnapshotHistory`.
 
     `newest` and `verified` are ids; the window of `bytes_before` begins at `since_ms`.
@@ -155,17 +144,6 @@ def histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
         first_size.correlate(streams).scalar_subquery().label("bytes_before"),
         slowest.correlate(streams).scalar_subquery().label("slowest_ms"),
     ).where(streams.c.stream_id.in_(stream_ids))
-
-
-def tallies(spans: Sequence[tuple[str, int, int]]) -> TextClause:
-    """Totals over the checkpoints completed in spans of events (stream, sequence before the first, and the last).
-
-    Columns: place, the index of the span; taken; rows; incremental_bytes. Empty spans are omitted.
-    """
-    # Compiling a `values()` of hundreds of rows takes longer than the query.
-    rows = ", ".join(f"({place}, :stream_{place}, {after:d}, {last:d})" for place, (_, after, last) in enumerate(spans))
-    query = text(f"WITH span (place, stream_id, since, last) AS (VALUES {rows}) {_TALLY}")
-    return query.bindparams(**{f"stream_{place}": stream_id for place, (stream_id, _, _) in enumerate(spans)})
 
 
 _TALLY = f"""
@@ -236,10 +214,7 @@ class Branch:
 _STORED = [name for name in SnapshotFigures.__dataclass_fields__ if name in snapshots.c]
 
 
-class HistoryRecords:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class HistoryRecords(Records):
     def page(
         self,
         stream_id: str,
@@ -261,8 +236,7 @@ class HistoryRecords:
                 or_(snapshots.c.created_at_ms < older_than.created_at_ms, same_time),
             )
         query = query.order_by(snapshots.c.created_at_ms.desc(), snapshots.c.snapshot_id.desc()).limit(limit + 1)
-        with self._database.reading() as connection:
-            found = [read_snapshot(row) for row in connection.execute(query)]
+        found = [read_snapshot(row) for row in self._database.rows(query)]
         shown = tuple(found[:limit])
         has_more = len(found) > limit and shown
         return HistoryPage(shown, HistoryCursor(shown[-1].created_at_ms, shown[-1].snapshot_id) if has_more else None)
@@ -279,8 +253,7 @@ class HistoryRecords:
             .order_by(snapshots.c.completed_at_ms.desc())
             .limit(limit)
         )
-        with self._database.reading() as connection:
-            return [_figures(row) for row in reversed(connection.execute(query).all())]
+        return [_figures(row) for row in reversed(self._database.rows(query))]
 
     def of_execution(self, stream_id: str, execution_id: str, *, limit: int) -> ExecutionHistory:
         its_own = (snapshots.c.stream_id == stream_id) & (snapshots.c.execution_id == execution_id)
@@ -307,8 +280,7 @@ class HistoryRecords:
             .where(snapshots.c.stream_id == stream_id)
             .group_by(snapshots.c.status)
         )
-        with self._database.reading() as connection:
-            return {str(status): int(count) for status, count in connection.execute(query)}
+        return {str(status): int(count) for status, count in self._database.rows(query)}
 
     def branches(self, stream_id: str) -> list[Branch]:
         """Newest first; the first timeline has none."""
@@ -317,16 +289,112 @@ class HistoryRecords:
             .where(timelines.c.stream_id == stream_id)
             .order_by(timelines.c.timeline.desc())
         )
+        return [Branch(*row) for row in self._database.rows(query)]
+
+    def newest_of(self, stream_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
+        """The newest restorable snapshot of each of these streams."""
+        newest = snapshots.c.snapshot_id == _newest_restorable(_restorable.c.snapshot_id)
+        query = (
+            select(snapshots).select_from(streams.join(snapshots, newest)).where(streams.c.stream_id.in_(stream_ids))
+        )
+        return {row.stream_id: read_snapshot(row) for row in self._database.rows(query)}
+
+    def of_streams(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
+        """Health indicators of streams since these times (ms since the epoch); empty for a stream that never started.
+
+        Two queries if the times are equal.
+        """
+        listed: list[Row[Any]] = []
+        for since_ms in set(windows.values()):
+            alike = [stream_id for stream_id, begin_ms in windows.items() if begin_ms == since_ms]
+            listed += self._database.rows(_histories(alike, since_ms))
+        ids = [snapshot_id for row in listed for snapshot_id in (row.newest, row.verified) if snapshot_id]
+        rows = self._database.rows(select(snapshots).where(snapshots.c.snapshot_id.in_(ids)))
+        named = {row.snapshot_id: read_snapshot(row) for row in rows}
+        return {stream_id: SnapshotHistory() for stream_id in windows} | {
+            row.stream_id: SnapshotHistory(
+                newest=named.get(row.newest),
+                verified=named.get(row.verified),
+                failures=row.failures,
+                last_failure=row.last_failure,
+                bytes_before=row.bytes_before,
+                slowest_ms=row.slowest_ms,
+            )
+            for row in listed
+        }
+
+    def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
+        """Over the checkpoints completed in spans of events (stream, sequence before the first, and the last)."""
+        if not spans:
+            return []
+        # Compiling a `values()` of hundreds of rows takes longer than the query.
+        listed = ", ".join(f"({at}, :stream_{at}, {after:d}, {last:d})" for at, (_, after, last) in enumerate(spans))
+        query = text(f"WITH span (place, stream_id, since, last) AS (VALUES {listed}) {_TALLY}")
+        bound = query.bindparams(**{f"stream_{at}": stream_id for at, (stream_id, _, _) in enumerate(spans)})
+        found = {
+            row.place: SnapshotTally(int(row.taken), int(row.rows or 0), int(row.incremental_bytes or 0))
+            for row in self._database.rows(bound)
+        }
+        return [found.get(place, SnapshotTally(0, 0, 0)) for place in range(len(spans))]
+
+
+class EventRecords(Records):
+    """The event outbox, in commit order. Sequence numbers have no gaps, so a reader's cursor never skips one."""
+
+    def after(self, sequence: int, *, limit: int = 1000) -> list[EventRecord]:
+        """In order; 0: all."""
+        query = select(events).where(events.c.sequence > sequence).order_by(events.c.sequence).limit(limit)
+        return [_event(row) for row in self._database.rows(query)]
+
+    def last_of(
+        self, stream_ids: Sequence[str], types: Collection[EventType], *, up_to: int, each: int
+    ) -> dict[str, list[EventRecord]]:
+        """Oldest first; `each` is the number for each stream."""
+        names = [kind.value for kind in types]
+        past = events.alias("past")
+        # Driven by the streams: the index finds the start.
+        begin = (
+            select(past.c.sequence)
+            .where(past.c.stream_id == streams.c.stream_id, past.c.sequence <= up_to, past.c.type.in_(names))
+            .order_by(past.c.sequence.desc())
+            .offset(each - 1)
+            .limit(1)
+            .correlate(streams)
+            .scalar_subquery()
+        )
+        recent = and_(
+            events.c.stream_id == streams.c.stream_id,
+            events.c.sequence >= func.coalesce(begin, 0),
+            events.c.sequence <= up_to,
+        )
+        query = (
+            select(events)
+            .select_from(streams.join(events, recent))
+            .where(streams.c.stream_id.in_(stream_ids), events.c.type.in_(names))
+            .order_by(events.c.sequence)
+        )
+        found: dict[str, list[EventRecord]] = {stream_id: [] for stream_id in stream_ids}
+        for row in self._database.rows(query):
+            found[row.stream_id].append(_event(row))
+        return found
+
+    def latest_sequence(self) -> int:
         with self._database.reading() as connection:
-            return [Branch(*row) for row in connection.execute(query)]
+            return int(connection.execute(select(event_counter.c.last_sequence)).scalar_one())
+
+
+def _event(row: Row[Any]) -> EventRecord:
+    values = cells(row, events, [])
+    values["type"] = read_enum(values["type"], EventType, EventType.UNKNOWN, "type", [])
+    values["payload"] = as_dict(values["payload"])
+    return EventRecord(**values)
 
 
 def _figures(row: Row[Any]) -> SnapshotFigures:
     stored = {name: getattr(row, name) for name in _STORED} | {"kind": SnapshotKind(row.kind)}
     watermark_ms = watermark_ms_of(row.watermark)
     return SnapshotFigures(
-        **stored,
-        watermark_delay_ms=max(row.completed_at_ms - watermark_ms, 0) if watermark_ms is not None else None,
+        **stored, watermark_delay_ms=max(row.completed_at_ms - watermark_ms, 0) if watermark_ms is not None else None
     )
 
 

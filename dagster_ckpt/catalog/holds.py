@@ -12,18 +12,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, exists, or_, select
 
-from dagster_ckpt.catalog.database import Database, lock_snapshot, optional_dict
+from dagster_ckpt.catalog.database import Records, lock_snapshot, optional_dict
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.history import read_snapshot
 from dagster_ckpt.catalog.pending_restore import refers_to
-from dagster_ckpt.catalog.records import (
-    UNANSWERED,
-    HoldKind,
-    HoldRecord,
-    LeaseRecord,
-    SnapshotRecord,
-    SnapshotStatus,
-)
+from dagster_ckpt.catalog.records import UNANSWERED, HoldKind, HoldRecord, LeaseRecord, SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.tables import desired_states, holds, requests, snapshots, streams
 from dagster_ckpt.errors import SnapshotNotFoundError
 from dagster_ckpt.values.modes import SnapshotKind
@@ -32,10 +25,7 @@ _THERE = (SnapshotStatus.COMPLETED.value, SnapshotStatus.IN_PROGRESS.value)
 _UPGRADE_IS_OVER = frozenset(phase.value for phase in UpgradePhase if phase.is_over)
 
 
-class HoldRecords:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class HoldRecords(Records):
     def use(self, wanted: Sequence[SnapshotRecord], *, holder: str, ttl_ms: int) -> list[HoldRecord]:
         """Hold snapshots while they are read, until `ttl_ms` pass without a renewal; unregistered ones are skipped."""
         with self._database.writing() as connection:
@@ -88,8 +78,7 @@ class HoldRecords:
 
     def tagged(self, stream_id: str) -> frozenset[str]:
         query = select(holds.c.snapshot_id).where(holds.c.stream_id == stream_id, holds.c.kind == HoldKind.TAG.value)
-        with self._database.reading() as connection:
-            return frozenset(connection.execute(query).scalars())
+        return frozenset(row.snapshot_id for row in self._database.rows(query))
 
     def on(self, snapshot_id: str) -> list[HoldRecord]:
         with self._database.reading() as connection:

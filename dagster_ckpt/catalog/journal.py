@@ -1,4 +1,4 @@
-"""The journal: the source offsets of each batch since the oldest checkpoint, for an exact replay.
+"""What recoveries need: the journal, which has the source offsets of each batch, and points where recoveries failed.
 
 After a restore, Spark would divide the input into other batches, so a batch number would stand for other rows than in
 the sinks. With the journal, a start runs each batch again with its original offsets.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select
 
-from dagster_ckpt.catalog.database import Database, as_text
-from dagster_ckpt.catalog.records import LeaseRecord, SnapshotStatus
-from dagster_ckpt.catalog.tables import planned_batches, snapshots
+from dagster_ckpt.catalog.database import Records, as_text
+from dagster_ckpt.catalog.records import EventType, LeaseRecord, SnapshotStatus
+from dagster_ckpt.catalog.tables import planned_batches, recovery_failures, snapshots
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.untrusted import from_json
 
@@ -43,10 +43,7 @@ class PlannedBatch:
     rows: int | None = None
 
 
-class JournalRecords:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class JournalRecords(Records):
     def note(self, lease: LeaseRecord, batches: list[PlannedBatch]) -> None:
         """Record the newest planned batches, ascending, and forget those that no checkpoint needs.
 
@@ -87,13 +84,26 @@ class JournalRecords:
         with self._database.writing_under(lease) as connection:
             forget_after(connection, lease.stream_id, batch_id)
 
+    def of_batch(self, stream_id: str, batch_id: int) -> PlannedBatch | None:
+        """None also if its entry is unreadable."""
+        this = (planned_batches.c.stream_id == stream_id) & (planned_batches.c.batch_id == batch_id)
+        with self._database.reading() as connection:
+            row = connection.execute(select(planned_batches).where(this)).one_or_none()
+        return _record(row) if row is not None else None
+
+    def newest(self, stream_id: str) -> int | None:
+        of_stream = planned_batches.c.stream_id == stream_id
+        with self._database.reading() as connection:
+            found: int | None = connection.execute(
+                select(func.max(planned_batches.c.batch_id)).where(of_stream)
+            ).scalar()
+        return found
+
     def after(self, stream_id: str, batch_id: int) -> list[PlannedBatch]:
         """The batches planned right after one, up to a gap or an unreadable entry."""
         wanted = (planned_batches.c.stream_id == stream_id) & (planned_batches.c.batch_id > batch_id)
-        with self._database.reading() as connection:
-            rows = connection.execute(select(planned_batches).where(wanted).order_by(planned_batches.c.batch_id)).all()
         found: list[PlannedBatch] = []
-        for row in rows:
+        for row in self._database.rows(select(planned_batches).where(wanted).order_by(planned_batches.c.batch_id)):
             batch = _record(row) if row.batch_id == batch_id + len(found) + 1 else None
             if batch is None:
                 break
@@ -134,3 +144,96 @@ def _record(row: Row[Any]) -> PlannedBatch | None:
     except (AttributeError, TypeError, ValueError, zlib.error):
         return None
     return PlannedBatch(row.batch_id, row.follows, files, row.is_committed, rows if type(rows) is int else None)
+
+
+@dataclass(frozen=True)
+class PointFailure:
+    """A recovery that failed at one of the stream's recovery points.
+
+    Attributes:
+        point: Name of the `RecoveryPoint`.
+        is_certain: A retry cannot succeed. False only in rows of earlier versions.
+        rewound_batches: Batches that going back there reprocesses, if known; `rewound_ms` as a time span.
+    """
+
+    ordinal: int
+    execution_id: str
+    point: str
+    error: str
+    detail: str
+    is_certain: bool
+    batch_id: int | None
+    at_ms: int
+    rewound_batches: int | None = None
+    rewound_ms: int | None = None
+
+
+# Spark's messages may contain a stack trace.
+_LONGEST_DETAIL = 4_000
+
+
+class RecoveryRecords(Records):
+    def failed(
+        self,
+        lease: LeaseRecord,
+        execution_id: str,
+        point: str,
+        *,
+        error: str,
+        detail: str,
+        batch_id: int | None,
+        rewound_batches: int | None = None,
+        rewound_ms: int | None = None,
+    ) -> None:
+        """Record a `PointFailure`."""
+        stream_id = lease.stream_id
+        with self._database.writing_under(lease) as connection:
+            of_stream = recovery_failures.c.stream_id == stream_id
+            ordinal = connection.execute(select(func.max(recovery_failures.c.ordinal)).where(of_stream)).scalar() or 0
+            values = {
+                "point": point,
+                "error": error,
+                "detail": detail[:_LONGEST_DETAIL],
+                "batch_id": batch_id,
+                "rewound_batches": rewound_batches,
+                "rewound_ms": rewound_ms,
+            }
+            connection.execute(
+                recovery_failures.insert().values(
+                    stream_id=stream_id,
+                    ordinal=ordinal + 1,
+                    execution_id=execution_id,
+                    is_certain=True,
+                    is_over=False,
+                    at_ms=self._database.now_ms(connection),
+                    **values,
+                )
+            )
+            self._database.record_event(
+                connection, stream_id, EventType.RECOVERY_FAILED, execution_id=execution_id, payload=values
+            )
+
+    def of_stream(self, stream_id: str) -> list[PointFailure]:
+        """Failures that no later checkpoint and no start by a user has resolved, oldest first."""
+        return self.of_streams([stream_id]).get(stream_id, [])
+
+    def of_streams(self, stream_ids: Sequence[str]) -> dict[str, list[PointFailure]]:
+        """`of_stream` for several streams; those without a failure are omitted."""
+        counting = recovery_failures.c.stream_id.in_(stream_ids) & recovery_failures.c.is_over.is_(False)
+        query = select(recovery_failures).where(counting)
+        found: dict[str, list[PointFailure]] = {}
+        for row in self._database.rows(query.order_by(recovery_failures.c.stream_id, recovery_failures.c.ordinal)):
+            found.setdefault(row.stream_id, []).append(_failure(row))
+        return found
+
+    def forget(self, lease: LeaseRecord) -> None:
+        """Treat every point as untried, after a user intervened."""
+        of_stream = recovery_failures.c.stream_id == lease.stream_id
+        with self._database.writing_under(lease) as connection:
+            connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
+
+
+def _failure(row: Row[Any]) -> PointFailure:
+    values = dict(row._mapping)
+    del values["stream_id"], values["is_over"]
+    return PointFailure(**values)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from dagster_ckpt.catalog.database import Database, cells, lease_lost_message, lease_row
+from dagster_ckpt.catalog.database import Records, cells, lease_lost_message, lease_row
 from dagster_ckpt.catalog.records import EventType, Holder, LeaseRecord
 from dagster_ckpt.catalog.tables import leases
 from dagster_ckpt.catalog.transitions import log_transition
@@ -21,10 +21,7 @@ _EMPTY = {column.name: None for column in leases.columns if column.name not in _
 _NEEDED = ("run_id", "host", "pid", "expires_at_ms")
 
 
-class LeaseRecords:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class LeaseRecords(Records):
     def acquire(
         self, stream_id: str, holder: Holder, ttl_ms: int, *, take_over: int | None = None, above: int = 0
     ) -> LeaseRecord:

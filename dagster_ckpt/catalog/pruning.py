@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, and_, func, or_, select
 
-from dagster_ckpt.catalog.database import Database
+from dagster_ckpt.catalog.database import Records
 from dagster_ckpt.catalog.records import UNANSWERED, ExecutionStatus, SnapshotStatus
 from dagster_ckpt.catalog.tables import (
     events,
@@ -40,10 +40,7 @@ class PrunedHistory:
         return self.snapshots + self.executions + self.events + self.requests + self.recovery_failures
 
 
-class PruningRecords:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class PruningRecords(Records):
     def prune(self, stream_id: str, *, before_ms: int, dry_run: bool = False) -> PrunedHistory:
         """Delete the rows of a stream's history that are older than `before_ms`; the stream may be running.
 

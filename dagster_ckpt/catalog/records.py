@@ -309,8 +309,8 @@ class Holder:
     jvm_start_ticks: int | None = None
 
 
-@dataclass(frozen=True)
-class LeaseRecord:
+@dataclass(frozen=True, kw_only=True)
+class LeaseRecord(Holder):
     """The lease of a stream and its holder.
 
     Attributes:
@@ -320,15 +320,7 @@ class LeaseRecord:
     """
 
     stream_id: str
-    execution_id: str
-    run_id: str
     token: int
-    host: str
-    pid: int
-    process_start_ticks: int | None
-    boot_id: str
-    jvm_pid: int | None
-    jvm_start_ticks: int | None
     acquired_at_ms: int
     renewed_at_ms: int
     expires_at_ms: int
@@ -534,7 +526,7 @@ class LaunchRecord:
     process_start_ticks: int | None
     command: str
     log: str
-    launched_at_ms: int
+    launched_at_ms: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
-from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict, read_enum
+from dagster_ckpt.catalog.database import Database, Records, as_text, cells, read_dict, read_enum
 from dagster_ckpt.catalog.holds import refer
 from dagster_ckpt.catalog.records import (
     UNANSWERED,
@@ -26,11 +26,8 @@ from dagster_ckpt.errors import CatalogError
 REQUEST_TIMEOUT_S = 600.0
 
 
-class RequestRecords:
+class RequestRecords(Records):
     """The queue of requests. An unreadable one is UNKNOWN, and never carried out."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def submit(
         self,
@@ -73,30 +70,22 @@ class RequestRecords:
         return found
 
     def find(self, request_id: str | None) -> RequestRecord | None:
-        with self._database.reading() as connection:
-            row = connection.execute(select(requests).where(requests.c.request_id == request_id)).one_or_none()
-        return _record(row) if row is not None else None
+        found = self._all(requests.c.request_id == request_id)
+        return found[0] if found else None
 
     def pending(self, stream_id: str) -> list[RequestRecord]:
         pending = (requests.c.stream_id == stream_id) & (requests.c.status == RequestStatus.PENDING.value)
-        with self._database.reading() as connection:
-            rows = connection.execute(select(requests).where(pending).order_by(requests.c.created_at_ms))
-            return [_record(row) for row in rows]
+        return self._all(pending)
 
     def unanswered(self, stream_id: str | None = None) -> list[RequestRecord]:
         """Neither answered nor withdrawn, oldest first; None: of all streams."""
-        query = select(requests).where(requests.c.status.in_(UNANSWERED)).order_by(requests.c.created_at_ms)
-        if stream_id is not None:
-            query = query.where(requests.c.stream_id == stream_id)
-        with self._database.reading() as connection:
-            return [_record(row) for row in connection.execute(query)]
+        unanswered = requests.c.status.in_(UNANSWERED)
+        return self._all(unanswered if stream_id is None else unanswered & (requests.c.stream_id == stream_id))
 
     def starts_to_launch(self) -> list[RequestRecord]:
         waiting = (requests.c.status == RequestStatus.PENDING.value) & (requests.c.kind == RequestKind.START.value)
-        with self._database.reading() as connection:
-            rows = connection.execute(select(requests).where(waiting).order_by(requests.c.created_at_ms))
-            # Unreadable arguments: where to start from is lost.
-            return [request for request in map(_record, rows) if request.kind is RequestKind.START]
+        # Unreadable arguments: where to start from is lost.
+        return [request for request in self._all(waiting) if request.kind is RequestKind.START]
 
     def accept(self, lease: LeaseRecord, request_id: str) -> bool:
         """False if it was withdrawn or accepted concurrently."""
@@ -131,6 +120,11 @@ class RequestRecords:
         unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(UNANSWERED)
         with self._database.writing() as connection:
             return _answer(self._database, connection, request_id, unanswered, RequestStatus.FAILED, error=error)
+
+    def _all(self, which: ColumnElement[bool]) -> list[RequestRecord]:
+        """Oldest first."""
+        rows = self._database.rows(select(requests).where(which).order_by(requests.c.created_at_ms))
+        return [_record(row) for row in rows]
 
 
 def complete_request(database: Database, connection: Connection, request_id: str) -> bool:
@@ -183,42 +177,15 @@ def _record(row: Row[Any]) -> RequestRecord:
     return RequestRecord(**values, broken="; ".join(troubles) or None)
 
 
-class LaunchRecords:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def record(
-        self,
-        request_id: str,
-        *,
-        stream_id: str,
-        run_id: str,
-        host: str,
-        boot_id: str,
-        pid: int,
-        process_start_ticks: int | None,
-        command: str,
-        log: str,
-    ) -> LaunchRecord:
-        """Record a driver, in place of an earlier one for the request."""
+class LaunchRecords(Records):
+    def record(self, launch: LaunchRecord) -> LaunchRecord:
+        """Record a driver, in place of an earlier one for the request; returns it as stored, with the time."""
         with self._database.writing() as connection:
-            connection.execute(launches.delete().where(launches.c.request_id == request_id))
-            connection.execute(
-                launches.insert().values(
-                    request_id=request_id,
-                    stream_id=stream_id,
-                    run_id=run_id,
-                    host=host,
-                    boot_id=boot_id,
-                    pid=pid,
-                    process_start_ticks=process_start_ticks,
-                    command=command,
-                    log=log,
-                    launched_at_ms=self._database.now_ms(connection),
-                )
-            )
-            row = connection.execute(select(launches).where(launches.c.request_id == request_id)).one()
-        return _launch(row)
+            of_request = launches.c.request_id == launch.request_id
+            connection.execute(launches.delete().where(of_request))
+            launched = {**vars(launch), "launched_at_ms": self._database.now_ms(connection)}
+            connection.execute(launches.insert().values(**launched))
+            return _launch(connection.execute(select(launches).where(of_request)).one())
 
     def get(self, request_id: str) -> LaunchRecord | None:
         return self._first(select(launches).where(launches.c.request_id == request_id))
@@ -232,9 +199,7 @@ class LaunchRecords:
         )
 
     def _first(self, query: Select[Any]) -> LaunchRecord | None:
-        with self._database.reading() as connection:
-            row = connection.execute(query).one_or_none()
-        return _launch(row) if row is not None else None
+        return next(map(_launch, self._database.rows(query)), None)
 
 
 def _launch(row: Row[Any]) -> LaunchRecord:

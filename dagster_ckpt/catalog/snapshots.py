@@ -8,9 +8,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
-from dagster_ckpt.catalog import history as queries
-from dagster_ckpt.catalog.database import Database, as_text, lock_snapshot, read_dict
-from dagster_ckpt.catalog.history import SnapshotHistory, SnapshotTally, read_snapshot
+from dagster_ckpt.catalog.database import Records, as_text, lock_snapshot, read_dict
+from dagster_ckpt.catalog.history import of_stream, past_of, read_snapshot
 from dagster_ckpt.catalog.holds import describe_holds, standing
 from dagster_ckpt.catalog.records import (
     PROVEN_AT_MS,
@@ -35,11 +34,8 @@ from dagster_ckpt.values.modes import SnapshotKind
 _OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == SnapshotKind.SAVEPOINT.value)
 
 
-class SnapshotRecords:
+class SnapshotRecords(Records):
     """Checkpoints and savepoints. An unreadable row is BROKEN, never omitted."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def start(
         self,
@@ -63,19 +59,24 @@ class SnapshotRecords:
         with self._database.writing_as(lease) as connection:
             if lease is not None:
                 raise_counter(connection, lease.stream_id, number + 1)
-            started = self._start(
-                connection,
-                snapshot_id=snapshot_id,
-                stream_id=lease.stream_id if lease is not None else stream_id,
-                execution_id=execution_id,
-                kind=kind.value,
-                number=number,
-                trigger=trigger.value,
-                timeline=timeline,
-                label=label,
-                request_id=request_id,
-                schedule=schedule,
+            connection.execute(
+                snapshots.insert().values(
+                    snapshot_id=snapshot_id,
+                    stream_id=lease.stream_id if lease is not None else stream_id,
+                    execution_id=execution_id,
+                    kind=kind.value,
+                    number=number,
+                    trigger=trigger.value,
+                    timeline=timeline,
+                    label=label,
+                    request_id=request_id,
+                    schedule=schedule,
+                    status=SnapshotStatus.IN_PROGRESS.value,
+                    properties="{}",
+                    created_at_ms=self._database.now_ms(connection),
+                )
             )
+            started = _get(connection, snapshot_id)
         log_triggered(started)
         return started
 
@@ -88,11 +89,30 @@ class SnapshotRecords:
         something has loaded the state, so earlier failures of recoveries no longer count.
         """
         with self._database.writing_as(lease) as connection:
-            completed = self._complete(connection, snapshot_id, _of(lease), facts)
-            if after_batch and completed.kind is SnapshotKind.CHECKPOINT:
-                of_stream = recovery_failures.c.stream_id == completed.stream_id
+            pending = _is(snapshot_id) & _of(lease) & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
+            values = {field.name: getattr(facts, field.name) for field in fields(facts)}
+            completed = connection.execute(
+                snapshots.update()
+                .where(pending)
+                .values(
+                    **values | {"properties": as_text(dict(facts.properties))},
+                    records_behind=records_behind_in(facts.properties),
+                    status=SnapshotStatus.COMPLETED.value,
+                    completed_at_ms=self._database.now_ms(connection),
+                )
+            )
+            snapshot = _get(connection, snapshot_id)
+            if not completed.rowcount:
+                raise CatalogError(
+                    f"Snapshot {snapshot_id} of stream {snapshot.stream_id!r} cannot be completed: its status in the "
+                    f"catalog is {snapshot.status.value}. Take another snapshot."
+                )
+            figures = ("batch_id", "location", "full_bytes", "incremental_bytes", "duration_ms", "label")
+            self._record_event(connection, snapshot, "COMPLETED", {name: getattr(snapshot, name) for name in figures})
+            if after_batch and snapshot.kind is SnapshotKind.CHECKPOINT:
+                of_stream = recovery_failures.c.stream_id == snapshot.stream_id
                 connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
-            return completed
+            return snapshot
 
     def renew(self, lease: LeaseRecord, snapshot_id: str, *, attempt_id: str) -> SnapshotRecord:
         """Record that an attempt found the position of an existing checkpoint unchanged.
@@ -145,7 +165,13 @@ class SnapshotRecords:
         """
         counted = dict(zip(("failures", "tolerable"), streak, strict=True)) if streak is not None else {}
         with self._database.writing_as(lease) as connection:
-            self._fail(connection, snapshot_id, _of(lease), reason, counted)
+            pending = _is(snapshot_id) & _of(lease) & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
+            failed = snapshots.update().where(pending).values(status=SnapshotStatus.FAILED.value, failure_reason=reason)
+            if connection.execute(failed).rowcount:
+                snapshot = _get(connection, snapshot_id)
+                took_ms = self._database.now_ms(connection) - snapshot.created_at_ms
+                payload = {"reason": reason, "duration_ms": took_ms, **counted}
+                self._record_event(connection, snapshot, "FAILED", payload)
 
     def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
         """Record a verification of a snapshot, and its problem; unknown ones are ignored.
@@ -210,7 +236,7 @@ class SnapshotRecords:
         self, stream_id: str, *, kind: SnapshotKind | None = None, status: SnapshotStatus | None = None
     ) -> list[SnapshotRecord]:
         """Newest first."""
-        found = self._all(queries.of_stream(stream_id, kind, status))
+        found = self._all(of_stream(stream_id, kind, status))
         # BROKEN rows do not count.
         return [snapshot for snapshot in found if status is None or snapshot.status is status]
 
@@ -229,51 +255,8 @@ class SnapshotRecords:
         )
 
     def by_id(self, snapshot_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        return {
-            snapshot.snapshot_id: snapshot
-            for snapshot in self._all(select(snapshots).where(snapshots.c.snapshot_id.in_(snapshot_ids)))
-        }
-
-    def tallies(self, spans: Sequence[tuple[str, int, int]]) -> list[SnapshotTally]:
-        if not spans:
-            return []
-        with self._database.reading() as connection:
-            found = {row.place: row for row in connection.execute(queries.tallies(spans))}
-        return [
-            SnapshotTally(int(row.taken), int(row.rows or 0), int(row.incremental_bytes or 0))
-            if (row := found.get(place)) is not None
-            else SnapshotTally(0, 0, 0)
-            for place in range(len(spans))
-        ]
-
-    def newest_of(self, stream_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        with self._database.reading() as connection:
-            return {
-                row.stream_id: read_snapshot(row) for row in connection.execute(queries.newest_restorable(stream_ids))
-            }
-
-    def histories(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
-        """Health indicators of streams since these times (ms since the epoch); empty for a stream that never started.
-
-        Two queries if the times are equal.
-        """
-        listed: list[Row[Any]] = []
-        with self._database.reading() as connection:
-            for since_ms in set(windows.values()):
-                alike = [stream_id for stream_id, begin_ms in windows.items() if begin_ms == since_ms]
-                listed += connection.execute(queries.histories(alike, since_ms))
-        named = self.by_id([snapshot_id for row in listed for snapshot_id in (row.newest, row.verified) if snapshot_id])
-        return {stream_id: SnapshotHistory() for stream_id in windows} | {
-            row.stream_id: SnapshotHistory(
-                newest=named.get(row.newest),
-                verified=named.get(row.verified),
-                failures=row.failures,
-                last_failure=row.last_failure,
-                bytes_before=row.bytes_before,
-                slowest_ms=row.slowest_ms,
-            )
-            for row in listed
-        }
+        found = self._all(select(snapshots).where(snapshots.c.snapshot_id.in_(snapshot_ids)))
+        return {snapshot.snapshot_id: snapshot for snapshot in found}
 
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
         """Snapshots that an automatic recovery may use, newest first.
@@ -290,7 +273,7 @@ class SnapshotRecords:
             begins = connection.execute(select(timelines).where(timelines.c.stream_id == stream_id)).all()
         if stream is None:
             return []
-        past = queries.past_of(stream.timeline, {row.timeline: (row.parent, row.to_batch) for row in begins})
+        past = past_of(stream.timeline, {row.timeline: (row.parent, row.to_batch) for row in begins})
         edits = read_state_edits(stream.state_edits, [])
         return [
             snapshot
@@ -299,54 +282,9 @@ class SnapshotRecords:
             or (snapshot.state_edits == edits and _is_past(snapshot, stream.timeline, past))
         ]
 
-    def _start(self, connection: Connection, **values: str | int | None) -> SnapshotRecord:
-        new = {"status": SnapshotStatus.IN_PROGRESS.value, "properties": "{}"}
-        connection.execute(snapshots.insert().values(**values, **new, created_at_ms=self._database.now_ms(connection)))
-        return _get(connection, str(values["snapshot_id"]))
-
-    def _complete(
-        self, connection: Connection, snapshot_id: str, whose: ColumnElement[bool], facts: CompletedSnapshot
-    ) -> SnapshotRecord:
-        values = {field.name: getattr(facts, field.name) for field in fields(facts)}
-        completed = connection.execute(
-            snapshots.update()
-            .where(_is(snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value))
-            .values(
-                **values | {"properties": as_text(dict(facts.properties))},
-                records_behind=records_behind_in(facts.properties),
-                status=SnapshotStatus.COMPLETED.value,
-                completed_at_ms=self._database.now_ms(connection),
-            )
-        )
-        snapshot = _get(connection, snapshot_id)
-        if not completed.rowcount:
-            raise CatalogError(
-                f"Snapshot {snapshot_id} of stream {snapshot.stream_id!r} cannot be completed: its status in the "
-                f"catalog is {snapshot.status.value}. Take another snapshot."
-            )
-        figures = ("batch_id", "location", "full_bytes", "incremental_bytes", "duration_ms", "label")
-        self._record_event(connection, snapshot, "COMPLETED", {name: getattr(snapshot, name) for name in figures})
-        return snapshot
-
-    def _fail(
-        self,
-        connection: Connection,
-        snapshot_id: str,
-        whose: ColumnElement[bool],
-        reason: str,
-        streak: Mapping[str, int],
-    ) -> None:
-        pending = _is(snapshot_id) & whose & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
-        failed = snapshots.update().where(pending).values(status=SnapshotStatus.FAILED.value, failure_reason=reason)
-        if connection.execute(failed).rowcount:
-            snapshot = _get(connection, snapshot_id)
-            took_ms = self._database.now_ms(connection) - snapshot.created_at_ms
-            self._record_event(connection, snapshot, "FAILED", {"reason": reason, "duration_ms": took_ms, **streak})
-
     def _all(self, query: Select[Any]) -> list[SnapshotRecord]:
-        with self._database.reading() as connection:
-            ordered = query.order_by(snapshots.c.number.desc(), snapshots.c.created_at_ms.desc())
-            return [read_snapshot(row) for row in connection.execute(ordered)]
+        ordered = query.order_by(snapshots.c.number.desc(), snapshots.c.created_at_ms.desc())
+        return [read_snapshot(row) for row in self._database.rows(ordered)]
 
     def _record_event(
         self, connection: Connection, snapshot: SnapshotRecord, what: str, payload: dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from dagster_ckpt.catalog.database import Database, as_text, cells, read_dict
+from dagster_ckpt.catalog.database import Records, as_text, cells, read_dict
 from dagster_ckpt.catalog.journal import forget_after
 from dagster_ckpt.catalog.pending_restore import Forked, PendingRestore, read_pending, stored_pending
 from dagster_ckpt.catalog.records import (
@@ -25,10 +25,19 @@ from dagster_ckpt.errors import CatalogError, StreamNotFoundError
 from dagster_ckpt.values.untrusted import from_json
 
 
-class StreamRecords:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class _StreamRows(Records):
+    def _change(self, connection: Connection, stream_id: str, **values: Any) -> None:
+        now_ms = self._database.now_ms(connection)
+        connection.execute(
+            streams.update().where(streams.c.stream_id == stream_id).values(**values, updated_at_ms=now_ms)
+        )
 
+    def _change_under(self, lease: LeaseRecord, **values: Any) -> None:
+        with self._database.writing_under(lease) as connection:
+            self._change(connection, lease.stream_id, **values)
+
+
+class StreamRecords(_StreamRows):
     def ensure(self, stream_id: str, *, name: str, asset_key: str, options: dict[str, Any]) -> StreamRecord:
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
@@ -54,8 +63,7 @@ class StreamRecords:
 
     def all(self) -> list[StreamRecord]:
         """By id; an unreadable one is `broken`."""
-        with self._database.reading() as connection:
-            return [_record(row) for row in connection.execute(select(streams).order_by(streams.c.stream_id))]
+        return [_record(row) for row in self._database.rows(select(streams).order_by(streams.c.stream_id))]
 
     def restore_finished(self, lease: LeaseRecord) -> None:
         self._change_under(lease, pending_restore=None)
@@ -71,22 +79,17 @@ class StreamRecords:
 
         Its next timeline has no past, so no recovery goes back to a snapshot of that directory.
         """
-        with self._database.writing_under(lease) as connection:
-            connection.execute(
-                streams.update()
-                .where(streams.c.stream_id == lease.stream_id)
-                .values(
-                    live_directory=None,
-                    live_generation=0,
-                    timeline=streams.c.timeline + 1,
-                    restored_snapshot_id=None,
-                    pending_restore=None,
-                    plan=None,
-                    origin=None,
-                    state_edits=None,
-                    updated_at_ms=self._database.now_ms(connection),
-                )
-            )
+        self._change_under(
+            lease,
+            live_directory=None,
+            live_generation=0,
+            timeline=streams.c.timeline + 1,
+            restored_snapshot_id=None,
+            pending_restore=None,
+            plan=None,
+            origin=None,
+            state_edits=None,
+        )
 
     def count_from(self, lease: LeaseRecord, number: int) -> None:
         """Raise the stream's counter; a higher one stays."""
@@ -156,20 +159,17 @@ class StreamRecords:
                 forget_after(connection, stream_id, origin.batch_id if origin is not None else None)
             if new_timeline and origin is not None:
                 _note_past(connection, stream_id, origin)
-            connection.execute(
-                streams.update()
-                .where(streams.c.stream_id == stream_id)
-                .values(
-                    live_directory=live_directory,
-                    live_generation=streams.c.live_generation + 1,
-                    timeline=streams.c.timeline + int(new_timeline),
-                    restored_snapshot_id=restored_snapshot_id if new_timeline else streams.c.restored_snapshot_id,
-                    pending_restore=_as_stored(pending_restore),
-                    plan=as_text(dict(plan)) if plan is not None else streams.c.plan,
-                    origin=as_text(origin.as_record()) if origin is not None else None,
-                    state_edits=streams.c.state_edits if state_edits is None else _edits_as_text(state_edits),
-                    updated_at_ms=self._database.now_ms(connection),
-                )
+            self._change(
+                connection,
+                stream_id,
+                live_directory=live_directory,
+                live_generation=streams.c.live_generation + 1,
+                timeline=streams.c.timeline + int(new_timeline),
+                restored_snapshot_id=restored_snapshot_id if new_timeline else streams.c.restored_snapshot_id,
+                pending_restore=_as_stored(pending_restore),
+                plan=as_text(dict(plan)) if plan is not None else streams.c.plan,
+                origin=as_text(origin.as_record()) if origin is not None else None,
+                state_edits=streams.c.state_edits if state_edits is None else _edits_as_text(state_edits),
             )
             if claims and restored_snapshot_id is not None:
                 claimed = (snapshots.c.snapshot_id == restored_snapshot_id) & (snapshots.c.stream_id == stream_id)
@@ -188,16 +188,6 @@ class StreamRecords:
                 },
             )
             return stream
-
-    def _change_under(self, lease: LeaseRecord, **values: str | None) -> None:
-        with self._database.writing_under(lease) as connection:
-            self._change(connection, lease.stream_id, **values)
-
-    def _change(self, connection: Connection, stream_id: str, **values: str | None) -> None:
-        now_ms = self._database.now_ms(connection)
-        connection.execute(
-            streams.update().where(streams.c.stream_id == stream_id).values(**values, updated_at_ms=now_ms)
-        )
 
 
 def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
@@ -333,14 +323,10 @@ class RebuiltStream:
     state_edits: Sequence[str] = ()
 
 
-class RebuildRecords:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class RebuildRecords(_StreamRows):
     def add_snapshots(self, lease: LeaseRecord, added: Sequence[SnapshotRecord], *, next_number: int) -> None:
         with self._database.writing_under(lease) as connection:
-            for snapshot in added:
-                connection.execute(snapshots.insert().values(**_columns(snapshot)))
+            _insert(connection, added)
             raise_counter(connection, lease.stream_id, next_number)
 
     def register(self, lease: LeaseRecord, rebuilt: RebuiltStream) -> None:
@@ -350,27 +336,28 @@ class RebuildRecords:
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
-            for snapshot in rebuilt.snapshots:
-                connection.execute(snapshots.insert().values(**_columns(snapshot)))
+            _insert(connection, rebuilt.snapshots)
             for timeline, (parent, to_batch) in rebuilt.begins.items():
                 begin = {"stream_id": stream_id, "timeline": timeline, "parent": parent, "to_batch": to_batch}
                 self._database.insert_if_absent(connection, timelines, **begin)
-            connection.execute(
-                streams.update()
-                .where(streams.c.stream_id == stream_id)
-                .values(
-                    live_directory=rebuilt.live_directory,
-                    live_generation=rebuilt.live_generation,
-                    timeline=rebuilt.timeline,
-                    restored_snapshot_id=rebuilt.restored_snapshot_id,
-                    plan=as_text(dict(rebuilt.plan)) if rebuilt.plan is not None else None,
-                    state_edits=_edits_as_text(rebuilt.state_edits),
-                    updated_at_ms=self._database.now_ms(connection),
-                )
+            self._change(
+                connection,
+                stream_id,
+                live_directory=rebuilt.live_directory,
+                live_generation=rebuilt.live_generation,
+                timeline=rebuilt.timeline,
+                restored_snapshot_id=rebuilt.restored_snapshot_id,
+                plan=as_text(dict(rebuilt.plan)) if rebuilt.plan is not None else None,
+                state_edits=_edits_as_text(rebuilt.state_edits),
             )
             raise_counter(connection, stream_id, rebuilt.next_number)
             of_stream = leases.c.stream_id == stream_id
             connection.execute(leases.update().where(of_stream).values(predecessor_unproven=True))
+
+
+def _insert(connection: Connection, added: Sequence[SnapshotRecord]) -> None:
+    for snapshot in added:
+        connection.execute(snapshots.insert().values(**_columns(snapshot)))
 
 
 def _columns(snapshot: SnapshotRecord) -> dict[str, Any]:

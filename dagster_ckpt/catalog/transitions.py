@@ -149,11 +149,8 @@ def _terminally_failed(stream_id: str, _event: EventType, payload: Mapping[str, 
 
 
 def _recovery_failed(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
-    again = "" if payload.get("is_certain") else ", which is retried"
-    return (
-        f"Recovery of stream {stream_id} failed at {payload.get('point')}{again}: {payload.get('error')}: "
-        f"{payload.get('detail')}"
-    )
+    found = f"{payload.get('error')}: {payload.get('detail')}"
+    return f"Recovery of stream {stream_id} failed at {payload.get('point')}: {found}"
 
 
 def _taken_over(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:

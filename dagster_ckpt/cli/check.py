@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_ckpt.cli.command import cli, fail
-from dagster_ckpt.cli.deployment import Deployment, definitions_in
+from dagster_ckpt.cli.command import Deployment, cli, definitions_in, fail
 from dagster_ckpt.cli.lifecycle import with_start_options
 from dagster_ckpt.cli.output import print_result
 from dagster_ckpt.errors import CkptError

@@ -1,30 +1,36 @@
-"""What every command shares: the group and its options, confirmation, and how errors become exit statuses."""
+"""What every command shares: the deployment that it works on, options, confirmation, and exit statuses."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Never
 
 import click
 
-from dagster_ckpt.cli.deployment import Deployment
 from dagster_ckpt.errors import CkptError, RequestTimeoutError
 from dagster_ckpt.version import __version__
 
 if TYPE_CHECKING:
     from types import FrameType
 
+    import dagster as dg
+
     from dagster_ckpt.client import Client
 
 FAILED = 1
 PROBLEM_FOUND = 3
 TIMED_OUT = 4
+CONFIG_NAME = "dagster_ckpt.toml"
 
 _EPILOG = """\b
 Exit status:
@@ -35,7 +41,6 @@ Exit status:
   4  a running stream did not answer in time; the request was withdrawn
   5  check: MIGRATABLE
 """
-
 
 timeout = click.option(
     "--timeout",
@@ -51,6 +56,83 @@ target = click.option(
     "--target", "target_directory", metavar="PATH", help="Folder for the savepoint, instead of the configured one."
 )
 dry_run = click.option("--dry-run", is_flag=True, help="Only report what would be done.")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The options that name a deployment. Storage and live root are for streams that the catalog does not know."""
+
+    catalog: str | None = None
+    storage: str | None = None
+    live_root: str | None = None
+    module: str | None = None
+
+    def connect(self, *, may_create: bool = False) -> Client:
+        """Open a client. These values come before those of definitions or file."""
+        from dagster_ckpt.client import Client
+
+        if self.catalog is None and self.module is not None:
+            return self._from_definitions()
+        found = self if self.catalog is not None else self._from_file()
+        url = found.catalog_url()
+        if not may_create:
+            _refuse_missing(url)
+        return Client(url, storage=found.storage, live_root=found.live_root)
+
+    def catalog_url(self) -> str:
+        """The catalog's URL, from an option, the environment or the file."""
+        found = self.catalog if self.catalog is not None else self._from_file().catalog
+        if found is None:
+            raise click.UsageError(
+                "No catalog is configured. Pass --catalog sqlite:////var/lib/streams/catalog.db, set "
+                f'DAGSTER_CKPT_CATALOG, write catalog = "..." into a file {CONFIG_NAME} here or in a parent folder, '
+                "or pass the module of your Dagster definitions with -m."
+            )
+        return found
+
+    def _from_file(self) -> Deployment:
+        here = Path.cwd()
+        for folder in (here, *here.parents):
+            file = folder / CONFIG_NAME
+            if file.is_file():
+                return replace(_read(file), **{name: value for name, value in vars(self).items() if value is not None})
+        return self
+
+    def _from_definitions(self) -> Client:
+        from dagster_ckpt.client import Client
+        from dagster_ckpt.orchestration.resources import (
+            CheckpointCatalogResource,
+            CheckpointStorageResource,
+            StateBackendResource,
+        )
+
+        module = str(self.module)
+        resources = resources_in(module)
+
+        def one(kind: type[Any]) -> Any:
+            keys = [key for key, resource in resources.items() if isinstance(resource, kind)]
+            if len(keys) > 1:
+                raise click.UsageError(
+                    f"{module} has several resources of type {kind.__name__}: {', '.join(sorted(keys))}. Name the "
+                    "deployment with --catalog and --storage instead of -m."
+                )
+            if not keys:
+                return None
+            try:
+                return resources[keys[0]].process_config_and_initialize()
+            except Exception as error:
+                raise click.UsageError(f"The resource {keys[0]} of module {module} cannot be used: {error}") from error
+
+        catalog = one(CheckpointCatalogResource)
+        if catalog is None:
+            raise click.UsageError(f"{module} defines no CheckpointCatalogResource. Name the catalog by --catalog.")
+        return Client.from_resources(
+            catalog,
+            one(CheckpointStorageResource) if self.storage is None else None,
+            one(StateBackendResource) if self.live_root is None else None,
+            storage=self.storage,
+            live_root=self.live_root,
+        )
 
 
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -185,3 +267,74 @@ def end(number: int, _: FrameType | None) -> Never:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     # 128 + signal, as shells do.
     sys.exit(128 + number)
+
+
+def _refuse_missing(url: str) -> None:
+    """Refuse a SQLite catalog without a file: an empty one would only hide a wrong path."""
+    found = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url)
+    if found is not None and found[1] != ":memory:" and not Path(found[1]).exists():
+        raise click.UsageError(
+            f"The catalog {url} does not exist: there is no file {Path(found[1]).absolute()}. Check the path; the "
+            "first start of a stream creates the file."
+        )
+
+
+def _read(file: Path) -> Deployment:
+    import tomllib
+
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise click.UsageError(f"{file} cannot be read: {error}") from error
+    known = {each.name for each in fields(Deployment)} - {"module"}
+    wrong = [name for name, value in content.items() if name not in known or not isinstance(value, str)]
+    if wrong:
+        raise click.UsageError(
+            f"{file} sets {', '.join(sorted(wrong))}; it may set {', '.join(sorted(known))}, each to a string."
+        )
+    return Deployment(**{name: _below(file.parent, value) for name, value in content.items()})
+
+
+def _below(folder: Path, place: str) -> str:
+    """Relative paths are relative to the file."""
+    sqlite = "sqlite:///"
+    if place.startswith(sqlite) and place != f"{sqlite}:memory:":
+        return sqlite + str(folder / place.removeprefix(sqlite))
+    return place if "://" in place else str(folder / place)
+
+
+def resources_in(module: str) -> dict[str, Any]:
+    """The resources of the Dagster definitions in a module."""
+    resources: dict[str, Any] = {}
+    for each in definitions_in(module):
+        resources |= each.resources or {}
+    if not resources:
+        raise click.UsageError(f"Module {module} has no Dagster Definitions with resources.")
+    return resources
+
+
+def definitions_in(module: str) -> list[dg.Definitions]:
+    """The Dagster definitions of a module."""
+    import dagster as dg
+
+    with imported(module) as loaded:
+        found = [value() if type(value).__name__ == "LazyDefinitions" else value for value in vars(loaded).values()]
+    return [each for each in found if isinstance(each, dg.Definitions)]
+
+
+@contextmanager
+def imported(module: str) -> Iterator[ModuleType]:
+    """A module of the user, also from this folder; what fails in it is a wrong use of the command."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        yield importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise click.UsageError(f"Module {module} cannot be imported: {_what_failed(error)}") from error
+
+
+def _what_failed(error: BaseException) -> str:
+    """With the line of the user's module that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = "" if last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {error}{where}"

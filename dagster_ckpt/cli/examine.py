@@ -17,6 +17,7 @@ from dagster_ckpt.cli.output import (
     print_json,
     print_json_line,
     print_result,
+    print_rows,
     print_table,
     span,
     working,
@@ -35,15 +36,14 @@ KINDS = click.Choice(["checkpoint", "savepoint"], case_sensitive=False)
 def streams(client: Client, *, as_json: bool) -> None:
     """List the streams that the catalog knows."""
     found = client.list_streams()
-    if as_json:
-        print_json(found)
-        return
-    print_table(
+    print_rows(
+        found,
         ["stream", "status", "batch", "newest snapshot", "assets"],
         [
             (each.stream_id, each.status, each.batch_id, _name(each.newest_snapshot), each.broken or each.asset_key)
             for each in found
         ],
+        as_json,
         empty="The catalog has no streams.",
     )
 
@@ -186,14 +186,8 @@ def health(client: Client, *, stream: str, as_json: bool) -> int:
     from dagster_ckpt.client.health import Verdict
 
     found = client.health(stream)
-    if as_json:
-        print_json(found)
-    else:
-        print_table(
-            ["check", "result", "why"],
-            [(each.check, each.verdict, each.message) for each in found.findings],
-            empty="No check applies.",
-        )
+    rows = [(each.check, each.verdict, each.message) for each in found.findings]
+    print_rows(found, ["check", "result", "why"], rows, as_json, empty="No check applies.")
     return PROBLEM_FOUND if found.verdict is Verdict.ERROR else 0
 
 
@@ -208,11 +202,8 @@ def doctor(
     """Examine a live directory. Exit status 3: Spark cannot resume in it."""
     with working(f"Examining {stream}"):
         found = client.doctor(stream, directory=directory, deep=not shallow, deep_snapshots=deep_snapshots)
-    if as_json:
-        print_json(found)
-    else:
-        for message in found.messages:
-            click.echo(message)
+    print_result(found, found.messages, as_json)
+    if not as_json:
         print_table(
             ["severity", "code", "path", "what was found"],
             [(each.severity, each.code, each.path, each.explanation) for each in found.diagnosis.findings],

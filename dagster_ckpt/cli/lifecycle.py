@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dagster_ckpt.cli.command import (
-    command,
-    confirm,
-    dry_run,
-    label,
-    progress,
-    stream_exists,
-    target,
-    timeout,
-    yes,
-)
+from dagster_ckpt.cli.command import command, confirm, dry_run, label, progress, stream_exists, target, timeout, yes
 from dagster_ckpt.cli.output import print_json, print_result, working
 from dagster_ckpt.cli.snapshots import last_took, note_same_label
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, start_options
@@ -69,14 +59,7 @@ outputs = click.option(
 @label
 @target
 @timeout
-def stop(
-    client: Client,
-    *,
-    stream: str,
-    no_savepoint: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def stop(client: Client, *, stream: str, no_savepoint: bool, as_json: bool, **options: Any) -> None:
     """Stop a stream with a savepoint and keep everything. If the savepoint fails, the stream continues."""
     expected = "" if no_savepoint else last_took(client, stream)
     with working(f"Stopping {stream}{expected}"):
@@ -238,14 +221,7 @@ def import_snapshot(
 @label
 @dry_run
 @click.option("--undo", is_flag=True, help="Drop an adoption that no start has taken over, with its snapshots.")
-def adopt(
-    client: Client,
-    *,
-    stream: str,
-    undo: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def adopt(client: Client, *, stream: str, undo: bool, as_json: bool, **options: Any) -> None:
     """Take the checkpoint directory of a plain Spark query under management; STREAM continues it at its next start.
 
     The directory is only read, and the query may keep running until that start. Interrupted, it can be repeated.

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_ckpt.cli.command import FAILED, cli, command, confirm, dry_run, fail, progress, stream_exists, yes
-from dagster_ckpt.cli.output import moment, print_json, print_result, print_table, working
+from dagster_ckpt.cli.output import moment, print_json, print_result, print_rows, print_table, working
 from dagster_ckpt.errors import CatalogError, CkptError
 
 if TYPE_CHECKING:
-    from dagster_ckpt.cli.deployment import Deployment
+    from dagster_ckpt.cli.command import Deployment
     from dagster_ckpt.client import Client
     from dagster_ckpt.recovery.retention import RetentionReport
 
@@ -46,13 +46,12 @@ def retention(
     if stream is None:
         raise click.UsageError("Name a stream, or give --all.")
     stream_exists(client, stream)
-    if not dry_run:
-        confirm(
-            f"Apply the clean-up option of {stream} as after {ended}?"
-            if ended is not None
-            else f"Finish interrupted deletions of {stream}, and delete objects that no snapshot refers to?",
-            yes=yes,
-        )
+    confirm(
+        f"Apply the clean-up option of {stream} as after {ended}?"
+        if ended is not None
+        else f"Finish interrupted deletions of {stream}, and delete objects that no snapshot refers to?",
+        yes=yes or dry_run,
+    )
     with working(f"Cleaning up {stream}"):
         report = client.apply_retention(stream, state=ended, dry_run=dry_run)
     return _report(report, as_json)
@@ -71,8 +70,7 @@ def retention(
 def sweep(client: Client, *, stream: str, older_than: float | None, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Remove bytes in the storage that no snapshot refers to."""
     stream_exists(client, stream)
-    if not dry_run:
-        confirm(f"Delete the objects that no snapshot of {stream} refers to?", yes=yes)
+    confirm(f"Delete the objects that no snapshot of {stream} refers to?", yes=yes or dry_run)
     older_than_ms = int(older_than * 3_600_000) if older_than is not None else None
     with working(f"Cleaning up {stream}"):
         report = client.sweep(stream, dry_run=dry_run, older_than_ms=older_than_ms)
@@ -90,8 +88,7 @@ def sweep(client: Client, *, stream: str, older_than: float | None, dry_run: boo
 def clean_sinks(client: Client, *, stream: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Delete part files that the logs of rolled-back file sinks no longer name."""
     stream_exists(client, stream)
-    if not dry_run:
-        confirm(f"Delete the part files of {stream} that no log names?", yes=yes)
+    confirm(f"Delete the part files of {stream} that no log names?", yes=yes or dry_run)
     done = client.clean_sinks(stream, dry_run=dry_run)
     if as_json:
         print_json(done)
@@ -117,8 +114,7 @@ def clean_sinks(client: Client, *, stream: str, dry_run: bool, yes: bool, as_jso
 @yes
 def relocate_output(client: Client, *, folder: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Let the log of a file sink list the files that are in FOLDER, after the folder was moved or copied."""
-    if not dry_run:
-        confirm(f"Rewrite the paths in the log of {folder}?", yes=yes)
+    confirm(f"Rewrite the paths in the log of {folder}?", yes=yes or dry_run)
     done = client.relocate_output(folder, dry_run=dry_run)
     verb = "would be relocated" if dry_run else "relocated"
     message = (
@@ -139,8 +135,7 @@ def relocate_output(client: Client, *, folder: str, dry_run: bool, yes: bool, as
 def rebuild_output_log(client: Client, *, stream: str, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Rebuild the lost or incomplete _spark_metadata of STREAM's file sinks from the snapshots that captured it."""
     stream_exists(client, stream)
-    if not dry_run:
-        confirm(f"Rebuild the logs of the file sinks of {stream}?", yes=yes)
+    confirm(f"Rebuild the logs of the file sinks of {stream}?", yes=yes or dry_run)
     done = client.rebuild_output_logs(stream, dry_run=dry_run)
     rebuilt = [
         {
@@ -172,22 +167,20 @@ def prune_history(
     No snapshot and no file is deleted. Without STREAMS, the history of every stream is pruned.
     """
     wanted = streams or tuple(each.stream_id for each in client.list_streams())
-    if not dry_run:
-        confirm(f"Delete the history of {len(wanted)} streams before the last {older_than} days?", yes=yes)
+    confirm(f"Delete the history of {len(wanted)} streams before the last {older_than} days?", yes=yes or dry_run)
     pruned = []
     with working("Pruning") as progress:
         for each in wanted:
             pruned.append(client.prune_history(each, older_than_days=older_than, dry_run=dry_run))
             progress(len(pruned), len(wanted))
-    if as_json:
-        print_json(pruned)
-        return
-    print_table(
+    print_rows(
+        pruned,
         ["stream", "snapshots", "executions", "events", "requests", "recoveries"],
         [
             (each.stream_id, each.snapshots, each.executions, each.events, each.requests, each.recovery_failures)
             for each in pruned
         ],
+        as_json,
         empty="The catalog has no streams.",
     )
 
@@ -283,15 +276,14 @@ def requests(client: Client, *, stream: str | None, as_json: bool) -> None:
     They are carried out once the stream's process or the supervisor sensor sees them.
     """
     found = client.list_requests(stream)
-    if as_json:
-        print_json(found)
-        return
-    print_table(
+    print_rows(
+        found,
         ["request", "stream", "kind", "status", "created (UTC)", "from"],
         [
             (each.request_id, each.stream_id, each.kind, each.status, moment(each.created_at_ms), each.origin)
             for each in found
         ],
+        as_json,
         empty="No request waits for an answer.",
     )
 
@@ -310,25 +302,22 @@ def withdraw(client: Client, *, request_ids: tuple[str, ...], as_json: bool) -> 
             found.append(client.withdraw_request(each))
         except CatalogError as error:
             errors.append(str(error))
-    if as_json:
-        print_json(found)
-    for request in () if as_json else found:
-        click.echo(f"{request.kind.value} of {request.stream_id} is {request.status.value}")
+    messages = [f"{each.kind.value} of {each.stream_id} is {each.status.value}" for each in found]
+    print_result(found, messages, as_json)
     for message in errors:
         progress(f"Error: {message}")
     return 0 if not errors and all(request.status == "WITHDRAWN" for request in found) else FAILED
 
 
 def _retention_of_all(client: Client, *, dry_run: bool, yes: bool, as_json: bool) -> int:
-    if not dry_run:
-        confirm("Finish interrupted deletions of every stream, and delete objects that no snapshot refers to?", yes=yes)
+    confirm(
+        "Finish interrupted deletions of every stream, and delete objects that no snapshot refers to?",
+        yes=yes or dry_run,
+    )
     with working("Cleaning up") as stream_done:
         reports = client.apply_retention_to_all(dry_run=dry_run, progress=stream_done)
-    if as_json:
-        print_json(reports)
-    for stream, report in reports.items():
-        for message in () if as_json else report.messages():
-            click.echo(f"{stream}: {message}")
+    messages = [f"{stream}: {message}" for stream, report in reports.items() for message in report.messages()]
+    print_result(reports, messages, as_json)
     return FAILED if any(report.failed for report in reports.values()) else 0
 
 

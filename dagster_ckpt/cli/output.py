@@ -48,6 +48,16 @@ def print_result(result: object, messages: Iterable[str], as_json: bool) -> None
         click.echo(message)
 
 
+def print_rows(
+    result: object, columns: Sequence[str], rows: Iterable[Sequence[object]], as_json: bool, *, empty: str
+) -> None:
+    """Print a result as JSON, or else its rows as a table."""
+    if as_json:
+        print_json(result)
+    else:
+        print_table(columns, rows, empty=empty)
+
+
 def print_json_line(value: object) -> None:
     """Print a value as JSON in one line, for a program that reads line by line."""
     click.echo(json.dumps(plain(value), ensure_ascii=False))
@@ -79,7 +89,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
         click.echo(empty)
         return
     widths = [max(map(len, column)) for column in zip(columns, *shown, strict=True)]
-    # Slow to import.
     if _needs_no_folding(widths, shown):
         _print_aligned(columns, shown, widths)
     else:
@@ -112,6 +121,7 @@ def _print_aligned(columns: Sequence[str], shown: Sequence[Sequence[str]], width
 
 
 def _print_folded(columns: Sequence[str], shown: Sequence[Sequence[str]]) -> None:
+    # Slow to import.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_ckpt.cli.command import PROBLEM_FOUND, command, label, progress, target, timeout
-from dagster_ckpt.cli.output import print_json, print_table, span, working
+from dagster_ckpt.cli.output import print_result, print_rows, span, working
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import SnapshotRecord
@@ -96,14 +96,8 @@ def verify(client: Client, *, stream: str, snapshot: str, shallow: bool, as_json
     """
     with working(f"Verifying {stream}") as snapshot_done:
         found = client.verify(stream, snapshot, deep=not shallow, progress=snapshot_done)
-    if as_json:
-        print_json(found)
-    else:
-        print_table(
-            ["location", "result", "problems"],
-            [(each.location, "PASS" if each.passed else "BROKEN", "; ".join(each.problems) or None) for each in found],
-            empty="No snapshot.",
-        )
+    rows = [(each.location, "PASS" if each.passed else "BROKEN", "; ".join(each.problems) or None) for each in found]
+    print_rows(found, ["location", "result", "problems"], rows, as_json, empty="No snapshot.")
     return 0 if all(each.passed for each in found) else PROBLEM_FOUND
 
 
@@ -127,9 +121,7 @@ def last_took(client: Client, stream: str) -> str:
 
 def _report(client: Client, snapshot: SnapshotRecord, as_json: bool) -> None:
     note_same_label(client, snapshot)
-    if as_json:
-        print_json(snapshot)
-        return
     kind = snapshot.kind.lower() if snapshot.label is None else f"{snapshot.kind.lower()} {snapshot.label}"
     same = " (an existing one: no batch was committed since it was taken)" if snapshot.is_renewed else ""
-    click.echo(f"{kind} of {snapshot.stream_id} at batch {snapshot.batch_id}: {snapshot.location}{same}")
+    message = f"{kind} of {snapshot.stream_id} at batch {snapshot.batch_id}: {snapshot.location}{same}"
+    print_result(snapshot, [message], as_json)

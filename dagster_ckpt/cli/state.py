@@ -58,7 +58,7 @@ def rewriter() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def install(*, as_json: bool) -> None:
     """Install PySpark for it with pip, beside the installed one, which stays as it is."""
-    from dagster_ckpt.state.other_spark import install_rewriter
+    from dagster_ckpt.state.rewriter import install_rewriter
 
     try:
         place = str(install_rewriter(progress))
@@ -95,14 +95,12 @@ def show(
     SNAPSHOT is a label, a number such as chk-7, an id, a location, latest, or live for the newest
     committed batch.
     """
-    from dagster_ckpt.client.state_browsing import show_state, write_rows
+    from dagster_ckpt.client.state_browsing import show_state, written_rows
 
     progress(f"{stream}: copying {snapshot}")
     with client.state(stream, snapshot, spark=_spark(), **selected) as found:
         progress(f"{stream}: reading {found}")
-        frames = (found.frame(name) for name in found.states)
-        tables = ((each.name, each.where(where) if where else each.rows) for each in frames)
-        written = write_rows(tables, write_to) if write_to is not None else []
+        written = written_rows(found, write_to, where=where)
         shown = show_state(found, where=where, limit=limit)
     if as_json:
         print_json(shown)
@@ -146,13 +144,12 @@ def diff(
 
     BEFORE and AFTER are labels, numbers such as chk-7, ids, locations, latest, or live.
     """
-    from dagster_ckpt.client.state_browsing import show_differences, write_rows
+    from dagster_ckpt.client.state_browsing import show_differences, written_rows
 
     progress(f"{stream}: copying {before} and {after}")
     with client.state_diff(stream, before, after, spark=_spark(), **selected) as found:
         progress(f"{stream}: comparing {found.before} with {found.after}")
-        tables = ((each.name, each.rows) for each in found.states)
-        written = write_rows(tables, write_to) if write_to is not None else []
+        written = written_rows(found, write_to)
         shown = show_differences(found, limit=limit)
     if as_json:
         print_json(shown)
@@ -227,13 +224,19 @@ def remaining(client: Client, *, stream: str, savepoint: str, as_json: bool) -> 
 
 
 def _spark(*, writes: bool = False) -> SparkSession:
-    from dagster_ckpt.spark.query.session import start_application
     from dagster_ckpt.spark.versions import Feature, installed_release
-    from dagster_ckpt.state.other_spark import Rewriter
+    from dagster_ckpt.state.rewriter import Rewriter
 
     needed = Feature.STATE_REWRITER if writes else Feature.STATE_READER
     if not installed_release().has(needed) and (other := Rewriter.find()) is not None:
         other.take_over("from dagster_ckpt.cli.main import main; main()", sys.argv[1:])
+    return start_spark()
+
+
+def start_spark() -> SparkSession:
+    """A quiet Spark application for a command, on this machine or the named master."""
+    from dagster_ckpt.spark.query.session import start_application
+
     with suppress(ImportError):
         # PySpark 4 logs errors with the JVM's stack; the command prints them.
         from pyspark.logger import PySparkLogger

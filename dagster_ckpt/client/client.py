@@ -6,22 +6,36 @@ is not running is modified directly, under the lease that a run would take.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import SnapshotStatus
+from dagster_ckpt.client.connection import given_folder
 from dagster_ckpt.client.lifecycle import LifecycleMethods
 from dagster_ckpt.client.maintenance import MaintenanceMethods
 from dagster_ckpt.client.snapshots import SnapshotMethods
-from dagster_ckpt.client.state import StateMethods
-from dagster_ckpt.client.transfer import TransferMethods
+from dagster_ckpt.values.modes import SnapshotKind
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
     from dagster_ckpt.catalog.records import SnapshotRecord
+    from dagster_ckpt.client.debugging import BatchDebug
+    from dagster_ckpt.client.derived_savepoint import EditedState, RemainingState
     from dagster_ckpt.client.description import SnapshotDescription, StreamDescription, StreamSummary
-    from dagster_ckpt.values.modes import SnapshotKind
+    from dagster_ckpt.client.export import Export
+    from dagster_ckpt.client.state_browsing import StreamState, StreamStateDiff
+    from dagster_ckpt.recovery.adopt import Adoption
+    from dagster_ckpt.recovery.fork import Fork
+    from dagster_ckpt.spark.checkpoint_dir.restore import Progress
+    from dagster_ckpt.state.editing import StateEdit
+
+_LOG = logging.getLogger(__name__)
 
 
-class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMethods, StateMethods):
+class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods):
     """Every operation on the streams of a catalog.
 
     The catalog records places and options of each stream that has run, so it is enough unless the storage needs
@@ -67,7 +81,7 @@ class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMeth
         """
         return self._catalog.snapshots.of_stream(
             self._id_of(stream),
-            kind=_kind(kind) if kind is not None else None,
+            kind=SnapshotKind(kind) if kind is not None else None,
             status=SnapshotStatus(status) if status is not None else None,
         )
 
@@ -77,8 +91,316 @@ class Client(SnapshotMethods, LifecycleMethods, TransferMethods, MaintenanceMeth
 
         return description.describe_snapshot_of(self._open(stream), snapshot)
 
+    # State moves between streams, deployments and Spark.
 
-def _kind(kind: SnapshotKind | str) -> SnapshotKind:
-    from dagster_ckpt.values.modes import SnapshotKind
+    def fork(
+        self,
+        stream: str,
+        *,
+        into: str,
+        start_from: str = "latest",
+        outputs: Mapping[str, str] | None = None,
+        replace_state: bool = False,
+        accept_loss: bool = False,
+    ) -> Fork:
+        """Fork a stream into another one, an independent query whose next start continues from there.
 
-    return SnapshotKind(kind)
+        Args:
+            stream: The stream to fork; it may be running and is not changed.
+            into: The stream that continues from it; it must not be running.
+            start_from: `latest` (the newest committed batch), `batch-<n>`, or the name of a snapshot.
+            outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive their rows.
+            replace_state: Discard what the other stream itself has committed.
+            accept_loss: Fork even if files that the original read since are gone.
+        """
+        from dagster_ckpt.recovery.fork import fork
+        from dagster_ckpt.stream.start_from import StartFrom
+
+        start = StartFrom(start_from, accept_loss=accept_loss)
+        original = self._open(stream)
+        made = self._open(into, new_like=original.stream_id)
+        return fork(original, made, start, origin=self._origin, outputs=outputs, replace_state=replace_state)
+
+    def import_snapshot(
+        self,
+        location: str,
+        *,
+        into: str,
+        outputs: Mapping[str, str],
+        with_rows: bool = False,
+        replace_state: bool = False,
+        progress: Progress | None = None,
+    ) -> Fork:
+        """Import a snapshot of another deployment into a stream, whose next start continues from there.
+
+        Args:
+            location: Location of the snapshot; it is read and not changed.
+            into: The stream that continues from it; it must not be running.
+            outputs: Each sink that the snapshot names, mapped to where the stream writes instead.
+            with_rows: Copy the rows of the original's file sinks up to the snapshot.
+            replace_state: Discard what the stream itself has committed.
+            progress: Called with (done, all) after each file.
+        """
+        from dagster_ckpt.recovery.fork import import_snapshot
+
+        return import_snapshot(
+            self._open(into, new_like=into),
+            location,
+            outputs=outputs,
+            origin=self._origin,
+            with_rows=with_rows,
+            replace_state=replace_state,
+            progress=progress,
+        )
+
+    def adopt(
+        self,
+        stream: str,
+        *,
+        checkpoint_location: str,
+        sinks: Sequence[str] = (),
+        in_place: bool = False,
+        label: str | None = None,
+        dry_run: bool = False,
+    ) -> Adoption:
+        """Take the checkpoint directory of a plain Spark query under management; the stream's next start continues it.
+
+        The directory is only read, for the first snapshot; the query may run until that start, which fences it. After
+        an interruption, repeat it, or use `undo_adoption`.
+
+        Args:
+            stream: The stream that continues the query; it must not have any state yet.
+            checkpoint_location: The `checkpointLocation` of the query.
+            sinks: Where the query writes: a folder of files, a Delta table by its path, an Iceberg table as
+                `IcebergTable[lake.sales.orders]`, or another sink by Spark's name.
+            in_place: Continue in the directory itself, instead of in a copy.
+            label: A name of the first snapshot.
+            dry_run: Only examine the directory.
+
+        Raises:
+            LiveDirectoryError: The directory is damaged, or belongs to a stream.
+            SharedSinkError: The log of a named sink is not that of this query.
+            RequestFailedError: The stream already has state, or has adopted another directory.
+        """
+        from dagster_ckpt.recovery.adopt import adopt
+        from dagster_ckpt.stream.start_from import checked_label
+
+        location = given_folder(checkpoint_location, "checkpoint_location") or ""
+        return adopt(
+            self._open(stream, new_like=stream),
+            location,
+            sinks=sinks,
+            in_place=in_place,
+            label=checked_label(label),
+            dry_run=dry_run,
+            origin=self._origin,
+        )
+
+    def undo_adoption(self, stream: str) -> list[str]:
+        """Drop an adoption, finished or not, that no start has taken over; returns what was done.
+
+        Deletes the snapshots taken of the directory, which is not touched.
+        """
+        from dagster_ckpt.recovery.adopt import undo_adoption
+
+        return undo_adoption(self._open(stream), origin=self._origin)
+
+    def export(
+        self,
+        stream: str,
+        snapshot: str = "latest",
+        *,
+        to: str,
+        outputs: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> Export:
+        """Export a snapshot as a checkpoint directory in which plain Spark continues, without this package.
+
+        The exported query keeps the id of the original, so that sinks that remember it continue. An interrupted export
+        can be repeated.
+
+        Args:
+            stream: The stream; it may be running and is not changed.
+            snapshot: `latest`, or the name of a snapshot.
+            to: The directory to create; it must not exist.
+            outputs: Folders of the snapshot's file sinks, mapped to new folders, which receive their rows.
+            progress: As in `import_snapshot`.
+
+        Raises:
+            OptionError: The directory lies among those of a stream.
+            RestoreError: The directory exists, or Spark could not start from the snapshot.
+            SharedSinkError: An output is unknown to the snapshot, or its new folder is in use.
+        """
+        from dagster_ckpt.client.export import export_snapshot
+
+        folder = given_folder(to, "to") or ""
+        for new in (outputs or {}).values():
+            given_folder(new, "outputs")
+        return export_snapshot(self._open(stream), snapshot, folder, outputs=outputs, progress=progress)
+
+    # State as data.
+
+    def state(
+        self,
+        stream: str,
+        snapshot: str = "latest",
+        *,
+        operator: int | str | None = None,
+        state: str | None = None,
+        spark: SparkSession | None = None,
+    ) -> StreamState:
+        """Read the state of a stream as Spark DataFrames, from a temporary copy.
+
+        Args:
+            stream: The stream; it may be running and is not changed.
+            snapshot: The snapshot, or `live` for the newest committed batch of the live directory.
+            operator: Number or name; None for all.
+            state: Name; None for all.
+            spark: Default: the session of this process.
+
+        Raises:
+            UnsupportedSparkError: The session's Spark cannot read the state.
+            SparkNotFoundError: This process has no Spark session.
+            NothingCommittedError: No batch is committed yet.
+            OptionError: There is no such operator or state.
+
+        Example:
+            >>> with client.state("orders", "before-release-42") as state:
+            ...     state.rows().where("key.user_id = 7").show()
+        """
+        from dagster_ckpt.client.state_browsing import StreamState
+
+        return StreamState(self._open(stream), snapshot, operator=operator, state=state, spark=spark)
+
+    def state_diff(
+        self,
+        stream: str,
+        before: str,
+        after: str,
+        *,
+        operator: int | str | None = None,
+        state: str | None = None,
+        spark: SparkSession | None = None,
+    ) -> StreamStateDiff:
+        """Compare the state of a stream at two points: rows added, removed and changed, by operator and state.
+
+        Args:
+            stream: The stream; it may be running and is not changed.
+            before: A snapshot, or `live`.
+            after: A snapshot, or `live`.
+            operator: Number or name; None for all.
+            state: Name; None for all.
+            spark: As in `state`.
+
+        Example:
+            >>> with client.state_diff("orders", "before-release-42", "live") as diff:
+            ...     for state in diff.states:
+            ...         print(state.name, state.counts)
+        """
+        from dagster_ckpt.client.state_browsing import StreamStateDiff
+
+        return StreamStateDiff(self._open(stream), before, after, operator=operator, state=state, spark=spark)
+
+    def debug_batch(
+        self,
+        stream: str,
+        batch: int,
+        query: Callable[[SparkSession], DataStreamWriter],
+        *,
+        spark: SparkSession | None = None,
+        timeout_s: float = 3_600.0,
+        report: Callable[[str], None] = _LOG.info,
+    ) -> BatchDebug:
+        """Run one batch of a stream again, with its original plan and state, into memory. Nothing of it is changed.
+
+        Its state comes from the live directory or the newest snapshot before it, in a temporary copy; batches between
+        are replayed there first. Not the sink, but the result gets the output.
+
+        Args:
+            stream: The stream; it may be running.
+            batch: Number of the batch. The newest may have failed.
+            query: Describes the query, as the function that `run_stream` takes; other code is tried by passing it.
+            spark: Default: the session of this process.
+            timeout_s: For each batch that is run.
+            report: Called with a message per step.
+
+        Raises:
+            OptionError: The batch was not planned yet, or `query` describes no query.
+            RestoreError: No state before it is left, or the plans of the batches between are not recorded.
+            InputGoneError: A source no longer has what the batch read.
+            LiveDirectoryError: A batch between could not be replayed.
+            SparkNotFoundError: This process has no Spark session.
+
+        Example:
+            >>> with client.debug_batch("orders", batch=812, query=orders) as debug:
+            ...     debug.input.show()
+            ...     debug.state_changes[0].rows.show()
+            ...     debug.difference.show()
+        """
+        from dagster_ckpt.client.debugging import BatchDebug
+
+        return BatchDebug(self._open(stream), batch, query, spark=spark, timeout_s=timeout_s, report=report)
+
+    def remaining_state(self, stream: str, savepoint: str) -> RemainingState:
+        """Find what still contains the state from before an edit: snapshots, live directories, temporary copies.
+
+        `savepoint` is the one with the edited state. Changes nothing; the stream may be running.
+
+        Raises:
+            OptionError: Its state was not edited.
+
+        Example:
+            >>> for message in client.remaining_state("orders", "forgotten-4711").messages():
+            ...     print(message)
+        """
+        from dagster_ckpt.client.derived_savepoint import remaining_state
+
+        return remaining_state(self._open(stream), savepoint)
+
+    def edit_state(
+        self,
+        stream: str,
+        edits: StateEdit | Sequence[StateEdit],
+        *,
+        reason: str,
+        snapshot: str = "latest",
+        label: str | None = None,
+        target_directory: str | None = None,
+        spark: SparkSession | None = None,
+        report: Callable[[str], None] = _LOG.info,
+    ) -> EditedState:
+        """Create a savepoint from a snapshot, with edited rows in its state. Nothing else is changed.
+
+        Start the stream from the savepoint to continue with the edited state.
+
+        Args:
+            stream: The stream; it may be running.
+            edits: Keys to forget and rows to write.
+            reason: Why, as the savepoint records it.
+            snapshot: `latest`, or an id, number (chk-7), label or location.
+            spark: Default: the session of this process.
+            report: Called with a message per step, and every few seconds.
+
+        Raises:
+            UnsupportedSparkError: Writing state needs Spark 4.2.
+            StateRewriteError: The state cannot be edited like this; nothing was written.
+            OptionError: Reason, label or operator is wrong.
+
+        Example:
+            >>> made = client.edit_state("orders", StateEdit(forget="user_id = 7"), reason="request 4711")
+            >>> client.restart("orders", start_from=made.savepoint.snapshot_id)
+        """
+        from dagster_ckpt.client.derived_savepoint import edit_state
+        from dagster_ckpt.state.editing import StateEdit
+
+        return edit_state(
+            self._open(stream),
+            [edits] if isinstance(edits, StateEdit) else list(edits),
+            snapshot=snapshot,
+            reason=reason,
+            origin=self._origin,
+            label=label,
+            target_directory=given_folder(target_directory),
+            spark=spark,
+            report=report,
+        )

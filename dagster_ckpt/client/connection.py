@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import getpass
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -73,8 +73,16 @@ class Connection:
     @classmethod
     def of_stream(cls, stream: StreamHandle, *, origin: str) -> Self:
         """A client for a stream that is already open, such as in its run. It does not close the catalog."""
+
+        def opened(name: str) -> StreamHandle:
+            if name not in (stream.stream_id, stream.asset_key):
+                raise StreamNotFoundError(f"This client was made for stream {stream.stream_id!r}, not {name!r}.")
+            return stream
+
         client = cls(stream.catalog, origin=origin)
-        client._defined = _OpenStream(stream)
+        client._defined = GivenStreams(
+            stream.catalog, lambda name: opened(name).stream_id, opened, lambda: [stream.stream_id]
+        )
         return client
 
     @classmethod
@@ -163,23 +171,27 @@ class Connection:
 
 
 @dataclass(frozen=True)
-class _OpenStream:
-    stream: StreamHandle
+class GivenStreams:
+    """Streams whose settings come from elsewhere than the catalog, also of one that was never started.
 
-    @property
-    def catalog(self) -> Catalog:
-        return self.stream.catalog
+    Attributes:
+        id_of: A stream's id, by its id or an asset key.
+        open_stream: A stream, by the same.
+        ids: Those of all streams.
+    """
 
-    def id_of(self, stream: str) -> str:
-        return self.open(stream).stream_id
+    catalog: Catalog
+    id_of: Callable[[str], str]
+    open_stream: Callable[[str], StreamHandle]
+    ids: Callable[[], list[str]]
 
     def on_storage(self) -> list[str]:
-        return [self.stream.stream_id]
+        """Ids of all streams."""
+        return self.ids()
 
-    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:  # noqa: ARG002 - it is open
-        if stream not in (self.stream.stream_id, self.stream.asset_key):
-            raise StreamNotFoundError(f"This client was made for stream {self.stream.stream_id!r}, not {stream!r}.")
-        return self.stream
+    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:  # noqa: ARG002 - it has settings
+        """Open a stream."""
+        return self.open_stream(stream)
 
 
 def _ready(resource: Resource) -> Resource:

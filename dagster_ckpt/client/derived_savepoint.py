@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from dagster_ckpt.catalog.records import CompletedSnapshot, SnapshotRecord, Snap
 from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.client.state_browsing import LIVE, StreamState, session_of_process
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StateRewriteError, StorageAccessError
+from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.recovery.live_directories import scratch_copies, scratch_directory, snapshot_location
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
@@ -26,15 +26,14 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS
 from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import unwatched
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
-from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT
+from dagster_ckpt.spark.checkpoint_dir.state_files import CHAIN, LAYOUT
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.state.diff import Change, differences, paired
 from dagster_ckpt.state.editing import PlannedEdit, StateEdit, check_edited, plan_edit
 from dagster_ckpt.state.reading import StateName, StateReader
+from dagster_ckpt.state.rewriter import require_rewriter
 from dagster_ckpt.state.rewriting import rewrite_state
-from dagster_ckpt.state.spark_rewriter import require_rewriter
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding, is_owned_by_stream
 from dagster_ckpt.stream.start_from import checked_label
@@ -88,7 +87,8 @@ def derive_savepoint(
     """
     snapshots = stream.catalog.snapshots
     identity = SavepointIdentity(stream.catalog.streams.allocate_number(stream.stream_id), trigger, label)
-    with failing_unless_recorded(stream, identity.snapshot_id) as written:
+    location: str | None = None
+    try:
         begun = snapshots.start(
             None,
             stream_id=stream.stream_id,
@@ -100,27 +100,14 @@ def derive_savepoint(
         )
         with holding(stream.catalog, [original, begun], f"{purpose} {identity.snapshot_id}"):
             stored, header = write(identity)
-        written.append(stored.location)
-        return snapshots.complete(
-            None, identity.snapshot_id, _facts(stored, header, original, state_rows, wall_clock_ms() - began_ms)
-        )
-
-
-@contextmanager
-def failing_unless_recorded(stream: StreamHandle, snapshot_id: str) -> Iterator[list[str]]:
-    """Settle a savepoint without a lease that is interrupted before the catalog lists it.
-
-    The list yielded receives the location of the savepoint once it is complete. Its bytes are deleted if the catalog
-    confirms that it does not list it.
-    """
-    written: list[str] = []
-    try:
-        yield written
+        location = stored.location
+        facts = _facts(stored, header, original, state_rows, wall_clock_ms() - began_ms)
+        return snapshots.complete(None, identity.snapshot_id, facts)
     except BaseException as error:
-        stream.catalog.snapshots.fail(None, snapshot_id, str(error) or type(error).__name__)
-        for location in written:
-            if not any(each.location == location for each in stream.catalog.snapshots.completed(stream.stream_id)):
-                stream.store.discard(location)
+        snapshots.fail(None, identity.snapshot_id, str(error) or type(error).__name__)
+        # Only if the catalog confirms that it does not list it.
+        if location is not None and all(each.location != location for each in snapshots.completed(stream.stream_id)):
+            stream.store.discard(location)
         raise
 
 
@@ -226,7 +213,7 @@ def edit_state(
         after, progress = StateReader(session, scratch, rewritten.batch_id), JobProgress(report)
         check = partial(_checked, planned, state, after, progress)
         what = f"check edited state: {scratch.url}"
-        changes = in_job_group(session.sparkContext, what, check, unwatched, progress)
+        changes = in_job_group(session.sparkContext, what, check, no_op, progress)
         done = {
             "id": rewritten.rewrite_id,
             "edited_from": state.snapshot.snapshot_id,

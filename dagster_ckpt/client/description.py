@@ -5,7 +5,7 @@ What only a description needs is imported there, so that listing streams is quic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,7 @@ def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDe
 
     record = catalog.streams.get(stream_id)
     executions = catalog.executions.of_stream(stream_id, limit=limit)
-    newest = catalog.snapshots.newest_of([stream_id]).get(stream_id)
+    newest = catalog.history.newest_of([stream_id]).get(stream_id)
     return StreamDescription(
         summary=summary_of(
             record,
@@ -106,18 +106,25 @@ def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotR
         SnapshotNotFoundError: There is none of this name.
         OptionError: Several have this label.
     """
-    from dagster_ckpt.stream.snapshots import describe_snapshot, named
+    from dagster_ckpt.stream.snapshots import named
 
     listed = catalog.snapshots.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
     if reference == LATEST and listed:
         return listed[0]
     found = named(listed, reference)
     if found is None:
-        names = ", ".join(map(describe_snapshot, listed[:8])) or "none"
-        raise SnapshotNotFoundError(
-            f"Stream {stream_id!r} has no snapshot {reference!r}. It has: {names}. Name one of these."
-        )
+        raise unknown_snapshot(stream_id, reference, listed)
     return found
+
+
+def unknown_snapshot(stream_id: str, reference: str, listed: Sequence[SnapshotRecord]) -> SnapshotNotFoundError:
+    """The error for a name that no snapshot has."""
+    from dagster_ckpt.stream.snapshots import describe_snapshot
+
+    names = ", ".join(map(describe_snapshot, listed[:8])) or "none"
+    return SnapshotNotFoundError(
+        f"Stream {stream_id!r} has no snapshot {reference!r}. It has: {names}. Name one of these."
+    )
 
 
 def describe_snapshot_of(stream: StreamHandle, reference: str) -> SnapshotDescription:
@@ -174,7 +181,7 @@ def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
     records = catalog.streams.all()
     stream_ids = [record.stream_id for record in records]
     executions = catalog.executions.latest_of(stream_ids)
-    newest = catalog.snapshots.newest_of(stream_ids)
+    newest = catalog.history.newest_of(stream_ids)
     held = {lease.stream_id for lease in catalog.leases.all_held() if is_held(lease)}
     return [
         summary_of(

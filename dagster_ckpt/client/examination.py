@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.client.description import LATEST
+from dagster_ckpt.client.description import LATEST, unknown_snapshot
 from dagster_ckpt.errors import (
     CkptError,
     NothingCommittedError,
@@ -24,7 +24,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis
 from dagster_ckpt.state.reading import StateReader, StateRows
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import describe_snapshot, holding_location, is_named
+from dagster_ckpt.stream.snapshots import holding_location, is_named
 from dagster_ckpt.stream.start_from import is_location
 
 if TYPE_CHECKING:
@@ -87,10 +87,7 @@ def locations_of(stream: StreamHandle, reference: str) -> list[str]:
         if not found and is_location(reference):
             return [reference.rstrip("/").removesuffix("/_metadata")]
     if not found:
-        known = ", ".join(map(describe_snapshot, listed[:8])) or "none"
-        raise SnapshotNotFoundError(
-            f"Stream {stream.stream_id!r} has no snapshot {reference!r}. It has: {known}. Name one of these."
-        )
+        raise unknown_snapshot(stream.stream_id, reference, listed)
     return [snapshot.location or "" for snapshot in found]
 
 

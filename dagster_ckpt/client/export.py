@@ -18,8 +18,8 @@ from dagster_ckpt.io.location import folders_overlap, same_folder
 from dagster_ckpt.recovery.fork import give_outputs
 from dagster_ckpt.recovery.live_directories import restore_into, snapshot_location
 from dagster_ckpt.sinks.file_sink import FileSink
+from dagster_ckpt.sinks.registry import logs_in_snapshot, sinks_in
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, newest_batch
-from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, sinks_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import CheckpointDescription, describe_checkpoint
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

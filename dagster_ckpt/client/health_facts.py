@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord, watermark_ms_of
-from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.recovery_points import failed_points, snapshot_point
 from dagster_ckpt.runtime.stall import QueryInactivity
@@ -322,7 +322,7 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
     stream_ids: Sequence[str] = list(settings)
     executions = catalog.executions.latest_of(stream_ids)
     windows = {stream_id: now_ms - each.size_window_ms for stream_id, each in settings.items()}
-    histories = catalog.snapshots.histories(windows)
+    histories = catalog.history.of_streams(windows)
     desired = catalog.desired_states.of(stream_ids)
     since_ms = now_ms - max((each.loop_window_ms for each in settings.values()), default=0)
     failed = catalog.executions.failed_since(stream_ids, since_ms)

@@ -141,15 +141,17 @@ def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRe
             f"{shown_command(command_line)!r} and the log folder {launch.log_directory}."
         ) from error
     record = stream.catalog.launches.record(
-        request.request_id,
-        stream_id=stream.stream_id,
-        run_id=run_id,
-        host=socket.gethostname(),
-        boot_id=boot_id(),
-        pid=process.pid,
-        process_start_ticks=_start_ticks(process.pid),
-        command=subprocess.list2cmdline(shown_command(command_line)),
-        log=str(log),
+        LaunchRecord(
+            request_id=request.request_id,
+            stream_id=stream.stream_id,
+            run_id=run_id,
+            host=socket.gethostname(),
+            boot_id=boot_id(),
+            pid=process.pid,
+            process_start_ticks=_start_ticks(process.pid),
+            command=subprocess.list2cmdline(shown_command(command_line)),
+            log=str(log),
+        )
     )
     return LaunchedDriver(record, process.poll)
 

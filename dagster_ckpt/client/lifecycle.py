@@ -12,6 +12,15 @@ from dagster_ckpt.catalog.desired_states import AlertUntil
 from dagster_ckpt.catalog.records import HANDS_OVER, IS_LAUNCHED, RequestKind
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.connection import Connection, checked_target
+from dagster_ckpt.client.requests import (
+    ask,
+    await_answer,
+    await_stop,
+    is_running,
+    require_running,
+    snapshot_of,
+    withdrawing,
+)
 from dagster_ckpt.errors import CkptError, LeaseHeldError, OptionError, RequestFailedError, RequestTimeoutError
 from dagster_ckpt.values.modes import DesiredState, TerminalState
 
@@ -84,8 +93,6 @@ class LifecycleMethods(Connection):
                 for its restart can be stopped too.
             RequestTimeoutError: It did not stop in time.
         """
-        from dagster_ckpt.client.requests import ask, await_stop, require_running, snapshot_of
-
         opened = self._open(stream)
         if not savepoint:
             if label is not None or target_directory is not None:
@@ -110,7 +117,6 @@ class LifecycleMethods(Connection):
         return self._end(self._open(stream), RequestKind.CANCEL, timeout_s)
 
     def _end(self, stream: StreamHandle, kind: RequestKind, timeout_s: float) -> StopResult:
-        from dagster_ckpt.client.requests import ask, await_stop, require_running
         from dagster_ckpt.runtime.settlement import settle_execution
 
         cancels = kind is RequestKind.CANCEL
@@ -125,7 +131,6 @@ class LifecycleMethods(Connection):
 
     def _end_between_restarts(self, stream: StreamHandle, *, cancels: bool) -> str | None:
         """Keep a stream down whose last execution awaits a restart; returns that execution."""
-        from dagster_ckpt.client.requests import is_running
         from dagster_ckpt.runtime.run import EndKind, QueryEnd
         from dagster_ckpt.runtime.settlement import stop_before_restart
         from dagster_ckpt.stream.lease import LeaseKeeper, acquire
@@ -231,7 +236,6 @@ class LifecycleMethods(Connection):
             RequestTimeoutError: No run was launched in time.
         """
         from dagster_ckpt.client.preflight import start_preview
-        from dagster_ckpt.client.requests import await_answer, await_stop, is_running, withdrawing
         from dagster_ckpt.recovery.rewind_preview import refuse_loss
         from dagster_ckpt.stream.snapshots import holding
         from dagster_ckpt.stream.start_from import StartFrom
@@ -283,15 +287,11 @@ class LifecycleMethods(Connection):
         return ahead
 
     def _refuse_undefined(self, stream: StreamHandle) -> None:
-        from dagster_ckpt.client.requests import is_running
-
         row = self._catalog.desired_states.find(stream.stream_id)
         if row is not None and row.alert_until is AlertUntil.DEFINED and is_running(stream):
             raise RequestFailedError(f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {row.alert}.")
 
     def _still_runs(self, stream: StreamHandle, before: ExecutionRecord | None) -> bool:
-        from dagster_ckpt.client.requests import is_running
-
         now = self._catalog.executions.latest(stream.stream_id)
         return is_running(stream) and now is not None and before is not None and now.execution_id == before.execution_id
 

@@ -18,26 +18,26 @@ from dagster_ckpt.errors import CkptError, SharedSinkError, SinkRollbackError, S
 from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.recovery.sink_survey import refuse_to_clean
 from dagster_ckpt.sinks.file_sink import FileSink, Leftovers, PartFile
-from dagster_ckpt.sinks.file_sink_damage import LogTrouble, log_trouble
 from dagster_ckpt.sinks.file_sink_log import committed_files, log_entries, needed_entries
 from dagster_ckpt.sinks.file_sink_repair import (
+    LogTrouble,
     RebuiltLog,
     Relocation,
     is_intact,
+    log_trouble,
     plan_rebuilt_log,
     plan_relocation,
     rebuild_log,
     relocate,
 )
-from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, part_files_in_snapshot
+from dagster_ckpt.sinks.registry import logs_in_snapshot, part_files_in_snapshot, sinks_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held, this_holder
+from dagster_ckpt.stream.ownership import fence_predecessor
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
 DEFAULT_GRACE_MS = 24 * 3_600_000
@@ -85,12 +85,7 @@ class SinkCleaning:
         return sum(orphan.file.size for orphan in self.removable)
 
 
-def clean_sinks(
-    stream: StreamHandle,
-    *,
-    dry_run: bool = True,
-    grace_ms: int | None = None,
-) -> SinkCleaning:
+def clean_sinks(stream: StreamHandle, *, dry_run: bool = True, grace_ms: int | None = None) -> SinkCleaning:
     """Carry out `Client.clean_sinks`. Ages are by the clock of each sink's storage, never by this machine's."""
     grace_ms = DEFAULT_GRACE_MS if grace_ms is None else grace_ms
     refuse_to_clean(stream)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.client.requests import is_running
 from dagster_ckpt.config.state_backend import OnStateChange
 from dagster_ckpt.errors import CkptError, InputGoneError, LiveDirectoryError, RequestFailedError, StorageAccessError
@@ -37,7 +37,7 @@ from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.sources import source_identities
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
 from dagster_ckpt.state.diff import StateDifference, differences, paired
-from dagster_ckpt.state.reading import StateReader
+from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
@@ -197,7 +197,7 @@ def _session(writer: DataStreamWriter) -> SparkSession | None:
     return session_of(writer) if is_described_query(writer) else None
 
 
-DEFAULT_TIMEOUT_S = 900.0
+TRIAL_TIMEOUT_S = 900.0
 
 
 def preflight(
@@ -205,7 +205,6 @@ def preflight(
     describe: Callable[[], DataStreamWriter],
     *,
     state_partitions: int | None = None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> PreflightRecord:
@@ -225,7 +224,6 @@ def preflight(
             checked.plan,
             describe,
             rewrite=checked.rewrite,
-            timeout_s=timeout_s,
             interrupted=interrupted,
             report=report,
         )
@@ -254,7 +252,6 @@ def _try(
     describe: Callable[[], DataStreamWriter],
     *,
     rewrite: StateShape | None,
-    timeout_s: float,
     interrupted: Callable[[], bool],
     report: Callable[[str], None],
 ) -> tuple[Trial, str]:
@@ -262,7 +259,9 @@ def _try(
     def run(scratch: LiveDirectory, *, replays: bool) -> tuple[Trial, list[str]]:
         name = f"{stream.name} preflight"
         with _rewritten(describe, scratch, rewrite, interrupted, report) as tried:
-            trial = run_trial(describe, tried, name, replays=replays, timeout_s=timeout_s, interrupted=interrupted)
+            trial = run_trial(
+                describe, tried, name, replays=replays, timeout_s=TRIAL_TIMEOUT_S, interrupted=interrupted
+            )
             if not replays or trial.error is not None or trial.batch_id is None:
                 return trial, []
             return trial, compare_trial(stream, lambda: session_of(describe()), live, tried, trial.batch_id)
@@ -345,9 +344,9 @@ def compare_trial(
         with scratch_directory(stream) as copy:
             clone(live, copy, at_batch=batch_id, is_scratch=True)
             spark = session()
-            before, after = StateReader(spark, copy, batch_id), StateReader(spark, tried, batch_id)
-            found = differences(before, after, paired(before.states, after.states))
-            return _messages(batch_id, found)
+            with readers_of(spark, copy, [batch_id]) as olds, readers_of(spark, tried, [batch_id]) as news:
+                before, after = olds[batch_id], news[batch_id]
+                return _messages(batch_id, differences(before, after, paired(before.states, after.states)))
     except CkptError as error:
         return [f"the state after batch {batch_id} was not compared with that of the running code: {error}"]
 

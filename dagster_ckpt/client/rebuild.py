@@ -22,7 +22,7 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.catalog.streams import RebuiltStream
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError, StreamNotFoundError
-from dagster_ckpt.sinks.snapshot_sinks import sinks_in
+from dagster_ckpt.sinks.registry import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

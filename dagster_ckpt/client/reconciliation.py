@@ -45,12 +45,11 @@ from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.sinks.registry import output_of
-from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_of_snapshot
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import holds_lease, this_holder
-from dagster_ckpt.stream.ownership import check_places
+from dagster_ckpt.stream.ownership import check_places, fence_predecessor
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import DesiredState, TerminalState

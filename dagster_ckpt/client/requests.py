@@ -6,11 +6,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.errors import CatalogError, RequestFailedError, RequestTimeoutError
-from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import has_living_holder
+
+if TYPE_CHECKING:
+    from dagster_ckpt.stream.handle import StreamHandle
 
 POLL_S = 0.5
 

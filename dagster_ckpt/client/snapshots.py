@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.records import RequestKind, SnapshotTrigger
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.connection import Connection, checked_target, given_folder
+from dagster_ckpt.client.requests import await_answer, await_process, is_running, require_running, snapshot_of
 from dagster_ckpt.errors import RequestFailedError, SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.values.modes import SnapshotKind
 
@@ -56,8 +57,7 @@ class SnapshotMethods(Connection):
             RequestFailedError: The attempt failed.
             RequestTimeoutError: No answer in time; the request was withdrawn.
         """
-        from dagster_ckpt.client.requests import is_running
-        from dagster_ckpt.stream.stopped_savepoint import savepoint_of_stopped_stream
+        from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
 
         opened = self._open(stream)
         target = checked_target(label, target_directory)
@@ -74,8 +74,6 @@ class SnapshotMethods(Connection):
 
     def request_checkpoint(self, stream: str) -> RequestRecord:
         """Request a checkpoint of a running stream without waiting for it; see `await_request`."""
-        from dagster_ckpt.client.requests import is_running
-
         opened = self._open(stream)
         opened.catalog.streams.get(opened.stream_id)
         if not is_running(opened):
@@ -100,8 +98,6 @@ class SnapshotMethods(Connection):
     def _ask_for_savepoint(
         self, stream: StreamHandle, label: str | None, target: str | None, schedule: str | None
     ) -> RequestRecord:
-        from dagster_ckpt.client.requests import require_running
-
         require_running(stream, "asked for a savepoint without waiting; trigger_savepoint takes it here")
         arguments = {"label": label, "target_directory": target, "schedule": schedule}
         return self._catalog.requests.submit(
@@ -109,8 +105,6 @@ class SnapshotMethods(Connection):
         )
 
     def _answer(self, request: RequestRecord, timeout_s: float) -> SnapshotRecord:
-        from dagster_ckpt.client.requests import await_process, snapshot_of
-
         opened = self._open(request.stream_id)
         return snapshot_of(opened, await_process(opened, request, timeout_s=timeout_s))
 
@@ -121,13 +115,11 @@ class SnapshotMethods(Connection):
             RequestFailedError: It failed or was withdrawn.
             RequestTimeoutError: No answer in time.
         """
-        from dagster_ckpt.client import requests
-
         asked = self.catalog.requests.get(request if isinstance(request, str) else request.request_id)
         opened = self._open(asked.stream_id)
         if asked.kind is RequestKind.START:
-            return requests.await_answer(opened, asked, timeout_s=timeout_s)
-        return requests.await_process(opened, asked, timeout_s=timeout_s)
+            return await_answer(opened, asked, timeout_s=timeout_s)
+        return await_process(opened, asked, timeout_s=timeout_s)
 
     def list_requests(self, stream: str | None = None) -> list[RequestRecord]:
         """Requests that are neither answered nor withdrawn, oldest first; of all streams if none is named."""

@@ -4,7 +4,6 @@ Names, defaults and limits follow Flink's `CheckpointStorage` classes
 (https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/checkpoints/).
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.values.storage_path import StoragePath
-from dagster_ckpt.values.validation import Effect, OptionDescription, WholeNumber
+from dagster_ckpt.values.validation import IMPORT_PATH, Effect, OptionDescription, WholeNumber
 
 DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
 DEFAULT_WRITE_BUFFER_SIZE = 4096
@@ -22,7 +21,6 @@ _MAX_STATE_SIZE = WholeNumber("max_state_size", minimum=1, unit="of bytes")
 _THRESHOLD = WholeNumber("file_state_size_threshold", minimum=-1, maximum=_MAX_FILE_STATE_THRESHOLD, unit="of bytes")
 _WRITE_BUFFER = WholeNumber("write_buffer_size", minimum=-1, unit="of bytes")
 EXECUTOR_COPY_BYTES = WholeNumber("executor_copy_bytes", minimum=0, maximum=2**63 - 1, unit="of bytes")
-_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 
 _SAVEPOINTS = "Savepoints are stored there and are never deleted automatically."
 _FILE_SYSTEM = "Arguments of the fsspec file system, such as credentials."
@@ -81,10 +79,25 @@ class _StorageWithPaths(CheckpointStorage):
     """A storage with an optional savepoint folder."""
 
     savepoint_location: StoragePath | None
+    storage_options: Mapping[str, Any]
 
     def get_savepoint_path(self) -> str | None:
         """Return the directory of savepoints as PyFlink writes it, or None."""
         return None if self.savepoint_location is None else str(self.savepoint_location)
+
+    def _described_with(self, *options: OptionDescription) -> list[OptionDescription]:
+        return [
+            *options,
+            _real("savepoint_path", self.get_savepoint_path(), _SAVEPOINTS),
+            _real("storage_options", sorted(self.storage_options), _FILE_SYSTEM),
+        ]
+
+    def _inherited(self, deployment: DeploymentStorage) -> dict[str, Any]:
+        savepoint = self.savepoint_location
+        return {
+            "savepoint_path": deployment.savepoint_path if savepoint is None else savepoint.url_to_open,
+            "storage_options": {**deployment.storage_options, **self.storage_options},
+        }
 
 
 @dataclass(frozen=True, init=False)
@@ -131,25 +144,22 @@ class JobManagerCheckpointStorage(_StorageWithPaths):
 
     def describe(self) -> list[OptionDescription]:
         """Return each option and its effect."""
-        return [
+        return self._described_with(
             _real(
                 "checkpoint_path",
                 self.get_checkpoint_path(),
                 "Checkpoints that must outlive the stream are kept there.",
             ),
             _real("max_state_size", self.max_state_size, "A larger snapshot is declined, with its size and the limit."),
-            _real("savepoint_path", self.get_savepoint_path(), _SAVEPOINTS),
-            _real("storage_options", sorted(self.storage_options), _FILE_SYSTEM),
-        ]
+        )
 
     def configure(self, deployment: DeploymentStorage) -> "JobManagerCheckpointStorage":
         """Take unset paths from the deployment."""
-        checkpoint, savepoint = self.checkpoint_location, self.savepoint_location
+        checkpoint = self.checkpoint_location
         return JobManagerCheckpointStorage(
             deployment.checkpoint_path if checkpoint is None else checkpoint.url_to_open,
             self.max_state_size,
-            savepoint_path=deployment.savepoint_path if savepoint is None else savepoint.url_to_open,
-            storage_options={**deployment.storage_options, **self.storage_options},
+            **self._inherited(deployment),
         )
 
 
@@ -210,7 +220,7 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
 
     def describe(self) -> list[OptionDescription]:
         """Return each option and its effect."""
-        return [
+        return self._described_with(
             _real(
                 "checkpoint_path",
                 self.get_checkpoint_path(),
@@ -227,19 +237,15 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
                 self.get_write_buffer_size(),
                 "Bytes written at a time on local and mounted disks; object stores take parts of a fixed size.",
             ),
-            _real("savepoint_path", self.get_savepoint_path(), _SAVEPOINTS),
-            _real("storage_options", sorted(self.storage_options), _FILE_SYSTEM),
-        ]
+        )
 
     def configure(self, deployment: DeploymentStorage) -> "FileSystemCheckpointStorage":
         """Take unset options from the deployment."""
-        savepoint = self.savepoint_location
         return FileSystemCheckpointStorage(
             self.checkpoint_location.url_to_open,
             _set_or(self.file_state_size_threshold, deployment.file_state_size_threshold),
             _set_or(self.write_buffer_size, deployment.write_buffer_size),
-            savepoint_path=deployment.savepoint_path if savepoint is None else savepoint.url_to_open,
-            storage_options={**deployment.storage_options, **self.storage_options},
+            **self._inherited(deployment),
         )
 
 
@@ -261,7 +267,7 @@ class CustomCheckpointStorage(CheckpointStorage):
         allowed = "an import path such as 'package.module:Name'"
         if not isinstance(factory, str):
             raise OptionTypeError(f"factory is {factory!r} ({type(factory).__name__}), but must be {allowed}.")
-        if not _IMPORT_PATH.fullmatch(factory):
+        if not IMPORT_PATH.fullmatch(factory):
             raise OptionError(f"factory is {factory!r}, but must be {allowed}.")
         _set(self, "factory", factory)
         _set(self, "settings", _settings("settings", settings))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,27 +77,6 @@ class Deployment:
     def open_catalog(self) -> Catalog:
         """Open the catalog; the folder of a SQLite file is created."""
         return Catalog(self.catalog_url)
-
-
-@dataclass(frozen=True)
-class StreamsOfProgram:
-    """A program's queries as a client opens them: by name, with the program's settings."""
-
-    catalog: Catalog
-    open_query: Callable[[str], StreamHandle]
-
-    def id_of(self, stream: str) -> str:
-        """The name of the query."""
-        return stream
-
-    def on_storage(self) -> list[str]:
-        """Ids of the streams in the catalog."""
-        return [stream.stream_id for stream in self.catalog.streams.all()]
-
-    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream, even one that was never started."""
-        del new_like  # the program has every setting
-        return self.open_query(stream)
 
 
 def deployment_below(

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client import Client
+from dagster_ckpt.client.connection import GivenStreams
 from dagster_ckpt.client.launching import cause_unasked
 from dagster_ckpt.config.state_backend import StatePartitions
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink import execution_config as allowed
-from dagster_ckpt.flink.deployment import Deployment, StreamsOfProgram, deployment_below
+from dagster_ckpt.flink.deployment import Deployment, deployment_below
 from dagster_ckpt.flink.execution_config import ConfiguredProgram, ExecutionConfig, KryoRegistrations
 from dagster_ckpt.flink.program import JobExecutionResult, RegisteredWriter, StreamToRun, run_program, start_registered
 from dagster_ckpt.policies.restart import effective_restart_strategy
@@ -241,7 +242,12 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         `origin`: who operates; default: this program.
         """
         catalog = self._deployment.open_catalog()
-        queries = StreamsOfProgram(catalog, lambda name: self._stream(catalog, name, DEFAULT_JOB_NAME))
+        queries = GivenStreams(
+            catalog,
+            id_of=str,
+            open_stream=lambda name: self._stream(catalog, name, DEFAULT_JOB_NAME),
+            ids=lambda: [stream.stream_id for stream in catalog.streams.all()],
+        )
         return Client.of_streams(queries, origin=origin or DEFAULT_JOB_NAME)
 
     def _to_run(self, catalog: Catalog, registered: RegisteredWriter, job_name: str) -> StreamToRun:

@@ -1,9 +1,9 @@
 """Dagster integration: streaming assets, resources, operator jobs, sensors and schedules.
 
-The only package that imports Dagster; the work is done by the client. `assets` defines streams, `resources` configures
-storage, state and catalog, `runs` executes a stream inside a Dagster run, `jobs` has the operator jobs and schedules,
-`sensors` reports snapshots and supervises streams, `checks` evaluates their health, and `component` declares streams in
-YAML.
+The only package that imports Dagster; the work is done by the client. `stream` says what a stream is,
+`streaming_asset` and `external_asset` define them, `stream_run` executes one inside a Dagster run, `resources` and
+`settings` configure it, `jobs` has the operator jobs and schedules, `sensors` reports snapshots and supervises streams,
+`checks` evaluates their health, and `component` declares streams in YAML. Start with `definitions`.
 """
 
 from dagster_shared.libraries import DagsterLibraryRegistry
@@ -12,20 +12,13 @@ from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.state_backend import OnStateChange
-from dagster_ckpt.orchestration.assets.downstream import ReadCheckpoint, reading_checkpoint
-from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec
-from dagster_ckpt.orchestration.assets.streaming_asset import (
-    default_freshness,
-    external_streaming_asset,
-    streaming_asset,
-    streaming_multi_asset,
-)
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.component.component import StreamsComponent
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs, build_overview_job
-from dagster_ckpt.orchestration.jobs.operator_jobs import build_desired_state_jobs, build_operator_jobs
-from dagster_ckpt.orchestration.jobs.retention_jobs import build_retention_jobs
+from dagster_ckpt.orchestration.downstream import ReadCheckpoint, reading_checkpoint
+from dagster_ckpt.orchestration.external_asset import external_streaming_asset
+from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
+from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
 from dagster_ckpt.orchestration.jobs.schedules import (
     PeriodicSavepoints,
@@ -33,22 +26,24 @@ from dagster_ckpt.orchestration.jobs.schedules import (
     build_savepoint_schedule,
     build_verification_schedule,
 )
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     SparkSessionResource,
     StateBackendKind,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.resources.settings import (
-    CheckpointSettings,
-    RestartSettings,
-    StreamRunConfig,
-    UpgradeSettings,
-)
-from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
+from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, StreamRunConfig, UpgradeSettings
+from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.streaming_asset import (
+    StreamResource,
+    declare_stream,
+    default_freshness,
+    streaming_asset,
+    streaming_multi_asset,
+)
 from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.version import __version__
 
@@ -75,14 +70,11 @@ __all__ = [
     "StreamsComponent",
     "UpgradeSettings",
     "build_catalog_sensor",
-    "build_desired_state_jobs",
     "build_health_checks",
     "build_health_sensor",
     "build_housekeeping_schedule",
     "build_inspection_jobs",
     "build_operator_jobs",
-    "build_overview_job",
-    "build_retention_jobs",
     "build_rewind_jobs",
     "build_savepoint_schedule",
     "build_supervisor_sensor",

@@ -21,17 +21,13 @@ from dagster._core.events import AssetMaterializationPlannedData
 from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 from dagster._utils.interrupts import capture_interrupts, check_captured_interrupt
 
+# Dagster's own, as they are.
 __all__ = [
     "BaseAssetGraph",
     "DagsterExecutionInterruptedError",
-    "LatestEvaluation",
     "UnresolvedAssetJobDefinition",
-    "asset_graph_of",
     "capture_interrupts",
-    "changed_fields",
     "check_captured_interrupt",
-    "latest_check_evaluations",
-    "plan_outside_runs",
 ]
 
 

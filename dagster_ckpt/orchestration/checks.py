@@ -10,8 +10,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client.health import Finding, HealthCheck, Verdict, judge, worst
 from dagster_ckpt.client.health_facts import HealthFacts, HealthSettings, health_facts
 from dagster_ckpt.orchestration._compat import latest_check_evaluations
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset, translator_of
-from dagster_ckpt.orchestration.resources.resources import catalog_of
+from dagster_ckpt.orchestration.resources import catalog_of
+from dagster_ckpt.orchestration.stream import StreamingAsset, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.values.durations import wall_clock_ms
 
@@ -64,8 +64,6 @@ def build_health_sensor(
     checks: Sequence[HealthCheck] = tuple(HealthCheck),
     facts_besides: FactsBesides | None = None,
     repeat_after_seconds: int = DAY_S,
-    name: str | None = None,
-    minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
     """Define a sensor that evaluates the health checks of streams and reports results when they change.
@@ -77,22 +75,19 @@ def build_health_sensor(
         checks: As in `build_health_checks`.
         facts_besides: As in `build_health_checks`; it must be fast.
         repeat_after_seconds: Then an unchanged result is reported again.
-        name: Default: `checkpoint_health_sensor`, as the translator names it.
     """
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
     ordered = sorted(streams, key=lambda stream: stream.stream_id)
 
     @dg.sensor(
-        name=name or translator.get_sensor_name("checkpoint_health_sensor"),
+        name=translator.get_sensor_name("checkpoint_health_sensor"),
         required_resource_keys={catalog_key},
-        minimum_interval_seconds=minimum_interval_seconds,
+        minimum_interval_seconds=5,
         default_status=default_status,
         description="Evaluates the health checks of streaming assets: " + ", ".join(checks) + ".",
     )
-    def checkpoint_health_sensor(
-        context: dg.SensorEvaluationContext,
-    ) -> dg.SensorResult:
+    def checkpoint_health_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         begin = _cursor(context.cursor) % max(len(ordered), 1)
         evaluated = ordered[begin : begin + STREAMS_PER_TICK]
         catalog = catalog_of(context, catalog_key)
@@ -173,7 +168,7 @@ def _findings(
         known = replace(facts[stream.stream_id], loaded_version=stream.code_version)
         if facts_besides is not None:
             known = facts_besides(stream, known)
-        found = judge(known, stream.options, settings, now_ms=now_ms)
+        found = judge(known, stream.spec.options, settings, now_ms=now_ms)
         yield stream, [finding for finding in found if finding.check in checks]
 
 

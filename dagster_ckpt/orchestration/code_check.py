@@ -10,9 +10,8 @@ import dagster as dg
 
 from dagster_ckpt.client import Client
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, find_stream, stream_of_asset
-from dagster_ckpt.orchestration.resources.defined_streams import DefinedStreams
-from dagster_ckpt.orchestration.resources.resources import DeploymentResources
+from dagster_ckpt.orchestration.resources import DeploymentResources
+from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, defined_streams, find_stream, stream_of_asset
 from dagster_ckpt.orchestration.translator import RESOURCES
 from dagster_ckpt.recovery.compatibility import CompatibilityReport
 from dagster_ckpt.spark.query.session import active_in_thread, apply_state_backend
@@ -51,7 +50,7 @@ def check_stream(
     with active_in_thread(spark), dg.build_asset_context(resources=given) as context:
         if client is not None:
             return client.check(stream.stream_id, lambda: describe(context, resources), start_from=start_from)
-        with Client.of_streams(DefinedStreams([stream], deployment), origin="check") as own:
+        with Client.of_streams(defined_streams([stream], deployment), origin="check") as own:
             return own.check(stream.stream_id, lambda: describe(context, resources), start_from=start_from)
 
 

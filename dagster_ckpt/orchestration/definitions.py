@@ -8,11 +8,9 @@ from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
-from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, translator_of
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
-from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs, build_overview_job
-from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_desired_state_jobs, build_operator_jobs
-from dagster_ckpt.orchestration.jobs.retention_jobs import build_retention_jobs
+from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
+from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_operator_jobs
 from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
 from dagster_ckpt.orchestration.jobs.schedules import (
     PeriodicSavepoints,
@@ -20,10 +18,10 @@ from dagster_ckpt.orchestration.jobs.schedules import (
     build_savepoint_schedule,
     build_verification_schedule,
 )
-from dagster_ckpt.orchestration.jobs.state_jobs import build_state_jobs
+from dagster_ckpt.orchestration.metadata import PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
-from dagster_ckpt.orchestration.sensors.reports import PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
+from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, translator_of
 
 
 def stream_definitions(
@@ -65,19 +63,8 @@ def stream_definitions(
         )
     _refuse_equal_start_jobs(streams)
     translator = translator_of(streams)
-    jobs = {
-        job.name: job
-        for build in (
-            build_operator_jobs,
-            build_desired_state_jobs,
-            build_retention_jobs,
-            build_rewind_jobs,
-            build_inspection_jobs,
-            build_state_jobs,
-        )
-        for job in build(streams)
-    }
-    overview_job = build_overview_job(streams)
+    builders = (build_operator_jobs, build_rewind_jobs, build_inspection_jobs)
+    jobs = {job.name: job for build in builders for job in build(streams)}
     retention_job = jobs[translator.get_job_name("apply_retention_job")]
     roll_back_job = jobs[translator.get_job_name(ROLL_BACK_JOB)]
     verification_job = jobs[translator.get_job_name("verify_snapshots_job")]
@@ -97,7 +84,6 @@ def stream_definitions(
         jobs=[
             *(stream.start_job for stream in streams if stream.start_job is not None),
             *jobs.values(),
-            overview_job,
             *([downstream] if downstream is not None else []),
         ],
         sensors=[

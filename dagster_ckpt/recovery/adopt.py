@@ -10,7 +10,6 @@ moment can the other query plan that batch.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,13 +27,11 @@ from dagster_ckpt.errors import (
     SnapshotNotFoundError,
 )
 from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
-from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.facts import unknown_state
-from dagster_ckpt.recovery.retention import discard
+from dagster_ckpt.recovery.retention import discard, settle_dead_attempts
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.registry import NamedTable, sink_of
 from dagster_ckpt.sinks.sink import Sink, newest_batch
-from dagster_ckpt.spark.checkpoint_dir.fence import Fence, fence, lift_fence, open_fence
 from dagster_ckpt.spark.checkpoint_dir.inspect import (
     CheckpointDescription,
     LiveState,
@@ -43,18 +40,26 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import (
     inspect_live_directory,
     state_edits,
 )
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
+from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import plan_without_data
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import Fence, fence, lift_fence, open_fence
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code
-from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import ADOPTED_FROM, CLAIM, OWNER, adopted_directory, check_places, claim, claim_of
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
+from dagster_ckpt.stream.ownership import (
+    ADOPTED_FROM,
+    CLAIM,
+    OWNER,
+    adopted_directory,
+    check_places,
+    claim,
+    claim_of,
+    fence_predecessor,
+)
 from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.stream.snapshotting import DirectoryToAdopt, savepoint_of_stopped_stream
 from dagster_ckpt.stream.start_from import is_location
-from dagster_ckpt.stream.stopped_savepoint import DirectoryToAdopt, savepoint_of_stopped_stream
 from dagster_ckpt.values.durations import wall_clock_ms
 
 _DELTA_LOG = "_delta_log"
@@ -156,8 +161,7 @@ def _register(
     stream: StreamHandle, live: LiveDirectory, sinks: tuple[str, ...], *, in_place: bool, label: str | None, origin: str
 ) -> SnapshotRecord:
     above = stream.token_in_use(stream.register())
-    holder = this_holder(f"adopt-{uuid.uuid4()}", origin, None)
-    acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
+    acquired = acquire_for(stream.catalog, stream.stream_id, "adopt", origin, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         _refuse_own_state(stream, stream.catalog.streams.get(stream.stream_id), live)
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
@@ -181,8 +185,7 @@ def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
     """Drop an adoption that no start has taken over, and its snapshots; may be repeated. Returns messages."""
     catalog = stream.catalog
     _adopting(catalog.streams.get(stream.stream_id))
-    holder = this_holder(f"adopt-{uuid.uuid4()}", origin, None)
-    with LeaseKeeper(catalog, acquire(catalog, stream.stream_id, holder).record) as lease:
+    with LeaseKeeper(catalog, acquire_for(catalog, stream.stream_id, "adopt", origin).record) as lease:
         record = catalog.streams.get(stream.stream_id)
         directory = _adopting(record)
         if not isinstance(record.pending_restore, Adopting):
@@ -396,12 +399,7 @@ WAIT_S = 30.0
 
 
 def take_over(
-    stream: StreamHandle,
-    lease: LeaseKeeper,
-    *,
-    resumes: bool,
-    still_mine: Callable[[], None],
-    wait_s: float = WAIT_S,
+    stream: StreamHandle, lease: LeaseKeeper, *, resumes: bool, still_mine: Callable[[], None], wait_s: float = WAIT_S
 ) -> bool:
     """Take over the adopted directory of a stream, if no start has done so. May be repeated.
 
@@ -441,10 +439,7 @@ def _continue_in_place(stream: StreamHandle, lease: LeaseKeeper, live: LiveDirec
             "Start again when that batch is committed. If its query was killed, adopt the directory "
             "without in_place: the batch is then run again in a copy."
         )
-    batch_id = done.batch_id - 1
-    offset, commit = f"{OFFSETS}/{batch_id}", f"{COMMITS}/{batch_id}"
-    committed = parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}")
-    entry = plan_without_data(live.folder.read(offset), f"{live.url}/{offset}", committed, now_ms=wall_clock_ms())
+    entry = plan_without_data(live.folder, done.batch_id - 1, now_ms=wall_clock_ms())
     # First the catalog: a start that dies in between leaves a fenced directory; the next one continues in a clone.
     stream.catalog.streams.restore_finished(lease.record)
     with lease.step():

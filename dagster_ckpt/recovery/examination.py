@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,17 +40,16 @@ from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, sink_entry
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
-from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus, live_metadata
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, LiveDirectory, Positions
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, parse_rewrite_id
-from dagster_ckpt.spark.checkpoint_dir.state.growth import rewrite_of
+from dagster_ckpt.spark.checkpoint_dir.state_files import rewrite_of
 from dagster_ckpt.spark.doctor.contents import KnownSnapshot, examine_contents
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import TAKEN_FROM, describe_snapshot, holding
+from dagster_ckpt.stream.snapshots import TAKEN_FROM, describe_snapshot, holding, readable_manifest
 
 _SHOWN = 3
 
@@ -116,11 +115,8 @@ def known_query(stream: StreamHandle, record: StreamRecord) -> KnownQuery:
 def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot | None, str | None]:
     """The newest snapshot whose files must be there, and its query's id."""
     record = stream.catalog.streams.get(stream.stream_id)
-    rewrite_id, query_id, commit = (
-        _in_metadata(live, parse_rewrite_id),
-        _in_metadata(live, parse_query_id),
-        live.positions().commit,
-    )
+    metadata, commit = live_metadata(live), live.positions().commit
+    rewrite_id, query_id = (metadata.rewrite_id, metadata.id) if metadata is not None else (None, None)
     is_own = record.live_directory is not None and same_folder(record.live_directory, live.url)
     expected: str | None = None
     for snapshot in stream.catalog.snapshots.restorable(stream.stream_id):
@@ -132,15 +128,10 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
         expected = expected or (snapshot.query_id if taken_here else None)
         if (snapshot.batch_id or 0) > (commit if commit is not None else -1):
             continue
-        try:
-            manifest = stream.store.manifest(snapshot.location or "")
-        except StorageAccessError:
-            raise
-        except CkptError:
-            # Its problems are reported when it is used.
-            continue
-        # One from before a rewrite of the state has other files by the same names.
-        if rewrite_of(manifest.header.properties) != rewrite_id:
+        manifest = readable_manifest(stream, snapshot.location or "")
+        # The problems of an unreadable one are reported when it is used. One from before a rewrite of the state has
+        # other files by the same names.
+        if manifest is None or rewrite_of(manifest.header.properties) != rewrite_id:
             continue
         entries = list(manifest.files)
         if not taken_here or query_id != manifest.header.query_id:
@@ -158,13 +149,6 @@ def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
     origin = record.origin
     is_adopted = origin is not None and origin.kind is OriginKind.ADOPTED and snapshot.snapshot_id == origin.snapshot_id
     return is_adopted or snapshot.timeline == record.timeline
-
-
-def _in_metadata(live: LiveDirectory, parse: Callable[[bytes, str], str | None]) -> str | None:
-    try:
-        return parse(live.folder.read(METADATA), f"{live.url}/{METADATA}")
-    except (FileNotFoundError, LiveDirectoryError):
-        return None
 
 
 class Examiner:

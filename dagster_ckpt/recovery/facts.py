@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from blake3 import blake3
 
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import (
     ExecutionRecord,
     ExecutionStatus,
@@ -16,23 +17,21 @@ from dagster_ckpt.catalog.records import (
     SnapshotStatus,
     StreamRecord,
 )
-from dagster_ckpt.catalog.recoveries import PointFailure
-from dagster_ckpt.errors import CkptError, SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
+from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.recovery.examination import Examiner, known_query
 from dagster_ckpt.recovery.plan import NOTHING_UNKNOWN, RecoveryFacts, UnknownState
 from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, snapshot_point
-from dagster_ckpt.recovery.sink_logs import damaged_sink_logs
-from dagster_ckpt.sinks.registry import described_sink
+from dagster_ckpt.sinks.registry import captured_sinks, described_sink
 from dagster_ckpt.sinks.sink import Sink, distinct, newest_batch
-from dagster_ckpt.sinks.snapshot_sinks import captured_sinks
-from dagster_ckpt.snapshot.manifest import SnapshotHeader
+from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import damaged_sink_logs
 from dagster_ckpt.stream.liveness import boot_id
-from dagster_ckpt.stream.snapshots import unregistered_snapshot
+from dagster_ckpt.stream.snapshots import readable_manifest, unregistered_snapshot
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
 
@@ -154,30 +153,21 @@ def unknown_state(stream: StreamHandle, output: NamedOutput | None = None) -> Un
     described = described_sink(output)
     sinks = [described] if described is not None else []
     for location in stream.store.checkpoints():
-        header = _header(stream, location)
-        snapshots.append(location if header is not None else f"{location}, which cannot be read")
-        sinks += _sinks(header)
+        manifest = readable_manifest(stream, location)
+        snapshots.append(location if manifest is not None else f"{location}, which cannot be read")
+        sinks += _sinks(manifest)
     for location in stream.store.savepoints():
-        header = _header(stream, location)
+        manifest = readable_manifest(stream, location)
         # The folder may contain savepoints of other streams.
-        if header is not None and header.stream_id == stream.stream_id:
+        if manifest is not None and manifest.header.stream_id == stream.stream_id:
             snapshots.append(f"savepoint {location}")
-            sinks += _sinks(header)
+            sinks += _sinks(manifest)
     logs = [told for sink in distinct(sinks) if not sink.knows_queries and (told := _log(sink)) is not None]
     return UnknownState(directories, snapshots, logs)
 
 
-def _header(stream: StreamHandle, location: str) -> SnapshotHeader | None:
-    try:
-        return stream.store.manifest(location).header
-    except StorageAccessError:
-        raise
-    except CkptError:
-        return None
-
-
-def _sinks(header: SnapshotHeader | None) -> list[Sink]:
-    return (captured_sinks(header.properties) or []) if header is not None else []
+def _sinks(manifest: Manifest | None) -> list[Sink]:
+    return (captured_sinks(manifest.header.properties) or []) if manifest is not None else []
 
 
 def _log(sink: Sink) -> str | None:

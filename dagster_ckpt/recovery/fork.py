@@ -1,4 +1,7 @@
-"""Forking: another stream continues from this one's state as an independent query. The original may be running.
+"""Forking and importing: a stream continues from another's state as an independent query.
+
+The original of a fork may be running. An import continues from a snapshot of another deployment, which this catalog
+cannot hold, so it reads all of it at once and keeps no reference.
 
 A crash is harmless: the directory is built under a temporary name, and one transaction assigns it and its output to the
 new stream. What its first start must check stays recorded until that has succeeded.
@@ -7,36 +10,41 @@ new stream. What its first start must check stays recorded until that has succee
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_ckpt.catalog.pending_restore import Forked
-from dagster_ckpt.catalog.records import Holder, OriginKind, StateOrigin
-from dagster_ckpt.errors import InputGoneError, NothingCommittedError, OptionError, RequestFailedError, SharedSinkError
-from dagster_ckpt.io.location import same_folder
+from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord, StateOrigin
+from dagster_ckpt.errors import (
+    InputGoneError,
+    LiveDirectoryError,
+    NothingCommittedError,
+    OptionError,
+    RequestFailedError,
+    SharedSinkError,
+    SnapshotCorruptError,
+)
+from dagster_ckpt.io.location import folders_overlap, same_folder
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import restore_into, snapshot_location
 from dagster_ckpt.recovery.plan import FinishRestore, RecoveryFacts, RecoveryPlan, Rewind
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.sink_survey import refuse_copies
 from dagster_ckpt.recovery.source_inputs import InputStatus, reasons, source_inputs
-from dagster_ckpt.sinks.file_sink import FileSink, fork_output
+from dagster_ckpt.sinks.file_sink import FileSink, fork_output, unexpected_file
 from dagster_ckpt.sinks.file_sink_log import own_past
-from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot
+from dagster_ckpt.sinks.registry import captured_sinks, logs_in_snapshot, other_sinks, sink_of, sinks_of
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
-from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
+from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
+from dagster_ckpt.spark.checkpoint_dir.restore import Progress, clone, give_query_id
 from dagster_ckpt.spark.query.session import active_session
-from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import check_places, claim_live_folder, refuse_unfinished_adoption
-from dagster_ckpt.stream.snapshots import describe_snapshot, holding
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
+from dagster_ckpt.stream.ownership import check_places, claim_live_folder, fence_predecessor, refuse_unfinished_adoption
+from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, foreign_snapshot, holding
+from dagster_ckpt.stream.start_from import StartFrom, StartPoint, is_location
 from dagster_ckpt.values.durations import monotonic_ms
 
 
@@ -78,7 +86,7 @@ def fork(
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
     facts = recovery_facts(original, start_from, predecessor_ended=True)
-    plan = _plan(original, facts)
+    plan = _plan_fork(original, facts)
 
     def check() -> None:
         with holding(original.catalog, [plan.snapshot], f"fork into {stream.stream_id}"):
@@ -86,35 +94,27 @@ def fork(
 
     def build(target: LiveDirectory, still_mine: StillMine) -> ForkedState:
         with holding(original.catalog, [plan.snapshot], f"fork into {stream.stream_id}"):
-            return _make(original, plan, target, dict(outputs or {}), still_mine)
+            return _build_fork(original, plan, target, dict(outputs or {}), still_mine)
 
-    holder = this_holder(f"fork-{uuid.uuid4()}", origin, None)
-    made = assign_state(
-        stream, build, holder=holder, replace_state=replace_state, plan=_state_plan(original, plan), check=check
-    )
-    source = (
-        describe_snapshot(plan.snapshot)
-        if plan.snapshot is not None
-        else f"its live directory at batch {made.pending.batch_id}"
-    )
-    return Fork(
-        stream.stream_id,
-        original.stream_id,
-        source,
-        made.pending.batch_id,
-        made.query_id,
-        made.live_directory,
-        dict(outputs or {}),
-        made.pending.parent_outputs,
+    return assign_state(
+        stream,
+        build,
+        verb="fork",
+        origin=origin,
+        outputs=outputs or {},
+        replace_state=replace_state,
+        plan=plan.snapshot.plan if plan.snapshot is not None else facts.stream.plan or {},
+        check=check,
     )
 
 
 @dataclass(frozen=True)
 class ForkedState:
-    """Another stream's state in a prepared live directory, and what its first start must check."""
+    """Another stream's state in a prepared live directory, what it is, and what its first start must check."""
 
     live_directory: str
     query_id: str
+    source: str
     pending: Forked
 
 
@@ -122,17 +122,20 @@ def assign_state(
     stream: StreamHandle,
     build: Callable[[LiveDirectory, StillMine], ForkedState],
     *,
-    holder: Holder,
+    verb: str,
+    origin: str,
+    outputs: Mapping[str, str],
     replace_state: bool,
     plan: Mapping[str, Any],
-    check: Callable[[], None] = lambda: None,
-) -> ForkedState:
+    check: Callable[[], None],
+    of_deployment: str | None = None,
+) -> Fork:
     """Let the next start of a stream that is not running continue from another stream's state.
 
     `plan` is that of the state. `check` is called under the lease before anything is written.
     """
     above = stream.token_in_use(stream.register())
-    acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
+    acquired = acquire_for(stream.catalog, stream.stream_id, verb, origin, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         record = stream.catalog.streams.get(stream.stream_id)
         refuse_unfinished_adoption(record)
@@ -158,10 +161,20 @@ def assign_state(
             state_edits=state_edits(LiveDirectory(made.live_directory)),
             duration_ms=monotonic_ms() - started_ms,
         )
-    return made
+    return Fork(
+        stream_id=stream.stream_id,
+        of_stream_id=made.pending.of_stream_id,
+        source=made.source,
+        batch_id=made.pending.batch_id,
+        query_id=made.query_id,
+        live_directory=made.live_directory,
+        outputs=outputs,
+        parent_outputs=made.pending.parent_outputs,
+        of_deployment=of_deployment,
+    )
 
 
-def _plan(original: StreamHandle, facts: RecoveryFacts) -> RecoveryPlan:
+def _plan_fork(original: StreamHandle, facts: RecoveryFacts) -> RecoveryPlan:
     if facts.start_from.point is StartPoint.EMPTY:
         raise OptionError(
             "A fork continues from existing state: set start_from to latest, batch-<n> or a snapshot, not to empty."
@@ -191,30 +204,21 @@ def _refuse_gone_inputs(original: StreamHandle, stream: StreamHandle, facts: Rec
         )
 
 
-def _state_plan(original: StreamHandle, plan: RecoveryPlan) -> Mapping[str, Any]:
-    return (
-        plan.snapshot.plan if plan.snapshot is not None else original.catalog.streams.get(original.stream_id).plan or {}
-    )
-
-
-def _make(
-    original: StreamHandle,
-    plan: RecoveryPlan,
-    target: LiveDirectory,
-    outputs: Mapping[str, str],
-    still_mine: StillMine,
+def _build_fork(
+    original: StreamHandle, plan: RecoveryPlan, target: LiveDirectory, outputs: Mapping[str, str], still_mine: StillMine
 ) -> ForkedState:
     query_id = str(uuid.uuid4())
     if plan.snapshot is not None:
         restore_into(original, snapshot_location(plan.snapshot), target, new_query_id=query_id, marked=True)
-        batch_id = int(plan.to_batch or 0)
+        batch_id, source = int(plan.to_batch or 0), describe_snapshot(plan.snapshot)
         logs = _logs_of_snapshot(original, snapshot_location(plan.snapshot))
     else:
         live = LiveDirectory(plan.directory or original.catalog.streams.get(original.stream_id).live_directory or "")
         at_batch = plan.to_batch if isinstance(plan, Rewind) else None
         batch_id = clone(live, target, at_batch=at_batch, marked=True).batch_id
         give_query_id(target, query_id)
-        logs = _logs_of_sinks(original.catalog.executions.last_sinks(original.stream_id), batch_id)
+        source = f"its live directory at batch {batch_id}"
+        logs = {folder: own_past(folder, batch_id) for folder in _folders_written(original)}
     give_outputs(logs, outputs, batch_id, still_mine)
     pending = Forked(
         of_stream_id=original.stream_id,
@@ -223,7 +227,7 @@ def _make(
         outputs=tuple(outputs.values()),
         snapshot_id=plan.snapshot.snapshot_id if plan.snapshot is not None else None,
     )
-    return ForkedState(target.url, query_id, pending)
+    return ForkedState(target.url, query_id, source, pending)
 
 
 def give_outputs(
@@ -252,16 +256,197 @@ def give_outputs(
         fork_output(old, new, batch_id, logs[old], still_mine=still_mine, may_link=may_link)
 
 
-def _logs_of_sinks(sinks: Sequence[str], batch_id: int) -> dict[str, list[SinkEntry]]:
-    return {folder: own_past(folder, batch_id) for folder in _folders(sinks)}
-
-
 def _logs_of_snapshot(stream: StreamHandle, location: str) -> dict[str, list[SinkEntry]]:
     logs = logs_in_snapshot(stream.store, location)
     # The fork may not write to the original's current folders either.
-    current = _folders(stream.catalog.executions.last_sinks(stream.stream_id))
-    return logs | {path: [] for path in current if path not in logs}
+    return logs | {path: [] for path in _folders_written(stream) if path not in logs}
 
 
-def _folders(sinks: Sequence[str]) -> list[str]:
-    return [sink.folder for sink in sinks_of(sinks) if isinstance(sink, FileSink)]
+def _folders_written(stream: StreamHandle) -> list[str]:
+    sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
+    return [sink.folder for sink in sinks if isinstance(sink, FileSink)]
+
+
+# Derived from deployment, stream and directory, these ids identify the remains of an interrupted import.
+_QUERY_IDS = uuid.UUID("6f0c3f0e-6a0b-4e0b-9d43-8f1f6a3f9c21")
+
+
+@dataclass(frozen=True)
+class _MovedSink:
+    """A sink as the snapshot names it, the place in that name if any, and what replaces it."""
+
+    name: str
+    old: str | None
+    new: str
+
+
+def import_snapshot(
+    stream: StreamHandle,
+    location: str,
+    *,
+    outputs: Mapping[str, str],
+    origin: str,
+    with_rows: bool = False,
+    replace_state: bool = False,
+    progress: Progress | None = None,
+) -> Fork:
+    """Import a snapshot of another deployment into a stream; its next start, from `latest`, continues there.
+
+    An interrupted import leaves the stream unchanged and can be repeated.
+
+    Args:
+        outputs: Each sink of the snapshot (a file sink by its folder), mapped to the folder, table or topic that the
+            stream writes to instead. The first start is refused if its query writes anywhere else.
+        with_rows: Copy the rows that the original's file sinks had at the snapshot to the new folders.
+    """
+    snapshot = foreign_snapshot(stream, location)
+    logs = logs_in_snapshot(stream.store, snapshot_location(snapshot))
+    sinks = _moved_sinks(snapshot, outputs)
+    _refuse_taken(stream, snapshot, sinks, logs if with_rows else {})
+    folders = {path: sink.new for path in logs for sink in sinks if sink.name == path} if with_rows else {}
+
+    def build(target: LiveDirectory, still_mine: StillMine) -> ForkedState:
+        query_id = _query_id_in(stream, target)
+        place = snapshot_location(snapshot)
+        restore_into(stream, place, target, new_query_id=query_id, marked=True, progress=progress)
+        batch_id = snapshot.batch_id or 0
+        give_outputs(logs, folders, batch_id, still_mine, may_link=False)
+        pending = Forked(
+            of_stream_id=snapshot.stream_id,
+            batch_id=batch_id,
+            parent_outputs=tuple(logs),
+            outputs=tuple(folders.values()),
+            imported_from=snapshot.location,
+            mapped=tuple(sink.new for sink in sinks),
+        )
+        source = f"{describe_snapshot(snapshot)} ({snapshot.location})"
+        return ForkedState(target.url, query_id, source, pending)
+
+    return assign_state(
+        stream,
+        build,
+        verb="import",
+        origin=origin,
+        outputs={sink.name: sink.new for sink in sinks},
+        replace_state=replace_state,
+        plan=snapshot.plan,
+        # Before the folder is claimed: it may be the original's, which has not marked it.
+        check=lambda: _refuse_anothers_place(stream),
+        of_deployment=str(snapshot.properties.get(DEPLOYMENT, "unknown")),
+    )
+
+
+def _moved_sinks(snapshot: SnapshotRecord, outputs: Mapping[str, str]) -> list[_MovedSink]:
+    named = _sinks_of(snapshot)
+    mapped = {old.strip(): new.strip() for old, new in outputs.items()}
+    known = named or {old: sink_of(old).place or old for old in mapped}
+    listed = ", ".join(known) or "none; name the place that its query writes to"
+    moved = []
+    for name, old in known.items():
+        matches = [key for key in mapped if key == name or (old is not None and same_folder(key, old))]
+        if not matches or not mapped[matches[0]]:
+            raise SharedSinkError(
+                f"{snapshot.location} is not imported, nothing was changed: its sink {name} is not mapped. Map it in "
+                f"outputs to the place where the imported stream writes instead. Sinks of the snapshot: {listed}."
+            )
+        moved.append(_MovedSink(name, old, mapped.pop(matches[0])))
+    if mapped or not moved:
+        what = f"{', '.join(mapped)} is not one of its sinks" if mapped else "it names no sink, and outputs names none"
+        raise SharedSinkError(
+            f"{snapshot.location} is not imported, nothing was changed: {what}. Sinks of the snapshot: {listed}."
+        )
+    return moved
+
+
+def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
+    captured, others = captured_sinks(snapshot.properties), other_sinks(snapshot.properties)
+    if captured is None or ("other_sinks" in snapshot.properties and others is None):
+        raise SnapshotCorruptError(
+            f"{snapshot.location} does not record which sinks its query wrote to, so the imported stream might write "
+            "to the same ones. Import another snapshot."
+        )
+    folders: dict[str, str | None] = {sink.place or sink.name: sink.place for sink in captured}
+    # A table that is known by its name only has no other place.
+    return folders | {sink.name: sink.place if sink.place != sink.name else None for sink in others or ()}
+
+
+def _refuse_taken(
+    stream: StreamHandle, snapshot: SnapshotRecord, sinks: Sequence[_MovedSink], logs: Mapping[str, Sequence[SinkEntry]]
+) -> None:
+    originals = [sink.old or sink.name for sink in sinks]
+    others = list(_places_of_others(stream))
+    for before, sink in enumerate(sinks):
+        why = _why_taken(sink, snapshot, originals, others, sinks[:before])
+        unexpected = unexpected_file(sink.new, originals[before], logs.get(sink.name, ())) if _is_folder(sink) else None
+        if why is None and unexpected is not None:
+            why = f"{unexpected} already exists there"
+        if why is not None:
+            raise SharedSinkError(
+                f"{snapshot.location} is not imported, nothing was changed: {sink.name} is mapped to {sink.new}, but "
+                f"{why}. Name an empty folder, or a table or topic that nothing else writes to."
+            )
+
+
+def _why_taken(
+    sink: _MovedSink,
+    snapshot: SnapshotRecord,
+    originals: Sequence[str],
+    others: Sequence[str],
+    before: Sequence[_MovedSink],
+) -> str | None:
+    for original in originals:
+        if _meet(sink, original):
+            return f"it is, or overlaps, {original}, where the original writes"
+    if _is_folder(sink) and folders_overlap(sink.new, snapshot_location(snapshot)):
+        return "it overlaps the snapshot"
+    for other in before:
+        if _meet(sink, other.new):
+            return f"{other.name} is mapped to it as well"
+    if any(_meet(sink, place) for place in others):
+        return "another stream of this catalog writes there, or will"
+    return None
+
+
+def _is_folder(sink: _MovedSink) -> bool:
+    return sink.name == sink.old or is_location(sink.new) or sink.new.startswith("file:")
+
+
+def _meet(sink: _MovedSink, place: str) -> bool:
+    return folders_overlap(sink.new, place) if _is_folder(sink) else same_folder(sink.new, place)
+
+
+def _places_of_others(stream: StreamHandle) -> Iterator[str]:
+    for sink in stream.catalog.executions.sinks_of_others(stream.stream_id):
+        yield sink_of(sink).place or sink
+    for other in stream.catalog.streams.all():
+        pending = other.pending_restore
+        if other.stream_id != stream.stream_id and isinstance(pending, Forked):
+            yield from (*(pending.mapped or ()), *pending.outputs)
+
+
+def _refuse_anothers_place(stream: StreamHandle) -> None:
+    if stream.catalog.streams.get(stream.stream_id).live_generation > 0 or stream.catalog.snapshots.completed(
+        stream.stream_id
+    ):
+        return
+    # The next import ignores the directory of an interrupted one, recognized by its query id, and builds its own.
+    directories = [
+        built.live.url
+        for built in stream.live_directories()
+        if not built.is_unfinished
+        and built.live.positions().commit is not None
+        and live_query_id(built.live) != _query_id_in(stream, built.live)
+    ]
+    found = [*directories, *stream.store.checkpoints()]
+    if found:
+        raise LiveDirectoryError(
+            f"Nothing was imported into stream {stream.stream_id!r}: this catalog has no execution of it, but its "
+            f"folders contain {', '.join(found[:8])}. The deployment that the snapshot comes from may be using them. "
+            "Give this deployment its own checkpoint storage and its own folder of live directories, or import into "
+            "a stream with another id."
+        )
+
+
+def _query_id_in(stream: StreamHandle, live: LiveDirectory) -> str:
+    name = live.url.rstrip("/").rsplit("/", 1)[-1]
+    return str(uuid.uuid5(_QUERY_IDS, f"{stream.catalog.deployment_id}/{stream.stream_id}/{name}"))

@@ -9,38 +9,36 @@ writes the catalog's time into a file next to it, which distinguishes it from co
 from __future__ import annotations
 
 import itertools
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import EventType, SnapshotRecord, StreamRecord
 from dagster_ckpt.errors import (
-    CkptError,
     LeaseHeldError,
     LeaseLostError,
     RowsAtRiskError,
     SnapshotCorruptError,
     StreamNotFoundError,
 )
+from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.sinks.in_flight import refuse_skipped_batch
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Progress, Watch, materialize, unwatched
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Progress, Watch, materialize
 from dagster_ckpt.state.rewriting import Rewritten, rewrite_state
 from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
-from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire_for, repeating
 from dagster_ckpt.stream.ownership import (
     adopted_directory,
     disown_live_folder,
     lies_elsewhere,
     other_owner_of_live_folder,
+    put_up_fence,
 )
 from dagster_ckpt.stream.snapshots import describe_snapshot
 
@@ -100,9 +98,7 @@ def delete_forgotten_live_directories(stream: StreamHandle) -> str | None:
         return None
     try:
         # A start meanwhile waits for this, or has a higher token and its own directories.
-        acquired = acquire(
-            stream.catalog, stream.stream_id, this_holder(f"housekeeping-{uuid.uuid4()}", "housekeeping", None)
-        )
+        acquired = acquire_for(stream.catalog, stream.stream_id, "housekeeping", "housekeeping")
     except LeaseHeldError:
         return None
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
@@ -222,7 +218,7 @@ def restore_into(
     donor: Donor | None = None,
     is_scratch: bool = False,
     marked: bool = False,
-    watch: Watch = unwatched,
+    watch: Watch = no_op,
     progress: Progress | None = None,
 ) -> None:
     """Restore a snapshot to a live directory that does not exist yet, without making it the stream's own.
@@ -276,21 +272,15 @@ def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
     folder = _folder(stream)
     name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
     scratch = folder.sibling(f"/{name}")
-    over = threading.Event()
 
     def report() -> None:
-        while not over.wait(_REPORT_EVERY_S):
-            # After six hours without a report the directory may be deleted; its user then fails.
-            with suppress(CkptError):
-                folder.folder.write(f"{name}{_IN_USE}", [str(stream.catalog.now_ms()).encode()])
+        # After six hours without a report the directory may be deleted; its user then fails.
+        folder.folder.write(f"{name}{_IN_USE}", [str(stream.catalog.now_ms()).encode()])
 
-    thread = threading.Thread(target=report, name=f"scratch-{stream.stream_id}", daemon=True)
-    thread.start()
     try:
-        yield scratch
+        with repeating(report, every_s=_REPORT_EVERY_S, name=f"scratch-{stream.stream_id}"):
+            yield scratch
     finally:
-        over.set()
-        thread.join()
         scratch.delete()
         scratch.sibling(".partial").delete()
         folder.folder.delete(f"{name}{_IN_USE}")

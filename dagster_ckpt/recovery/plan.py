@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
-from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.recovery.recovery_points import snapshot_point
-from dagster_ckpt.sinks.file_sink_damage import DamagedLog
+from dagster_ckpt.sinks.file_sink_repair import DamagedLog
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
 from dagster_ckpt.spark.checkpoint_dir.source_positions import BEGINNING, Position, in_order
 from dagster_ckpt.spark.query.sources import SourceIdentity
-from dagster_ckpt.stream.source_offsets import SourceOffsets
-from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.stream.start_from import SourceOffsets, StartFrom
 from dagster_ckpt.values.durations import rounded_duration
 from dagster_ckpt.values.source_mapping import SourceMapping
 
@@ -69,6 +69,11 @@ class _Plan:
         @property
         def rewound_ms(self) -> int | None:
             """Time from the point to the query's last sign of life: the most that is processed again."""
+
+    @property
+    def came_from(self) -> str:
+        """What has the state to continue from, for messages."""
+        return describe_snapshot(self.snapshot) if self.snapshot is not None else "its live directory"
 
     @property
     def rewound_batches(self) -> int:

@@ -27,16 +27,15 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import (
 )
 from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP
 from dagster_ckpt.spark.query.plan import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.versions import Feature, installed_release
-from dagster_ckpt.state.other_spark import Rewriter
 from dagster_ckpt.state.reading import FORMAT_VERSION
+from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.state.rewriting import shape_in, stored_state
 from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import adopted_directory
-from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
 
 _NAMES = {
@@ -276,13 +275,11 @@ def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescripti
 
     None if they agree, there is no state, or a plan is unknown.
     """
-    snapshot = recovery.snapshot if isinstance(recovery, Restore) else None
-    came_from = describe_snapshot(snapshot) if snapshot is not None else "its live directory"
     old = old_plan(record, recovery)
     differences = plan_differences(old, new) if old is not None and new is not None else ()
     if new is None or not differences:
         return None
-    return PlanChange(differences, came_from, new.fingerprint, record.accepted_plan == new.fingerprint)
+    return PlanChange(differences, recovery.came_from, new.fingerprint, record.accepted_plan == new.fingerprint)
 
 
 def old_plan(record: StreamRecord, recovery: RecoveryPlan) -> PlanDescription | None:

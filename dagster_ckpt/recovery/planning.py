@@ -30,16 +30,12 @@ from dagster_ckpt.recovery.recovery_points import (
     live_point,
     recovery_points,
 )
-from dagster_ckpt.recovery.sink_logs import lacks_the_log
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
+from dagster_ckpt.stream.known_sinks import lacks_the_log
 from dagster_ckpt.stream.ownership import Adopted, adopted_directory, refuse_unfinished_adoption
-from dagster_ckpt.stream.snapshots import (
-    describe_snapshot,
-    named,
-    newest_for_recovery,
-)
+from dagster_ckpt.stream.snapshots import describe_snapshot, named, newest_for_recovery
 from dagster_ckpt.stream.start_from import StartPoint
 from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 

@@ -15,45 +15,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dagster_ckpt.catalog.pending_restore import (
-    Emptied,
-    Forked,
-    PendingRestore,
-    SinkRollBack,
-    ToBatch,
-    ToSnapshot,
-)
+from dagster_ckpt.catalog.pending_restore import Emptied, Forked, PendingRestore, SinkRollBack, ToBatch, ToSnapshot
 from dagster_ckpt.catalog.records import OriginKind, StateOrigin, StreamRecord
 from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorruptError
+from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.recovery.live_directories import Building, StateRewrite, restore_into, snapshot_location
-from dagster_ckpt.recovery.plan import (
-    Clone,
-    FinishRestore,
-    RecoveryPlan,
-    Restore,
-    RestoreAndReplay,
-    Resume,
-    Rewind,
-)
-from dagster_ckpt.recovery.sink_logs import with_moved_logs
+from dagster_ckpt.recovery.plan import Clone, FinishRestore, RecoveryPlan, Restore, RestoreAndReplay, Resume, Rewind
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
 from dagster_ckpt.recovery.source_check import move_sources
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import begin_log
 from dagster_ckpt.sinks.guard import Verdict
 from dagster_ckpt.sinks.in_flight import settle_in_flight
-from dagster_ckpt.sinks.registry import sinks_of
+from dagster_ckpt.sinks.registry import captured_sinks, logs_in_snapshot, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
-from dagster_ckpt.sinks.snapshot_sinks import captured_sinks, logs_in_snapshot, sinks_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
-from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone, give_query_id, unwatched
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone, give_query_id
 from dagster_ckpt.spark.checkpoint_dir.source_positions import give_positions
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.state.rewriting import Rewritten
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.known_sinks import query_ids_of, sinks_of_snapshot, sinks_written
+from dagster_ckpt.stream.known_sinks import query_ids_of, sinks_of_snapshot, sinks_written, with_moved_logs
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder
 from dagster_ckpt.values.durations import monotonic_ms
@@ -84,7 +68,7 @@ def prepare(
     *,
     survey: Survey | None = None,
     rewrite: StateRewrite | None = None,
-    watch: Watch = unwatched,
+    watch: Watch = no_op,
 ) -> PreparedStart:
     """Create the live directory that the plan requires, and let the sinks follow.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import (
     OriginKind,
     SnapshotRecord,
@@ -14,7 +15,6 @@ from dagster_ckpt.catalog.records import (
     StateOrigin,
     StreamRecord,
 )
-from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.spark.doctor.finding import Code
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.modes import SnapshotKind

@@ -1,28 +1,32 @@
-"""Retention of a stream's checkpoints, while it runs and when it has ended.
+"""Retention of a stream's checkpoints, while it runs and when it has ended, and attempts that a dead process left.
 
 A deletion marks in the catalog, deletes the bytes, and forgets the row. A failed one stays visible as DELETING, and the
 next pass retries it.
+
+The row of an attempt stays IN_PROGRESS if its process died before the catalog recorded how it ended. The next start, or
+housekeeping of a stopped stream, registers a snapshot that is complete in storage; any other attempt has failed. A
+snapshot completed after its attempt was recorded as failed is deleted.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.holds import describe_holds
 from dagster_ckpt.catalog.leases import lease_held_message
 from dagster_ckpt.catalog.records import (
+    CompletedSnapshot,
     ExecutionStatus,
     HoldKind,
+    LeaseRecord,
     SnapshotRecord,
     SnapshotStatus,
 )
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError
 from dagster_ckpt.policies.guard import KeptBecause, decide_retention, needed_for_recovery
 from dagster_ckpt.policies.retention import KeepAtEnd, RetentionContext, deletes_live_directory
-from dagster_ckpt.recovery.dead_attempts import attempts_under_way, settle_while_stopped
 from dagster_ckpt.recovery.live_directories import (
     delete_forgotten_live_directories,
     delete_live_directories,
@@ -30,13 +34,20 @@ from dagster_ckpt.recovery.live_directories import (
     may_be_anothers,
 )
 from dagster_ckpt.snapshot.garbage_collection import Garbage
+from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import is_held, this_holder
+from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire_for
+from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held
 from dagster_ckpt.stream.ownership import lies_elsewhere
-from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, retained
+from dagster_ckpt.stream.snapshots import (
+    HOLD_TTL_MS,
+    describe_snapshot,
+    is_owned_by_stream,
+    readable_manifest,
+    retained,
+)
 from dagster_ckpt.values.modes import SnapshotKind, TerminalState
 
 # Far longer than an attempt may take by default (10 minutes).
@@ -64,14 +75,10 @@ class RetentionReport:
     dry_run: bool = False
 
     def and_then(self, later: RetentionReport) -> RetentionReport:
+        lists = ("deleted", "kept", "failed", "held", "swept", "settled")
         return RetentionReport(
-            deleted=(*self.deleted, *later.deleted),
-            kept=(*self.kept, *later.kept),
-            failed=(*self.failed, *later.failed),
-            held=(*self.held, *later.held),
+            **{name: (*getattr(self, name), *getattr(later, name)) for name in lists},
             live_directory_deleted=later.live_directory_deleted or self.live_directory_deleted,
-            swept=(*self.swept, *later.swept),
-            settled=(*self.settled, *later.settled),
             dry_run=self.dry_run or later.dry_run,
         )
 
@@ -103,7 +110,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     # Tagged checkpoints do not count towards the limit.
     snapshots = [
         snapshot
-        for snapshot in _completed(stream)
+        for snapshot in _of_status(stream, SnapshotStatus.COMPLETED)
         if snapshot.snapshot_id not in tagged and (stream.options.count_savepoints or is_owned_by_stream(snapshot))
     ]
     snapshots.sort(key=lambda snapshot: (snapshot.timeline, snapshot.number or 0))
@@ -128,8 +135,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
 
 
 def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:
-    deleting = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
-    return [snapshot for snapshot in deleting if is_owned_by_stream(snapshot)]
+    return [snapshot for snapshot in _of_status(stream, SnapshotStatus.DELETING) if is_owned_by_stream(snapshot)]
 
 
 def newest_proven(restorable: Sequence[SnapshotRecord]) -> list[str]:
@@ -208,7 +214,7 @@ def apply_terminal_retention(
     run_id = stream.catalog.executions.get(execution_id).run_id
     try:
         # A start meanwhile must not use what is being deleted; the lease tells it what it waits for.
-        acquired = acquire(stream.catalog, stream.stream_id, this_holder(f"retention-{uuid.uuid4()}", run_id, None))
+        acquired = acquire_for(stream.catalog, stream.stream_id, "retention", run_id)
     except LeaseHeldError as error:
         return RetentionReport(kept=(f"everything: {error}",))
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
@@ -221,10 +227,10 @@ def apply_terminal_retention(
 def _apply_terminal_retention(
     stream: StreamHandle, execution_id: str, state: TerminalState, acquired: AcquiredLease, lease: LeaseKeeper
 ) -> RetentionReport:
-    newest = stream.catalog.executions.latest(stream.stream_id)
-    if newest is not None and newest.execution_id != execution_id:
+    superseded = _superseded(stream, execution_id)
+    if superseded is not None:
         stream.catalog.executions.settle(execution_id, ExecutionStatus(state.value))
-        return RetentionReport(kept=(_superseded(newest.execution_id),))
+        return superseded
     at_end = _decide_at_end(stream, state)
     report = discard(stream, interrupted_deletions(stream), reason="interrupted deletion", lease=lease)
     report = report.and_then(discard(stream, at_end.doomed, reason=at_end.reason, lease=lease))
@@ -237,15 +243,18 @@ def _apply_terminal_retention(
     return report.and_then(RetentionReport(live_directory_deleted=gone))
 
 
-def _superseded(execution_id: str) -> str:
-    return f"everything: execution {execution_id} of the stream started in the meantime"
+def _superseded(stream: StreamHandle, execution_id: str) -> RetentionReport | None:
+    newest = stream.catalog.executions.latest(stream.stream_id)
+    if newest is None or newest.execution_id == execution_id:
+        return None
+    return RetentionReport(kept=(f"everything: execution {newest.execution_id} of the stream started in the meantime",))
 
 
 def _preview_at_end(stream: StreamHandle, execution_id: str, state: TerminalState) -> RetentionReport:
     """Takes no lease."""
-    newest = stream.catalog.executions.latest(stream.stream_id)
-    if newest is not None and newest.execution_id != execution_id:
-        return RetentionReport(kept=(_superseded(newest.execution_id),), dry_run=True)
+    superseded = _superseded(stream, execution_id)
+    if superseded is not None:
+        return replace(superseded, dry_run=True)
     lease = stream.catalog.leases.current(stream.stream_id)
     if lease is not None and is_held(lease):
         message = lease_held_message(lease, stream.catalog.now_ms())
@@ -274,7 +283,8 @@ def _preview_at_end(stream: StreamHandle, execution_id: str, state: TerminalStat
 
 def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
     cleanup = stream.options.cleanup
-    checkpoints = [snapshot for snapshot in _completed(stream) if is_owned_by_stream(snapshot)]
+    completed = _of_status(stream, SnapshotStatus.COMPLETED)
+    checkpoints = [snapshot for snapshot in completed if is_owned_by_stream(snapshot)]
     drops_live = deletes_live_directory(state, cleanup)
     queue = [retained(snapshot) for snapshot in checkpoints]
     policy, context = KeepAtEnd(cleanup), RetentionContext(stream.catalog.now_ms(), ended_as=state)
@@ -306,7 +316,7 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)
-    interrupted = stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.DELETING)
+    interrupted = _of_status(stream, SnapshotStatus.DELETING)
     if dry_run:
         under_way = attempts_under_way(stream)
         would = stream.store.sweep(older_than_ms=older_than_ms, under_way=under_way, dry_run=True)
@@ -319,8 +329,8 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
     return report.and_then(RetentionReport(live_directory_deleted=gone, swept=swept, settled=settled))
 
 
-def _completed(stream: StreamHandle) -> list[SnapshotRecord]:
-    return list(stream.catalog.snapshots.of_stream(stream.stream_id, status=SnapshotStatus.COMPLETED))
+def _of_status(stream: StreamHandle, status: SnapshotStatus) -> list[SnapshotRecord]:
+    return stream.catalog.snapshots.of_stream(stream.stream_id, status=status)
 
 
 def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
@@ -341,3 +351,119 @@ def _rollback_snapshot(stream: StreamHandle) -> str | None:
     row = stream.catalog.desired_states.find(stream.stream_id)
     is_over = row is None or row.upgrade is None or row.upgrade.phase.is_over
     return row.upgrade.snapshot_id if row is not None and row.upgrade is not None and not is_over else None
+
+
+def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
+    """Settle attempts of earlier executions and abandoned savepoints, before new ones begin. Returns messages."""
+    done = []
+    for snapshot in _of_status(stream, SnapshotStatus.IN_PROGRESS):
+        if snapshot.execution_id is None and _is_held(stream, snapshot):
+            continue
+        found = _found(stream, snapshot)
+        if found is None:
+            stream.catalog.snapshots.fail(lease, snapshot.snapshot_id, "its process died before all of it was stored")
+            done.append(f"{snapshot.name} was not completed: its process died")
+            continue
+        location, manifest = found
+        facts = CompletedSnapshot(
+            location=location,
+            batch_id=manifest.header.batch_id,
+            query_id=manifest.header.query_id,
+            full_bytes=manifest.full_bytes,
+            file_count=manifest.file_count,
+            properties=dict(manifest.header.properties),
+        )
+        registered = stream.catalog.snapshots.complete(lease, snapshot.snapshot_id, facts, after_batch=False)
+        done.append(
+            f"registered {describe_snapshot(registered)}: it was complete, but its process died before recording it"
+        )
+    return done
+
+
+def attempts_under_way(stream: StreamHandle) -> frozenset[int]:
+    """Numbers of the attempts whose process may be alive: it owns everything that it wrote, however old.
+
+    An execution's attempt counts until its lease holder is proven to have ended; a stopped stream's while it is held.
+    """
+    begun = _of_status(stream, SnapshotStatus.IN_PROGRESS)
+    lease = stream.catalog.leases.current(stream.stream_id) if begun else None
+    has_writer = lease is not None and holder_liveness(lease) is not Liveness.ENDED
+    return frozenset(
+        snapshot.number
+        for snapshot in begun
+        if snapshot.number is not None
+        and (has_writer if snapshot.execution_id is not None else _is_held(stream, snapshot))
+    )
+
+
+def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
+    """A live process that could not hold its savepoint in time finds it settled, and reports that."""
+    is_young = stream.catalog.now_ms() - snapshot.created_at_ms <= HOLD_TTL_MS
+    return is_young or bool(stream.catalog.holds.on(snapshot.snapshot_id))
+
+
+def settle_while_stopped(stream: StreamHandle) -> list[str]:
+    """Settle dead attempts of a stopped stream, and delete those completed after they had failed."""
+    if not _has_something_to_settle(stream):
+        return []
+    try:
+        acquired = acquire_for(stream.catalog, stream.stream_id, "housekeeping", "housekeeping")
+    except LeaseHeldError:
+        return []
+    with LeaseKeeper(stream.catalog, acquired.record) as lease:
+        try:
+            done = settle_dead_attempts(stream, lease.record)
+            # A holder that may still be alive could be publishing it right now.
+            return done + (_delete_failed(stream, lease) if acquired.predecessor_ended else [])
+        except LeaseLostError:
+            return []
+
+
+def _has_something_to_settle(stream: StreamHandle) -> bool:
+    begun = _of_status(stream, SnapshotStatus.IN_PROGRESS)
+    is_dead = (snapshot.execution_id is not None or not _is_held(stream, snapshot) for snapshot in begun)
+    return any(is_dead) or bool(_failed_but_whole(stream))
+
+
+def _delete_failed(stream: StreamHandle, lease: LeaseKeeper) -> list[str]:
+    done = []
+    for location, snapshot in _failed_but_whole(stream):
+        lease.check()
+        stream.store.discard(location)
+        done.append(f"deleted {snapshot.name} at {location}: its attempt failed before it was complete")
+    return done
+
+
+def _failed_but_whole(stream: StreamHandle) -> list[tuple[str, SnapshotRecord]]:
+    failed = {
+        f"chk-{each.number}": each
+        for each in _of_status(stream, SnapshotStatus.FAILED)
+        if each.kind is SnapshotKind.CHECKPOINT
+    }
+    stored = [
+        (location, failed.get(location.rstrip("/").rpartition("/")[2])) for location in stream.store.checkpoints()
+    ]
+    return [
+        (location, snapshot)
+        for location, snapshot in stored
+        if snapshot is not None and _is_at(stream, snapshot, location) is not None
+    ]
+
+
+def _found(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifest] | None:
+    if snapshot.kind == SnapshotKind.CHECKPOINT:
+        places = [each for each in stream.store.checkpoints() if each.rstrip("/").endswith(f"/chk-{snapshot.number}")]
+    else:
+        places = stream.store.savepoints()
+    for location in places:
+        manifest = _is_at(stream, snapshot, location)
+        if manifest is not None and not stream.store.verify(location, deep=False):
+            return location, manifest
+    return None
+
+
+def _is_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Manifest | None:
+    # A damaged file or an unknown format must not block a start. An unknown outcome does: a later call settles the
+    # attempt.
+    manifest = readable_manifest(stream, location)
+    return manifest if manifest is not None and manifest.header.snapshot_id == snapshot.snapshot_id else None

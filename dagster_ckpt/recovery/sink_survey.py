@@ -24,19 +24,25 @@ from dagster_ckpt.recovery.plan import (
     Rewind,
     StartEmpty,
 )
-from dagster_ckpt.recovery.sink_logs import is_moved_output, with_moved_logs
 from dagster_ckpt.sinks.file_sink import FileSink, copied_files, unexpected_file
-from dagster_ckpt.sinks.file_sink_damage import LogTrouble, damaged_log, log_trouble
 from dagster_ckpt.sinks.file_sink_log import Past, files_of, past_of, read_log_at_hand
+from dagster_ckpt.sinks.file_sink_repair import LogTrouble, damaged_log, log_trouble
 from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, Start, Verdict, judge
-from dagster_ckpt.sinks.registry import described_sink, sinks_of
+from dagster_ckpt.sinks.registry import described_sink, logs_in_snapshot, other_sinks, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect, SinkForecast, distinct, newest_batch
-from dagster_ckpt.sinks.snapshot_sinks import logs_in_snapshot, other_sinks, sinks_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.known_sinks import KnownSink, known_in, known_of_executions, query_ids_of, sinks_written
+from dagster_ckpt.stream.known_sinks import (
+    KnownSink,
+    is_moved_output,
+    known_in,
+    known_of_executions,
+    query_ids_of,
+    sinks_written,
+    with_moved_logs,
+)
 from dagster_ckpt.stream.liveness import is_held
 
 BEFORE_THE_FIRST_BATCH = -1

@@ -22,7 +22,6 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.checkpoint_dir.source_positions import in_order
-from dagster_ckpt.spark.query.delta_source import delta_offset
 from dagster_ckpt.spark.query.kafka_source import TopicOffsets, matches
 from dagster_ckpt.spark.query.sources import (
     CLUSTER,
@@ -41,8 +40,8 @@ from dagster_ckpt.spark.query.sources import (
     keyed,
     kind_of_offset,
 )
+from dagster_ckpt.spark.query.table_sources import delta_offset
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.source_mapping import Beginning, SourceMapping
 
 # The newest files that a source has read decide whether it still reads them.
@@ -104,12 +103,11 @@ def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequen
         return []
     if not found.refused:
         return [f"the sources of the query changed: {each}" for each in found.differences]
-    came_from = describe_snapshot(plan.snapshot) if plan.snapshot is not None else "its live directory"
     listed = "\n".join(f"- {each}" for each in found.refused)
     advice = _REMAP if found.mapping is not None else _MAP.format(str(found.proposed))
     raise SourceChangedError(
-        f"Stream {stream.stream_id!r} is not started, nothing was changed: it would continue from {came_from}, and "
-        f"the sources of the query are not those that its offsets belong to.\n{listed}\n{advice}"
+        f"Stream {stream.stream_id!r} is not started, nothing was changed: it would continue from {plan.came_from}, "
+        f"and the sources of the query are not those that its offsets belong to.\n{listed}\n{advice}"
     )
 
 

@@ -13,11 +13,17 @@ from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Rewind
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, with_offsets
-from dagster_ckpt.spark.query.delta_source import delta_offset, delta_sources, gone_from
-from dagster_ckpt.spark.query.iceberg_source import expired_from, iceberg_offset, iceberg_sources
 from dagster_ckpt.spark.query.kafka_source import KafkaSource, TopicOffsets, kafka_sources, kept_offsets, offsets_at
+from dagster_ckpt.spark.query.table_sources import (
+    delta_offset,
+    delta_sources,
+    expired_from,
+    gone_from,
+    iceberg_offset,
+    iceberg_sources,
+)
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.source_offsets import SourceOffsets
+from dagster_ckpt.stream.start_from import SourceOffsets
 from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:
@@ -30,13 +36,31 @@ def refuse_gone_records(
     """Refuse a start whose next batch would read deleted records; returns what is missing if accepted."""
     if plan.to_batch is None or plan.to_batch < 0:
         return []
-    writer = describe()
+    to_batch = plan.to_batch
+    chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
+    gone = gone_records(describe(), lambda: _offsets_to_read(stream, plan, to_batch), chosen)
+    if gone and not accept_loss:
+        raise InputGoneError(
+            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: the source does "
+            f"not have the records that its next batch would read. {' '.join(gone)} Start from a snapshot whose "
+            "offsets the source still has, or choose others of a Kafka source with source_offsets. To continue "
+            "without these records, start with accept_loss, and set the source option failOnDataLoss to false.",
+            " ".join(gone),
+        )
+    return gone
+
+
+def gone_records(
+    writer: DataStreamWriter,
+    read_to: Callable[[], Mapping[str, str | None]],
+    chosen: SourceOffsets | None = None,
+) -> list[str]:
+    """What Kafka, Delta and Iceberg lack of the input after some offsets, or after the `chosen` ones of Kafka."""
     sources, tables, iceberg = kafka_sources(writer), delta_sources(writer), iceberg_sources(writer)
     if all(each is None for each in (*sources, *tables, *iceberg)):
         return []
-    offsets = list(_offsets_to_read(stream, plan, plan.to_batch).values())
+    offsets = list(read_to().values())
     positions = [topic_offsets(offset) for offset in offsets]
-    chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
     if chosen is not None:
         named = {str(index): position for index, position in enumerate(positions) if position is not None}
         after = moved(named, chosen)
@@ -55,14 +79,6 @@ def refuse_gone_records(
         at = iceberg_offset(text)
         if table is not None and at is not None:
             gone += expired_from(writer, table, at)
-    if gone and not accept_loss:
-        raise InputGoneError(
-            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: the source does "
-            f"not have the records that its next batch would read. {' '.join(gone)} Start from a snapshot whose "
-            "offsets the source still has, or choose others of a Kafka source with source_offsets. To continue "
-            "without these records, start with accept_loss, and set the source option failOnDataLoss to false.",
-            " ".join(gone),
-        )
     return gone
 
 

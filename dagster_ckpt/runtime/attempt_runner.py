@@ -38,7 +38,7 @@ from dagster_ckpt.runtime.coordinator import FailureTally
 from dagster_ckpt.runtime.run import EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.triggers import TriggerKind
-from dagster_ckpt.sinks.guarantees import can_replay_a_batch, guarantees
+from dagster_ckpt.sinks.in_flight import can_replay_a_batch, guarantees
 from dagster_ckpt.spark.checkpoint_dir.layout import Positions
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.handle import StreamHandle

@@ -197,79 +197,72 @@ Action = StartAttempt | Abort | Discard | Refuse | FailQuery | StopQuery
 
 
 @dataclass(frozen=True)
-class QueryStarted:
+class _At:
+    at_ms: int
+
+
+@dataclass(frozen=True)
+class QueryStarted(_At):
     """From now on requests are accepted; the periodic timer starts."""
 
-    at_ms: int
-
 
 @dataclass(frozen=True)
-class QueryStopped:
+class QueryStopped(_At):
     """No more snapshots can be taken from the query."""
 
-    at_ms: int
-
 
 @dataclass(frozen=True)
-class Tick:
+class Tick(_At):
     """Time has passed. Due at `CheckpointCoordinator.next_deadline_ms`; harmless at any other time.
 
     Attempts expire only here, so a snapshot stored in time is never discarded because its report arrives late.
     """
 
-    at_ms: int
-
 
 @dataclass(frozen=True)
-class Progressed:
+class Progressed(_At):
     """What a trigger policy may depend on has changed (`wall_ms` since the epoch)."""
 
-    at_ms: int
     wall_ms: int
     batches: int
     rows: int
 
 
 @dataclass(frozen=True)
-class Triggered:
-    at_ms: int
+class Triggered(_At):
     request: TriggerRequest
 
 
 @dataclass(frozen=True)
-class CutTaken:
+class CutTaken(_At):
     """The cut of an attempt exists, which ends its triggering phase."""
 
-    at_ms: int
     number: int
 
 
 @dataclass(frozen=True)
-class AttemptCompleted:
+class AttemptCompleted(_At):
     """A snapshot is stored, published and restorable."""
 
-    at_ms: int
     number: int
 
 
 @dataclass(frozen=True)
-class AttemptFailed:
+class AttemptFailed(_At):
     """An attempt, perhaps aborted, ended without a snapshot; `detail` is the root cause."""
 
-    at_ms: int
     number: int
     reason: CheckpointFailureReason
     detail: str = ""
 
 
 @dataclass(frozen=True)
-class CleaningChanged:
+class CleaningChanged(_At):
     """The number of snapshots being deleted changed.
 
     Deletions that wait for a retry do not count: a storage that denies them would stop all checkpoints.
     """
 
-    at_ms: int
     pending: int
 
 

@@ -382,11 +382,7 @@ class CheckpointCoordinator:
                 case TooSoon(request=request, remaining_ms=remaining_ms):
                     if request.is_timer:
                         self._timer.postpone(self._now_ms + remaining_ms)
-                    yield _refuse(
-                        request,
-                        Reason.MINIMUM_TIME_BETWEEN_CHECKPOINTS,
-                        f"It ends in {remaining_ms} ms.",
-                    )
+                    yield _refuse(request, Reason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, f"It ends in {remaining_ms} ms.")
                 case Wait():
                     return
 

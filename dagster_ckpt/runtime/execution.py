@@ -14,7 +14,7 @@ from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError,
 from dagster_ckpt.policies.guard import decide_restart
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt
 from dagster_ckpt.recovery.examination import Examiner
-from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, Outcome, QueryEnd, RunRequest, refuse_withdrawn
+from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest, refuse_withdrawn
 from dagster_ckpt.runtime.settlement import Settlement, stop_before_restart
 from dagster_ckpt.runtime.start import Start, StartedQuery
 from dagster_ckpt.runtime.supervision import Supervisor
@@ -198,11 +198,10 @@ class StopRequests:
         try:
             # A request whose answer was lost comes first: the stop may have been recorded.
             for request in [*self._tried, *catalog.requests.pending(self._stream.stream_id)]:
-                if request.kind not in ENDS_BY_REQUEST:
+                end = QueryEnd.requested_by(request, ", between two restarts")
+                if end is None:
                     continue
                 self._tried = [request]
-                reason = f"{request.kind.value.lower()} requested by {request.origin}, between two restarts"
-                end = QueryEnd(ENDS_BY_REQUEST[request.kind], reason)
                 if stop_before_restart(catalog, lease, self._execution_id, end, asked_by=request):
                     return end
                 self._tried = []

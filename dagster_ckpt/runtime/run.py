@@ -1,31 +1,40 @@
-"""What a run of a stream is asked to do, and how its queries end."""
+"""What a run of a stream is asked to do, how its queries end, and what stops a start before its query runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from threading import Lock
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
     LeaseRecord,
     RequestKind,
+    RequestRecord,
     RequestStatus,
     SnapshotRecord,
     StartCause,
 )
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS
-from dagster_ckpt.errors import RestartWithdrawnError
+from dagster_ckpt.catalog.transitions import log_message
+from dagster_ckpt.errors import CatalogError, RestartWithdrawnError, StartStoppedError
+from dagster_ckpt.runtime.checkpoint_messages import CheckpointFailureReason
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.spark.query.session import SparkApplication
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.durations import Clock, wall_clock_ms
+from dagster_ckpt.values.durations import Clock, monotonic_ms, wall_clock_ms
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+REQUEST_POLL_MS = 500
 
 
 class EndKind(Enum):
@@ -53,10 +62,7 @@ class EndKind(Enum):
     STALLED = "STALLED"
 
 
-ENDS_BY_REQUEST = {
-    RequestKind.CANCEL: EndKind.CANCEL_REQUESTED,
-    RequestKind.SUSPEND: EndKind.SUSPENDED,
-}
+_ENDS_BY_REQUEST = {RequestKind.CANCEL: EndKind.CANCEL_REQUESTED, RequestKind.SUSPEND: EndKind.SUSPENDED}
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,13 @@ class QueryEnd:
     reason: str
     savepoint: SnapshotRecord | None = None
     trace: str | None = None
+
+    @staticmethod
+    def requested_by(request: RequestRecord, when: str = "") -> QueryEnd | None:
+        """The end that a request asks for, if any; `when` follows its reason."""
+        kind = _ENDS_BY_REQUEST.get(request.kind)
+        reason = f"{request.kind.value.lower()} requested by {request.origin}{when}"
+        return QueryEnd(kind, reason) if kind is not None else None
 
 
 StartQuery = Callable[[LiveDirectory], SupervisedQuery]
@@ -129,3 +142,59 @@ def refuse_withdrawn(stream: StreamHandle, request: RunRequest) -> None:
         raise RestartWithdrawnError(
             f"Stream {stream.stream_id!r} is not restarted, nothing was changed: {before.reason}. Start it by hand."
         )
+
+
+class StartWatch:
+    """Checks between the steps of a start whether it has to stop; the next start finishes what it left."""
+
+    def __init__(
+        self, catalog: Catalog, lease: LeaseRecord, interrupted: Callable[[], bool], *, clock: Clock = monotonic_ms
+    ) -> None:
+        self._catalog = catalog
+        self._lease = lease
+        self._stream_id = lease.stream_id
+        self._since_ms = catalog.now_ms()
+        self._interrupted = interrupted
+        self._clock = clock
+        self._next_ms = clock() + REQUEST_POLL_MS
+        self._looking = Lock()
+        self.end: QueryEnd | None = None
+        self.request: RequestRecord | None = None
+
+    def __call__(self) -> None:
+        """Raise StartStoppedError if the start has to stop; polls at most twice a second."""
+        if self._clock() >= self._next_ms and self._looking.acquire(blocking=False):
+            try:
+                self._look()
+                self._next_ms = self._clock() + REQUEST_POLL_MS
+            finally:
+                self._looking.release()
+        if self.end is not None:
+            raise StartStoppedError(f"Stream {self._stream_id!r} was not started: {self.end.reason}.")
+
+    def _look(self) -> None:
+        if self.end is not None:
+            return
+        if self._interrupted():
+            self.end = QueryEnd(EndKind.INTERRUPTED, "the process was asked to stop while it started")
+            return
+        # A temporarily unavailable catalog does not stop a start.
+        with suppress(CatalogError):
+            for request in self._catalog.requests.pending(self._stream_id):
+                end = QueryEnd.requested_by(request, ", while it started")
+                if end is not None:
+                    self.end, self.request = end, request
+                    return
+                if request.kind is RequestKind.STOP_WITH_SAVEPOINT and request.created_at_ms >= self._since_ms:
+                    self._refuse(request)
+
+    def _refuse(self, request: RequestRecord) -> None:
+        """Such a request can be carried out only once the query runs, which may take hours."""
+        reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
+        error = (
+            f"{reason.name}: Stream {self._stream_id!r} is still starting, so there is no query to stop. Suspend or "
+            "cancel the start, and take a savepoint of the stopped stream, or submit the request again when the query "
+            "is running."
+        )
+        log_message(self._stream_id, f"refused to stop with a savepoint, requested by {request.origin}: {error}")
+        self._catalog.requests.resolve(self._lease, request.request_id, RequestStatus.FAILED, error=error)

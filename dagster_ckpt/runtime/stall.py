@@ -72,12 +72,7 @@ class StallDetector:
         self._tasks: TaskCounts | None = None
 
     def note(
-        self,
-        activity: QueryActivity,
-        *,
-        batch: int | None,
-        tasks: Callable[[], TaskCounts | None],
-        now_ms: int,
+        self, activity: QueryActivity, *, batch: int | None, tasks: Callable[[], TaskCounts | None], now_ms: int
     ) -> QueryInactivity:
         """Note what the query does; tasks are counted only if nothing else has changed for a while."""
         if activity.is_idle or activity != self._activity or batch != self._batch:

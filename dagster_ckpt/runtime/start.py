@@ -10,20 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_ckpt.catalog.records import (
-    SOURCE_IDENTITIES,
-    RequestRecord,
-    StartCause,
-)
+from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, RequestRecord, StartCause
 from dagster_ckpt.catalog.transitions import log_message
-from dagster_ckpt.errors import (
-    InputGoneError,
-    LiveDirectoryError,
-    RestoreError,
-    StateRewriteError,
-)
+from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, RestoreError, StateRewriteError
 from dagster_ckpt.recovery.adopt import take_over
-from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.examination import Examiner, refuse_broken_sinks
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import StateRewrite
@@ -32,15 +22,14 @@ from dagster_ckpt.recovery.plan_check import check_plan, check_state
 from dagster_ckpt.recovery.planning import with_newer_point
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.replay import LostBatches, lost_batches, replay
-from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
-from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
+from dagster_ckpt.recovery.retention import settle_dead_attempts
+from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss, take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import Survey, refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.source_mapping import plan_of_start
-from dagster_ckpt.runtime.run import QueryEnd, RunRequest
+from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
 from dagster_ckpt.runtime.start_failures import StartFailures
-from dagster_ckpt.runtime.start_watch import StartWatch
 from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
@@ -52,12 +41,11 @@ from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_writer
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.query.sources import SourceIdentity, source_identities
-from dagster_ckpt.state.other_spark import rewriter_for
-from dagster_ckpt.stream.fencing import fence_predecessor, refuse_a_fenced_directory
+from dagster_ckpt.state.rewriter import rewriter_for
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, seen_sinks
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
-from dagster_ckpt.stream.ownership import check_places, refuse_unclaimed
+from dagster_ckpt.stream.ownership import check_places, fence_predecessor, refuse_a_fenced_directory, refuse_unclaimed
 from dagster_ckpt.stream.snapshots import advance_checkpoint_id, holding
 from dagster_ckpt.stream.start_from import StartFrom
 
@@ -129,12 +117,7 @@ class Start:
         stream = self._stream
         check_places(stream, self._start_from, predecessor_ended=self._predecessor_ended)
         if not self._predecessor_ended:
-            fence_predecessor(
-                stream,
-                self._acquired,
-                still_mine=self._still_mine,
-                own_jvm_pid=self._request.jvm_pid,
-            )
+            fence_predecessor(stream, self._acquired, still_mine=self._still_mine, own_jvm_pid=self._request.jvm_pid)
         settle_dead_attempts(stream, self._lease.record)
         self._watch()
         if self._cause is StartCause.MANUAL:
@@ -254,11 +237,7 @@ class Start:
         return Checked(query_plan, rewrite, sources, lost, ahead.survey)
 
     def _prepare(
-        self,
-        facts: RecoveryFacts,
-        plan: RecoveryPlan,
-        checked: Checked,
-        survey: Survey | None,
+        self, facts: RecoveryFacts, plan: RecoveryPlan, checked: Checked, survey: Survey | None
     ) -> PreparedStart:
         stream = self._stream
         kept = take_safety_savepoint(stream, facts, plan, self._start_from, self._lease.record)

@@ -21,8 +21,8 @@ from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, live_point, poin
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, STATE, LiveDirectory, NeededFile
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, plan_without_data
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, STATE, LiveDirectory, NeededFile
+from dagster_ckpt.spark.checkpoint_dir.logs import plan_without_data
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.trial_batch import copy_for_trial, run_trial
 from dagster_ckpt.spark.versions import Feature, release_of
@@ -107,7 +107,6 @@ class StartFailures:
             point,
             error=damage.error,
             detail=damage.detail,
-            is_certain=True,
             batch_id=batch_id,
             rewound_batches=plan.rewound_batches if plan is not None else None,
             rewound_ms=plan.rewound_ms if plan is not None else None,
@@ -208,9 +207,7 @@ class _Trial:
                 pass
             else:
                 return None
-        offset, commit = f"{OFFSETS}/{batch_id}", f"{COMMITS}/{batch_id}"
-        committed = parse_commit_entry(copy.folder.read(commit), f"{copy.url}/{commit}")
-        plan = plan_without_data(copy.folder.read(offset), f"{copy.url}/{offset}", committed, now_ms=wall_clock_ms())
+        plan = plan_without_data(copy.folder, batch_id, now_ms=wall_clock_ms())
         copy.folder.write(f"{OFFSETS}/{batch_id + 1}", [plan])
         name, ends_at = f"trial of {copy.url.rpartition('/')[2]}", time.monotonic() + _TIMEOUT_S
         trial = run_trial(self.describe, copy, name, replays=True, timeout_s=_TIMEOUT_S, interrupted=self.interrupted)

@@ -37,7 +37,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Triggered,
 )
 from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
-from dagster_ckpt.runtime.run import ENDS_BY_REQUEST, EndKind, QueryEnd
+from dagster_ckpt.runtime.run import REQUEST_POLL_MS, EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.stall import LONGEST_CALL_MS, JvmWatch, QueryInactivity, StallDetector
 from dagster_ckpt.runtime.triggers import TriggerKind, TriggerOrigin, TriggerRequest
@@ -52,7 +52,6 @@ from dagster_ckpt.values.durations import Clock, monotonic_ms, rounded_duration
 
 POLL_S = 0.25
 HEARTBEAT_MS = 2_000
-REQUEST_POLL_MS = 500
 # Longer than the usual time between two signs of activity.
 REPORT_AFTER_MS = 60_000
 # The first batch may create a table.
@@ -301,10 +300,9 @@ class Supervisor:
         # A stop whose answer was lost comes first: it may have been recorded.
         pending = [*self._stop_requested, *self._catalog.requests.pending(self._stream_id)]
         for request in pending:
-            if request.kind in ENDS_BY_REQUEST:
+            end = QueryEnd.requested_by(request)
+            if end is not None:
                 self._stop_requested = [request]
-                reason = f"{request.kind.value.lower()} requested by {request.origin}"
-                end = QueryEnd(ENDS_BY_REQUEST[request.kind], reason)
                 if record_end(self._catalog, lease, self._execution_id, end, asked_by=request):
                     self._end = end
                     return

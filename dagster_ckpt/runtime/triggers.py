@@ -89,13 +89,7 @@ class RequestDecider:
     so Flink's rule that a forced request goes first needs no rank here.
     """
 
-    def __init__(
-        self,
-        *,
-        max_concurrent: int,
-        force_savepoints: bool,
-        max_queued: int = MAX_QUEUED_REQUESTS,
-    ) -> None:
+    def __init__(self, *, max_concurrent: int, force_savepoints: bool, max_queued: int = MAX_QUEUED_REQUESTS) -> None:
         self._max_concurrent = max_concurrent
         self._force_savepoints = force_savepoints
         self._max_queued = max_queued

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import SinkRollbackError
 from dagster_ckpt.sinks.table import VersionTakenError
+from dagster_ckpt.spark.query.description import items_of, pairs_of
 from dagster_ckpt.spark.query.session import active_in_thread
 
 if TYPE_CHECKING:
@@ -120,10 +121,7 @@ class _Table:
         return _with_defaults(self._log, "update")
 
     def transactions(self) -> Iterator[tuple[str, int]]:
-        each = self.current().transactions().iterator()
-        while each.hasNext():
-            found = each.next()
-            yield str(found._1()), int(found._2())
+        return ((str(app_id), int(batch)) for app_id, batch in pairs_of(self.current().transactions()))
 
     def newest_version(self) -> int:
         return int(self.current().version())
@@ -170,8 +168,7 @@ class _Table:
         return bool(place.getFileSystem(self._log.newDeltaHadoopConf()).exists(place))
 
     def domains(self, wanted: Any, newest: Any) -> Iterable[Any]:
-        changed = self.delta.DomainMetadataUtils.handleDomainMetadataForRestoreTable(wanted, newest)
-        return [changed.apply(index) for index in range(changed.length())]
+        return items_of(self.delta.DomainMetadataUtils.handleDomainMetadataForRestoreTable(wanted, newest))
 
     def metadata(self, wanted: Any, newest: Any) -> Any:
         """Identity columns do not go back: no value is issued twice."""

@@ -11,7 +11,6 @@ Spark writes absolute paths: a moved folder lists files of its old place, and on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,9 +28,9 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import (
     SinkLogFile,
     StillMine,
 )
-from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entries_by_id, entry_id, entry_ids
 from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
-from dagster_ckpt.spark.checkpoint_dir.logs import check_log_version, parse_log_lines
+from dagster_ckpt.spark.checkpoint_dir.logs import check_log_version, log_entry, parse_log_lines
 from dagster_ckpt.values.storage_path import local_path
 
 LOG = "_spark_metadata"
@@ -57,12 +56,7 @@ def capture_log(path: str, folder_in_snapshot: str, batch_id: int) -> CapturedSi
 
 def log_entries(folder: FileIO) -> dict[int, str]:
     """Of a batch with two entries, the compact one."""
-    names: dict[int, str] = {}
-    for name in folder.list(LOG):
-        number = entry_id(name)
-        if number is not None:
-            names[number] = name if name.endswith(COMPACT) else names.get(number, name)
-    return names
+    return entries_by_id(folder.list(LOG))
 
 
 def needed_entries(names: Mapping[int, str]) -> range:
@@ -86,7 +80,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
     folder = open_file_io(path)
     wanted = {entry.name: entry.data for entry in entries}
     try:
-        present = {name: number for name in folder.list(LOG) if (number := entry_id(name)) is not None}
+        present = entry_ids(folder.list(LOG))
         write_entries(folder, entries, still_mine=still_mine)
         if present:
             folder.flush(LOG)
@@ -240,8 +234,32 @@ def committed_files(path: str) -> list[str]:
     return [str(local_path(url) or url) for url in urls]
 
 
+def files_of_batch(path: str, batch_id: int) -> list[str] | None:
+    """The part files that one batch added; None if its entry was merged into later ones or is missing."""
+    folder = open_file_io(path)
+    names = log_entries(folder)
+    if batch_id not in names:
+        return None
+    entry = folder.read(f"{LOG}/{names[batch_id]}")
+    files = listed(entry, f"{path}/{LOG}/{names[batch_id]}")
+    if names[batch_id].endswith(COMPACT):
+        # It lists the files of all batches.
+        before = {number: name for number, name in names.items() if number < batch_id}
+        needed = needed_entries(before)
+        if not has_beginning(before) or any(number not in before for number in range(needed.start, batch_id)):
+            return None
+        names_before = [before[number] for number in range(needed.start, batch_id)]
+        earlier = files_of([SinkEntry(name, folder.read(f"{LOG}/{name}")) for name in names_before], path)
+        return [file for file in files if file not in earlier]
+    return list(files)
+
+
 def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:
-    return frozenset(file for entry in entries for file in listed(entry.data, f"{path}/{LOG}/{entry.name}"))
+    return frozenset(file for entry in entries for file in listed_by(entry, path))
+
+
+def listed_by(entry: SinkEntry, path: str) -> dict[str, object]:
+    return listed(entry.data, f"{path}/{LOG}/{entry.name}")
 
 
 def listed(data: bytes, where: str) -> dict[str, object]:
@@ -255,7 +273,7 @@ def bare(where: str) -> str:
 
 
 def entry_of(name: str, lines: Sequence[Mapping[str, Any]]) -> SinkEntry:
-    return SinkEntry(name, "\n".join(["v1", *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode())
+    return SinkEntry(name, log_entry(lines))
 
 
 def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
@@ -268,7 +286,7 @@ def _needed(names: Mapping[int, str], batch_id: int) -> dict[int, str]:
 
 def _surplus(present: dict[str, int], wanted: dict[str, bytes], batch_id: int) -> list[str]:
     """Later entries, and those of another timeline."""
-    compacts = [number for name in wanted if name.endswith(COMPACT) and (number := entry_id(name)) is not None]
+    compacts = (number for name, number in entry_ids(wanted).items() if name.endswith(COMPACT))
     # Spark derives its compaction interval from all, but reads none below the compact one.
     unread_below = max(compacts, default=-1)
     return [

@@ -1,5 +1,7 @@
 """Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
 
+The delivery guarantees of a restored query follow from that, and from its execution mode.
+
 Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*: no
 state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after N, then the
 complete state of N+1 is available, or the sink is rolled back to N, or the query is not started. Checkpoint format v2
@@ -13,6 +15,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from dagster_ckpt.errors import LiveDirectoryError, RowsAtRiskError
 from dagster_ckpt.sinks.registry import sinks_of
@@ -21,8 +24,9 @@ from dagster_ckpt.sinks.table import TableSink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.cut import state_after
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, STATE, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, parse_offset_entry, parse_query_id
+from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
+from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry, read_metadata, read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
 
@@ -84,31 +88,28 @@ class Decision:
 
     def forecast(self) -> SinkForecast | None:
         """None if the sink does not have the batch."""
-        name, next_batch = self.sink.name, self.batch_id + 1
+        told, next_batch = self.sink.told, self.batch_id + 1
         has = f"It has batch {next_batch} already, which is not committed"
         match self.what:
             case InFlight.RUN:
                 return None
             case InFlight.SKIPPED:
-                return SinkForecast(name, SinkEffect.SKIP, f"{has}: the same batch is replayed and skipped.")
+                return told(SinkEffect.SKIP, f"{has}: the same batch is replayed and skipped.")
             case InFlight.ROLL_BACK:
-                return SinkForecast(
-                    name,
+                return told(
                     SinkEffect.EXACT,
                     f"{has}, and the query cannot continue from the state after it: the sink goes back to batch "
                     f"{self.batch_id}, and the batch is run again.",
                 )
             case InFlight.FOREIGN:
-                return SinkForecast(
-                    name,
+                return told(
                     SinkEffect.IRREVERSIBLE,
                     f"It has batches after {next_batch}, which this query never planned: another query wrote them, and "
                     "Spark would skip this query's own batches up to there.",
                     "Start from a snapshot with start_from=...: that rolls the sink back.",
                 )
             case InFlight.REFUSE:
-                return SinkForecast(
-                    name,
+                return told(
                     SinkEffect.IRREVERSIBLE,
                     f"{has}, and the query cannot continue from the state after it: Spark would skip the batch without "
                     "computing its state, and fail at the next one.",
@@ -124,15 +125,10 @@ def unfinished(live: LiveDirectory) -> Unfinished:
     planned = positions.offset == batch_id + 1
     if not keeps_state(live):
         return Unfinished(batch_id, planned, stateful=False)
-    commit = None
-    if batch_id >= 0:
-        path = f"{COMMITS}/{batch_id}"
-        commit = parse_commit_entry(folder.read(path), f"{live.url}/{path}")
+    commit = read_commit_entry(folder, batch_id) if batch_id >= 0 else None
     is_there = False
     if planned:
-        path = f"{OFFSETS}/{batch_id + 1}"
-        offsets = parse_offset_entry(folder.read(path), f"{live.url}/{path}")
-        query_id = parse_query_id(folder.read(METADATA), f"{live.url}/{METADATA}")
+        offsets, query_id = read_offset_entry(folder, batch_id + 1), read_metadata(folder).id
         try:
             operators = read_operators(folder, batch_id + 1)
             is_there = state_after(folder, query_id, operators, offsets, commit) is not None
@@ -222,3 +218,85 @@ def _never_planned(live: LiveDirectory, batch_id: int) -> bool:
 def _asks_the_sink(at: Unfinished) -> bool:
     """If the state is available, an unreadable table prevents no start."""
     return at.planned and decide_in_flight(at, in_sink=True, can_go_back=False) is not InFlight.SKIPPED
+
+
+class Guarantee(StrEnum):
+    EXACTLY_ONCE = "EXACTLY_ONCE"
+    AT_LEAST_ONCE = "AT_LEAST_ONCE"
+
+
+@dataclass(frozen=True)
+class Guarantees:
+    """They require sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
+
+    Attributes:
+        state: Also for its position in the input.
+        unaligned: Whether a snapshot may include the batch in flight, so that exactly it is replayed.
+    """
+
+    mode: ExecutionMode
+    state: Guarantee
+    sink: Guarantee
+    unaligned: bool
+    why: str
+
+    def properties(self) -> dict[str, Any]:
+        return {
+            "mode": self.mode.value,
+            "guarantee": {
+                "state": self.state.value,
+                "sink": self.sink.value,
+                "unaligned": self.unaligned,
+                "why": self.why,
+            },
+        }
+
+
+_AT_LEAST_ONCE_MODES = {
+    ExecutionMode.ASYNC_PROGRESS: (
+        "Asynchronous progress tracking leaves batches out of both logs, and the input after the newest batch in both "
+        "is divided into new batches. The query has no state; its sink receives those rows again, under other batch "
+        "ids. Only aligned snapshots are taken."
+    ),
+    ExecutionMode.CONTINUOUS: (
+        "Continuous processing resumes after the newest committed epoch, and later epochs are not repeated "
+        "identically. The query has no state; its sink receives the rows after that epoch again. Only aligned "
+        "snapshots are taken."
+    ),
+}
+
+
+def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
+    """`sinks` as progress names them; none means unknown."""
+    exactly, at_least = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
+    if mode is ExecutionMode.REAL_TIME:
+        why = (
+            "In real-time mode a batch gets its offsets only when it ends, so an interrupted batch is run again with "
+            "other rows: state is exact (checkpoint format v2), but a sink may show rows twice. Only aligned "
+            "snapshots are taken."
+        )
+        return Guarantees(mode, exactly, at_least, unaligned=False, why=why)
+    if mode in _AT_LEAST_ONCE_MODES:
+        return Guarantees(mode, at_least, at_least, unaligned=False, why=_AT_LEAST_ONCE_MODES[mode])
+    forgetful = [sink for sink in sinks_of(sinks) if not sink.shows_rows_once]
+    if sinks and not forgetful:
+        why = (
+            "Every batch is replayed with the same offsets and state, and its sink recognizes batches that it has "
+            "written."
+        )
+        return Guarantees(mode, exactly, exactly, unaligned=True, why=why)
+    unsure = _unsure(forgetful[0]) if forgetful else "its sinks are unknown"
+    why = f"Every batch is replayed with the same offsets and state, but {unsure}: a replayed batch may appear twice."
+    # The user may let the sink get the batch twice.
+    return Guarantees(mode, exactly, at_least, unaligned=True, why=why)
+
+
+def _unsure(sink: Sink) -> str:
+    if sink.on_repeat in (OnRepeat.SKIPS, OnRepeat.RUNS):
+        return f"no test with a real table shows that {sink.name} skips batches that it has written"
+    return f"{sink.name} does not recognize batches that it has written"
+
+
+def can_replay_a_batch(sinks: Sequence[str]) -> bool:
+    """Whether every sink shows a repeated batch once."""
+    return all(sink.shows_rows_once for sink in sinks_of(sinks))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -32,7 +31,7 @@ from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.snapshot.writer import PACK_TARGET_BYTES
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 from dagster_ckpt.values.storage_path import StoragePath
-from dagster_ckpt.values.validation import checked_stream_id
+from dagster_ckpt.values.validation import checked_stream_id, imported
 
 MEMORY_URL = "jobmanager://memory"
 
@@ -43,42 +42,34 @@ def open_store(
     """A custom storage may ignore `transfer_threads`."""
     checked_stream_id(stream_id)
     if isinstance(storage, FileSystemCheckpointStorage):
-        root = storage.checkpoint_location.url
-        return _store(
-            StoreLayout(
-                stream_id=stream_id,
-                stream_root=f"{root}/{stream_id}",
-                savepoint_root=_savepoint_root(storage) or root,
-                inline_threshold=storage.get_min_file_size_threshold(),
-                transfer_threads=transfer_threads,
-                pack_least_bytes=PACK_TARGET_BYTES if root.startswith("file://") else SINGLE_PUT_BYTES,
-            ),
-            storage.storage_options,
-            (storage.checkpoint_location, storage.savepoint_location),
-            buffer_bytes=storage.get_write_buffer_size(),
+        root, buffer_bytes = storage.checkpoint_location.url, storage.get_write_buffer_size()
+        layout = StoreLayout(
+            stream_id=stream_id,
+            stream_root=f"{root}/{stream_id}",
+            savepoint_root=_savepoint_root(storage) or root,
+            inline_threshold=storage.get_min_file_size_threshold(),
+            transfer_threads=transfer_threads,
+            pack_least_bytes=PACK_TARGET_BYTES if root.startswith("file://") else SINGLE_PUT_BYTES,
         )
-    if isinstance(storage, JobManagerCheckpointStorage):
-        location = storage.checkpoint_location
-        root = location.url if location is not None else MEMORY_URL
-        return _store(
-            StoreLayout(
-                stream_id=stream_id,
-                stream_root=f"{root}/{stream_id}",
-                savepoint_root=_savepoint_root(storage) or (location.url if location is not None else None),
-                # As in Flink, metadata has the state, which must be small.
-                inline_threshold=None,
-                max_bytes=storage.get_max_state_size(),
-            ),
-            storage.storage_options,
-            (storage.checkpoint_location, storage.savepoint_location),
-            buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE,
+    elif isinstance(storage, JobManagerCheckpointStorage):
+        location, buffer_bytes = storage.checkpoint_location, DEFAULT_WRITE_BUFFER_SIZE
+        layout = StoreLayout(
+            stream_id=stream_id,
+            stream_root=f"{location.url if location is not None else MEMORY_URL}/{stream_id}",
+            savepoint_root=_savepoint_root(storage) or (location.url if location is not None else None),
+            # As in Flink, metadata has the state, which must be small.
+            inline_threshold=None,
+            max_bytes=storage.get_max_state_size(),
         )
-    if isinstance(storage, CustomCheckpointStorage):
+    elif isinstance(storage, CustomCheckpointStorage):
         return _custom(storage, stream_id)
-    raise OptionError(
-        f"checkpoint storage is {storage!r}; give a FileSystemCheckpointStorage, a JobManagerCheckpointStorage "
-        "or a CustomCheckpointStorage."
-    )
+    else:
+        raise OptionError(
+            f"checkpoint storage is {storage!r}; give a FileSystemCheckpointStorage, a JobManagerCheckpointStorage "
+            "or a CustomCheckpointStorage."
+        )
+    configured = (storage.checkpoint_location, storage.savepoint_location)
+    return _store(layout, storage.storage_options, configured, buffer_bytes=buffer_bytes)
 
 
 def stream_folders(storage: CheckpointStorage) -> list[str]:
@@ -120,9 +111,8 @@ def _savepoint_root(storage: FileSystemCheckpointStorage | JobManagerCheckpointS
 
 
 def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
-    module, _, name = storage.factory.replace(":", ".").rpartition(".")
+    factory = imported("checkpoint storage factory", storage.factory)
     try:
-        factory = getattr(importlib.import_module(module), name)
         created = factory(stream_id=stream_id, **_fallback(factory, storage), **storage.settings)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise OptionError(

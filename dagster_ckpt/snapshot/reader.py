@@ -23,13 +23,16 @@ WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
 _SHARE_BYTES = 16 * 1024 * 1024
 
 
-def read_metadata(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> Metadata:
-    """Under another `name` for a snapshot that is being deleted."""
-    return decode_metadata(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
+def read_metadata(file_io: FileIO, directory: str) -> Metadata:
+    data = _read(file_io, directory, METADATA_NAME)
+    return decode_metadata(data, f"{file_io.url}/{posixpath.join(directory, METADATA_NAME)}")
 
 
 def read_references(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
-    """By name in the parent folder; cheap with many files."""
+    """By name in the parent folder; cheap with many files.
+
+    The metadata has another `name` while the snapshot is being deleted.
+    """
     references = decode_references(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
     return frozenset(object_name(directory, reference) for reference in references)
 

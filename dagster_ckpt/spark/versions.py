@@ -24,28 +24,36 @@ _STATE_STORE = "spark.sql.streaming.stateStore."
 
 
 class Feature(StrEnum):
-    """The value is its name in messages."""
+    """The value is its name in messages; `since` is the oldest minor release that has it."""
 
-    MAINTENANCE_THREADS = "a number of threads that upload state"
-    OPERATOR_METADATA = "metadata of stateful operators"
-    STATE_READER = "a reader of the state of a query"
-    TRIGGER_CONTEXT = "the start time of the current trigger"
-    CHECKPOINT_FORMAT_2 = "state checkpoint format v2"
-    TRANSFORM_WITH_STATE_IN_PANDAS = "transformWithStateInPandas"
-    TRANSFORM_WITH_STATE = "transformWithState in Python"
-    JOIN_STATE_3 = "join state format v3"
-    JOIN_STATE_4 = "join state format v4"
-    STATE_READER_FORMAT_2 = "a reader of state in checkpoint format v2"
-    STATE_CHECKSUMS = "checksums of state files"
+    _value_: str
+    since: str
+
+    def __new__(cls, value: str, since: str) -> Feature:
+        feature = str.__new__(cls, value)
+        feature._value_, feature.since = value, since
+        return feature
+
+    MAINTENANCE_THREADS = "a number of threads that upload state", "4.0"
+    OPERATOR_METADATA = "metadata of stateful operators", "4.0"
+    STATE_READER = "a reader of the state of a query", "4.0"
+    TRIGGER_CONTEXT = "the start time of the current trigger", "4.0"
+    CHECKPOINT_FORMAT_2 = "state checkpoint format v2", "4.0"
+    TRANSFORM_WITH_STATE_IN_PANDAS = "transformWithStateInPandas", "4.0"
+    TRANSFORM_WITH_STATE = "transformWithState in Python", "4.1"
+    JOIN_STATE_3 = "join state format v3", "4.1"
+    JOIN_STATE_4 = "join state format v4", "4.3"
+    STATE_READER_FORMAT_2 = "a reader of state in checkpoint format v2", "4.1"
+    STATE_CHECKSUMS = "checksums of state files", "4.1"
     # A query of Spark 4.0 fails: it expects ids for every partition.
-    CHECKPOINT_FORMAT_2_WITHOUT_KEY = "state checkpoint format v2 of an aggregation without a key"
-    UPLOAD_THREAD_SHARE = "threads that only upload state"
-    NAMED_SOURCES = "named sources"
-    NAMED_SINKS = "named sinks"
-    OFFSET_LOG_2 = "offset log v2"
-    OFFSET_LOG_2_FOR_NAMES = "offset log v2 by itself for named sources"
-    STATE_REWRITER = "StateRewriter (rewrites state)"
-    ASYNC_FOREACH = "asynchronous progress tracking with a foreach sink"
+    CHECKPOINT_FORMAT_2_WITHOUT_KEY = "state checkpoint format v2 of an aggregation without a key", "4.1"
+    UPLOAD_THREAD_SHARE = "threads that only upload state", "4.3"
+    NAMED_SOURCES = "named sources", "4.2"
+    NAMED_SINKS = "named sinks", "4.2"
+    OFFSET_LOG_2 = "offset log v2", "4.2"
+    OFFSET_LOG_2_FOR_NAMES = "offset log v2 by itself for named sources", "4.3"
+    STATE_REWRITER = "StateRewriter (rewrites state)", "4.2"
+    ASYNC_FOREACH = "asynchronous progress tracking with a foreach sink", "4.3"
 
 
 class TableFormat(StrEnum):
@@ -53,37 +61,6 @@ class TableFormat(StrEnum):
 
     DELTA = "delta"
     ICEBERG = "iceberg"
-
-
-_OF_4_0 = frozenset(
-    {
-        Feature.MAINTENANCE_THREADS,
-        Feature.OPERATOR_METADATA,
-        Feature.STATE_READER,
-        Feature.TRIGGER_CONTEXT,
-        Feature.CHECKPOINT_FORMAT_2,
-        Feature.TRANSFORM_WITH_STATE_IN_PANDAS,
-    }
-)
-_OF_4_1 = _OF_4_0 | {
-    Feature.TRANSFORM_WITH_STATE,
-    Feature.JOIN_STATE_3,
-    Feature.STATE_READER_FORMAT_2,
-    Feature.STATE_CHECKSUMS,
-    Feature.CHECKPOINT_FORMAT_2_WITHOUT_KEY,
-}
-_OF_4_2 = _OF_4_1 | {
-    Feature.NAMED_SOURCES,
-    Feature.NAMED_SINKS,
-    Feature.OFFSET_LOG_2,
-    Feature.STATE_REWRITER,
-}
-_OF_4_3 = _OF_4_2 | {
-    Feature.UPLOAD_THREAD_SHARE,
-    Feature.JOIN_STATE_4,
-    Feature.ASYNC_FOREACH,
-    Feature.OFFSET_LOG_2_FOR_NAMES,
-}
 
 
 @dataclass(frozen=True)
@@ -97,22 +74,29 @@ class SparkRelease:
     minor: str
     oldest_java: int
     newest_python: tuple[int, int]
-    features: frozenset[Feature]
     requirements: tuple[str, ...] = ()
     jars: Mapping[TableFormat, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"Spark {self.minor}"
 
+    @property
+    def features(self) -> frozenset[Feature]:
+        return frozenset(filter(self.has, Feature))
+
     def has(self, feature: Feature) -> bool:
-        return feature in self.features
+        return _numbers(feature.since) <= _numbers(self.minor)
 
     def require(self, feature: Feature, what: str) -> None:
-        if feature in self.features:
+        if self.has(feature):
             return
-        having = [str(release) for release in RELEASES if feature in release.features]
+        having = [str(release) for release in RELEASES if release.has(feature)]
         advice = f"{having[0]} is the oldest that has it" if having else "no supported Spark has it"
         raise UnsupportedSparkError(f"{what} needs {feature}, which {self} does not have: {advice}.")
+
+
+def _numbers(minor: str) -> list[int]:
+    return [int(part) for part in minor.split(".")]
 
 
 def _jars(*, delta: str, iceberg: str | None = None) -> Mapping[TableFormat, str]:
@@ -127,15 +111,14 @@ RELEASES = (
         "3.5",
         8,
         (3, 11),
-        frozenset(),
         ("numpy<2", "pandas<3", "pyarrow<20"),
         # PyPI's Spark 3.5 is built with Scala 2.12.
         _jars(delta="2.12:3.3.3", iceberg="3.5_2.12:1.12.0"),
     ),
-    SparkRelease("4.0", 17, (3, 13), _OF_4_0, jars=_jars(delta="4.0_2.13:4.4.0", iceberg="4.0_2.13:1.11.0")),
-    SparkRelease("4.1", 17, (3, 13), _OF_4_1, jars=_jars(delta="4.1_2.13:4.4.0", iceberg="4.1_2.13:1.12.0")),
-    SparkRelease("4.2", 17, (3, 13), _OF_4_2, jars=_jars(delta="4.2_2.13:4.4.0")),
-    SparkRelease("4.3", 17, (3, 13), _OF_4_3),
+    SparkRelease("4.0", 17, (3, 13), jars=_jars(delta="4.0_2.13:4.4.0", iceberg="4.0_2.13:1.11.0")),
+    SparkRelease("4.1", 17, (3, 13), jars=_jars(delta="4.1_2.13:4.4.0", iceberg="4.1_2.13:1.12.0")),
+    SparkRelease("4.2", 17, (3, 13), jars=_jars(delta="4.2_2.13:4.4.0")),
+    SparkRelease("4.3", 17, (3, 13)),
 )
 
 NAMES_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
@@ -245,7 +228,7 @@ def refuse_names_without_offsets(version: str, setting: Callable[[str], str | No
     Spark 4.2 then names the log of a source but numbers its offset; later releases always use version 2 for names.
     """
     release = release_of(version)
-    if Feature.NAMED_SOURCES not in release.features or Feature.OFFSET_LOG_2_FOR_NAMES in release.features:
+    if not release.has(Feature.NAMED_SOURCES) or release.has(Feature.OFFSET_LOG_2_FOR_NAMES):
         return
     if str(setting(NAMES_SOURCES)).lower() == "true" and setting(OFFSET_LOG_VERSION) != "2":
         raise UnsupportedSparkError(

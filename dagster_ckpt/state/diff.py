@@ -15,7 +15,7 @@ from dagster_ckpt.state.reading import KEY, MAP_KEY, VALUE, StateFrame, StateNam
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType
 
 CHANGE = "change"
 BEFORE = "before"
@@ -178,15 +178,11 @@ def _all_equal(identity: Sequence[str]) -> Column:
 
 
 def _same_types(before: StateFrame, after: StateFrame, columns: Sequence[str]) -> bool:
+    # Nullability may change by upgrades.
     def types(frame: StateFrame) -> list[str]:
-        return [_simple(frame.content.schema, column) for column in columns]
+        return [frame.content.schema[column].dataType.simpleString() for column in columns]
 
     return types(before) == types(after)
-
-
-def _simple(schema: StructType, column: str) -> str:
-    # Nullability may change by upgrades.
-    return schema[column].dataType.simpleString()
 
 
 def comparable(column: Column, kind: DataType) -> Column:

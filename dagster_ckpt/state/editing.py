@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import StateRewriteError
-from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.logs import read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
 from dagster_ckpt.state.diff import CHANGE, Change, StateDifference
@@ -70,13 +69,15 @@ class PlannedEdit:
 
     def apply(self, store: StateStoreName, rows: DataFrame) -> DataFrame:
         """The rows to write instead: see `rewrite_state`."""
+        from pyspark.sql import functions as F
+
         if not self.changes(store):
             return rows
         if self.edit.forget is not None:
             rows = _without(rows, self.edit.forget, PARTITION_KEY)
         if self._encoded is None:
             return rows
-        new = self._encoded.select(_partition_key(rows), _KEY_BYTES, _VALUE_BYTES, _literal(_DEFAULT).alias(_FAMILY))
+        new = self._encoded.select(_partition_key(rows), _KEY_BYTES, _VALUE_BYTES, F.lit(_DEFAULT).alias(_FAMILY))
         kept = rows.join(new.select(_KEY_BYTES), on=_KEY_BYTES, how="left_anti")
         return kept.select(new.columns).unionByName(new)
 
@@ -221,8 +222,7 @@ def _check_replacement(replacement: DataFrame, reader: StateReader, states: Sequ
         raise StateRewriteError(
             f"Rows of {states[0]} cannot be replaced, only forgotten: it is state of your own code."
         )
-    path = f"{OFFSETS}/{reader.batch_id}"
-    encoding = parse_offset_entry(reader.live.folder.read(path), f"{reader.live.url}/{path}").conf.get(_ENCODING)
+    encoding = read_offset_entry(reader.live.folder, reader.batch_id).conf.get(_ENCODING)
     if encoding not in (None, "unsaferow"):
         raise StateRewriteError(
             f"Rows of {states[0]} cannot be replaced, only forgotten: {_ENCODING} is {encoding}, and dagster_ckpt "
@@ -248,9 +248,3 @@ def _partition_key(rows: DataFrame) -> Column:
 
     fields = [F.col(KEY).getField(name).alias(name) for name in rows.select(f"{PARTITION_KEY}.*").columns]
     return F.struct(*fields).cast(rows.schema[PARTITION_KEY].dataType).alias(PARTITION_KEY)
-
-
-def _literal(text: str) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.lit(text)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.spark.checkpoint_dir.checksums import fits_hadoop
+from dagster_ckpt.spark.checkpoint_dir.checksums import fits_hadoop, varint
 from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
-from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import LARGEST_BLOCK, Pieces, read_blocks, write_blocks
-from dagster_ckpt.spark.checkpoint_dir.state.version_files import StoreDirectory, heap_files
+from dagster_ckpt.spark.checkpoint_dir.lz4_blocks import LARGEST_BLOCK, Pieces, read_blocks, write_blocks
+from dagster_ckpt.spark.checkpoint_dir.version_files import StoreDirectory, heap_files
 from dagster_ckpt.values.untrusted import reading
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class HeapStore:
                 # Only LZ4 has checksums of its own.
                 if self.codec != HEAP_CODEC and fits_hadoop(self.folder, file.source, data) is False:
                     raise ValueError("it does not have the checksum that Hadoop wrote beside it")
-                for key, value in _records(Pieces(_plain(BytesIO(data), self.codec))):
+                for key, value in _records(Pieces(_plain(data, self.codec))):
                     if value is None:
                         state.pop(key, None)
                     else:
@@ -118,41 +118,17 @@ def _write_partition(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
     yield pa.RecordBatch.from_arrays([pa.array([count], pa.int64())], names=["rows"])
 
 
-class _Opened:
-    """A stream with what pyarrow asks of a file; the opener closes it."""
-
-    closed = False
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def read(self, count: int = -1) -> bytes:
-        return self._stream.read(count)
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Left to the caller."""
-
-
-def _plain(stream: BinaryIO, codec: str) -> Iterator[bytes]:
+def _plain(data: bytes, codec: str) -> Iterator[bytes]:
     import pyarrow as pa
 
     if codec == "zstd":
-        with pa.CompressedInputStream(pa.PythonFile(_Opened(stream), "rb"), "zstd") as plain:
-            while data := plain.read(_CHUNK):
-                yield bytes(data)
+        with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as plain:
+            while piece := plain.read(_CHUNK):
+                yield bytes(piece)
     elif codec == "snappy":
-        yield from _snappy(stream, pa.Codec("snappy"))
+        yield from _snappy(BytesIO(data), pa.Codec("snappy"))
     else:
-        yield from read_blocks(stream)
+        yield from read_blocks(BytesIO(data))
 
 
 def _snappy(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:
@@ -160,19 +136,10 @@ def _snappy(stream: BinaryIO, codec: pa.Codec) -> Iterator[bytes]:
         raise ValueError("it has no header of Snappy")
     while head := stream.read(_LENGTH.size):
         data = _exactly(stream, _LENGTH.unpack(head)[0])
-        yield bytes(codec.decompress(data, _uncompressed_length(data)))
-
-
-def _uncompressed_length(data: bytes) -> int:
-    """A block of Snappy begins with it, seven bits a byte, lowest first."""
-    length = 0
-    for at, byte in enumerate(data[:5]):
-        length |= (byte & 0x7F) << 7 * at
-        if byte < 0x80:
-            if length > LARGEST_BLOCK:
-                break
-            return length
-    raise ValueError("it has a block of Snappy that is too long")
+        length, _ = varint(data, 0)
+        if length > LARGEST_BLOCK:
+            raise ValueError("it has a block of Snappy that is too long")
+        yield bytes(codec.decompress(data, length))
 
 
 def _exactly(stream: BinaryIO, count: int) -> bytes:

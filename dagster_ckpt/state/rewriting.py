@@ -3,40 +3,51 @@
 The batch keeps its number, so sinks, sources and watermarks do not notice. (Spark's own `repartition` adds a batch, and
 misplaces the row of an aggregation without a key.) Spark's `StateRewriter` writes RocksDB, tasks of this package heap
 state. Finally, count and hash of the rows of each store and partition are compared with the source.
+
+As a program, this is the child process in which another Spark rewrites (`rewriter.py`): orders and answers are lines of
+JSON.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import IncompleteCutError, StateRewriteError
+from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions, pinned_state
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, STATE, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry
+from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
-from dagster_ckpt.spark.checkpoint_dir.restore import Watch, unwatched
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
-from dagster_ckpt.state.described import described, without_description
+from dagster_ckpt.spark.query.session import start_application
+from dagster_ckpt.state.elsewhere import states_written
 from dagster_ckpt.state.heap import HeapStore
-from dagster_ckpt.state.other_spark import Rewriter, rewrite_elsewhere, rewriter_for, settings_of
+from dagster_ckpt.state.rewriter import Rewriter, rewrite_elsewhere, rewriter_for, run_rewriter, settings_of
 from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
-from dagster_ckpt.state.spark_rewriter import run_rewriter
 from dagster_ckpt.state.stopped_state import (
     StateIds,
     StateStoreName,
     StoppedState,
     copy_operators,
+    described,
     refuse_existing,
     rows_of,
     state_session,
     stores_of,
+    without_description,
     write_skeleton,
     write_state_ids,
 )
@@ -127,9 +138,6 @@ RowChange = Callable[[StateStoreName, "DataFrame"], "DataFrame"]
 Report = Callable[[str], None]
 
 
-def _silent(_message: str) -> None: ...
-
-
 @dataclass(frozen=True)
 class Rewritten:
     """A directory whose state was rewritten; it is marked as not in use.
@@ -160,8 +168,7 @@ def shape_in(live: LiveDirectory) -> StateShape | None:
     pinned, partitions, commit = pinned_state(live), pinned_partitions(live), live.positions().commit
     if pinned.provider is None or partitions is None or commit is None:
         return None
-    path = f"{COMMITS}/{commit}"
-    ids = parse_commit_entry(live.folder.read(path), f"{live.url}/{path}").state_ids
+    ids = read_commit_entry(live.folder, commit).state_ids
     return StateShape(pinned.provider, partitions, 1 if ids is None else 2)
 
 
@@ -180,12 +187,12 @@ def rewrite_state(
     *,
     shape: StateShape | None = None,
     change_rows: RowChange | None = None,
-    watch: Watch = unwatched,
-    report: Report = _silent,
+    watch: Watch = no_op,
+    report: Report = lambda _message: None,
 ) -> Rewritten:
     """Rewrite the state after the newest batch of a directory into a new directory.
 
-    Executors do it, or for a Spark without `StateRewriter` another Spark: see `other_spark`.
+    Executors do it, or for a Spark without `StateRewriter` another Spark: see `rewriter.py`.
 
     The batch in flight is replayed there. On any error, the new directory is deleted.
 
@@ -372,3 +379,52 @@ def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDige
     what = f"compare rewritten state: {rewrite.target.url}"
     compare = partial(compare_rows, rewrite.stores, wanted, after)
     return in_job_group(rewrite.spark.sparkContext, what, compare, watch, rewrite.progress)
+
+
+def main() -> None:
+    """The child: carries out the order on the first line of its input, and ends when its input does."""
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # What Spark prints must not be taken for an answer.
+    answers, sys.stdout = sys.stdout, sys.stderr
+
+    def answer(**fields: object) -> None:
+        answers.write(json.dumps(fields) + "\n")
+        answers.flush()
+
+    try:
+        answer(**_carried_out(order, lambda message: answer(progress=message)))
+    except Exception as error:  # noqa: BLE001 - the parent reports it
+        answer(error=str(error) or repr(error))
+    # Without a farewell: other threads may still wait for the JVM.
+    answers.flush()
+    os._exit(0)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    # Its JVM too, which must not write into what a successor deletes.
+    os.killpg(0, signal.SIGKILL)
+
+
+def _carried_out(order: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, object]:
+    settings = {"spark.ui.enabled": "false", **order["settings"]}
+    spark = start_application(os.cpu_count() or 1, settings)
+    return states_written(spark, order) if "read" in order else _ordered(spark, order, report)
+
+
+def _ordered(spark: SparkSession, order: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, object]:
+    provider, partitions, version = order["shape"]
+    made = rewrite_state(
+        spark,
+        LiveDirectory(order["source"]),
+        LiveDirectory(order["target"]),
+        shape=StateShape(provider, partitions, version),
+        report=report,
+    )
+    stores = [[n.operator_id, n.operator, n.store, d.rows, d.digest] for n, d in made.stores.items()]
+    return {"rewrite_id": made.rewrite_id, "batch_id": made.batch_id, "stores": stores}
+
+
+if __name__ == "__main__":
+    main()

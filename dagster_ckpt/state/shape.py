@@ -12,7 +12,7 @@ from typing import Any
 from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.logs import COMPRESSION_CODEC, DEFAULT_CODEC, ROW_CHECKSUM
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, LIMIT
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 
 MOST_PARTITIONS = 32_768
 # Spark's names; LZF blocks cannot be read here.

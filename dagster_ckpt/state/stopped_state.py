@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_ckpt.errors import RestoreError, StateRewriteError
+from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS, Cut, cut
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, NOT_IN_USE, OFFSETS, STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import (
+    COMMITS,
+    METADATA,
+    NOT_IN_USE,
+    OFFSETS,
+    STATE,
+    LiveDirectory,
+    batch_ids,
+)
 from dagster_ckpt.spark.checkpoint_dir.logs import (
     COMPRESSION_CODEC,
     DEFAULT_CODEC,
@@ -19,21 +30,23 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     SHUFFLE_PARTITIONS,
     CommitEntry,
     OffsetEntry,
-    parse_commit_entry,
-    parse_offset_entry,
     query_metadata,
+    read_commit_entry,
+    read_offset_entry,
     with_settings,
     with_state_ids,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import (
     LIMIT,
+    UNNAMED,
     Operator,
     is_operator_metadata,
+    key_columns,
     read_operators,
     rewrite_schema_paths,
 )
-from dagster_ckpt.spark.checkpoint_dir.restore import Watch
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, CommittedState, state_files
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, CommittedState, state_files
 from dagster_ckpt.state.heap import HEAP_CODEC, HeapStore
 from dagster_ckpt.state.reading import session_like
 from dagster_ckpt.state.shape import StateShape, StoredState
@@ -65,13 +78,11 @@ class StoppedState:
 
     @cached_property
     def offsets(self) -> OffsetEntry:
-        path = f"{OFFSETS}/{self.batch_id}"
-        return parse_offset_entry(self.live.folder.read(path), f"{self.live.url}/{path}")
+        return read_offset_entry(self.live.folder, self.batch_id)
 
     @cached_property
     def commit(self) -> CommitEntry:
-        path = f"{COMMITS}/{self.batch_id}"
-        return parse_commit_entry(self.live.folder.read(path), f"{self.live.url}/{path}")
+        return read_commit_entry(self.live.folder, self.batch_id)
 
     @property
     def edits(self) -> tuple[str, ...]:
@@ -233,3 +244,69 @@ def rows_of(session: SparkSession, state: StoppedState, operator: Operator, stor
             "snapshot, and rewrite that."
         )
     return rows
+
+
+# The last column of the key of session windows (`StreamingSessionWindowStateManager`), whose rows of one key RocksDB
+# finds by the columns before it, and which has no part in the choice of the partition.
+_SESSION_START = "sessionStartTime"
+_SESSION = "sessionWindowStateStoreSaveExec"
+# Spark treats aggregations, duplicates and state of functions alike here: the whole key decides.
+_ANY_OTHER = "stateStoreSave"
+
+
+@contextmanager
+def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
+    """A copy of a directory of Spark 3.5, with the metadata of operators that Spark 4 would have written.
+
+    Spark's reader of state needs it. It is left out of a result: Spark 3.5 has no use for it, and a later Spark that
+    continues the query writes its own. The copy is deleted at the end.
+    """
+    copy = state.live.sibling(".described")
+    copy.delete()
+    try:
+        clone(state.live, copy, is_scratch=True, watch=watch)
+        partitions = state.stored.shape.partitions if state.stored is not None else 1
+        for operator in state.operators:
+            copy.folder.place(_metadata_path(operator.number), [_metadata(operator, partitions)])
+        yield copy
+    finally:
+        copy.delete()
+
+
+@contextmanager
+def readable(live: LiveDirectory, batch_id: int) -> Iterator[LiveDirectory]:
+    """A copy of a directory at a batch in which Spark's reader finds the operators; deleted at the end."""
+    copy = live.sibling(f".at-{batch_id}")
+    copy.delete()
+    try:
+        clone(live, copy, at_batch=batch_id, is_scratch=True)
+        state = StoppedState.read(copy)
+        if any(not operator.metadata_version for operator in state.operators):
+            with described(state, no_op) as with_metadata:
+                yield with_metadata
+        else:
+            yield copy
+    finally:
+        copy.delete()
+
+
+def without_description(target: LiveDirectory) -> None:
+    """Delete the metadata from a directory that was made of the copy."""
+    for number in batch_ids(target.folder, STATE):
+        target.sibling(f"/{STATE}/{number}/_metadata").folder.delete_all()
+
+
+def _metadata_path(operator: int) -> str:
+    return f"{STATE}/{operator}/_metadata/metadata"
+
+
+def _metadata(operator: Operator, partitions: int) -> bytes:
+    columns = [column["name"] for column in key_columns(operator.files[0])]
+    is_session = len(columns) > 1 and columns[-1] == _SESSION_START
+    name = _SESSION if is_session else _ANY_OTHER if operator.name == UNNAMED else operator.name
+    stores = [
+        {"storeName": store, "numColsPrefixKey": len(columns) - 1 if is_session else 0, "numPartitions": partitions}
+        for store in operator.stores
+    ]
+    info = {"operatorId": operator.number, "operatorName": name}
+    return b"v1\n" + json.dumps({"operatorInfo": info, "stateStoreInfo": stores}, separators=(",", ":")).encode()

@@ -8,14 +8,9 @@ from dataclasses import dataclass
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StreamRecord
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.checkpoint_storage import (
-    CheckpointStorage,
-)
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend, StatePartitions
-from dagster_ckpt.policies.restart import (
-    RestartPolicy,
-    restart_description,
-)
+from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import NOT_IN_USE, LiveDirectory
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
@@ -138,38 +133,20 @@ class StreamHandle:
         return sorted(found, key=lambda each: (each.generation, each.token, each.live.url))
 
     def register(self) -> StreamRecord:
-        return register(
-            self.catalog,
-            self.stream_id,
-            name=self.name,
-            asset_key=self.asset_key,
-            settings=RecordedSettings(
-                options=self.options,
-                restart=restart_description(self.restart),
-                storage=self.storage,
-                is_own_storage=self._names_storage(),
-                live_root=self.live_root,
-            ),
-        )
-
-    def _names_storage(self) -> bool:
         of_backend = self.backend.checkpoint_storage() if self.backend is not None else None
-        return self.options.storage is not None or of_backend is not None
+        settings = RecordedSettings(
+            options=self.options,
+            restart=restart_description(self.restart),
+            storage=self.storage,
+            is_own_storage=self.options.storage is not None or of_backend is not None,
+            live_root=self.live_root,
+        )
+        return self.catalog.streams.ensure(
+            self.stream_id, name=self.name, asset_key=self.asset_key, options=settings.as_record()
+        )
 
 
 def _is_used(live: LiveDirectory) -> bool:
     # A process killed as it created or deleted a directory leaves an empty one.
     names = live.folder.list()
     return bool(names) and NOT_IN_USE not in names
-
-
-def register(
-    catalog: Catalog,
-    stream_id: str,
-    *,
-    name: str,
-    asset_key: str,
-    settings: RecordedSettings,
-) -> StreamRecord:
-    """`StreamHandle.register` without opening the storage."""
-    return catalog.streams.ensure(stream_id, name=name, asset_key=asset_key, options=settings.as_record())

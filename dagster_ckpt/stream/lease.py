@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +18,15 @@ from dagster_ckpt.catalog.records import Holder, LeaseRecord
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, GIVE_UP_AFTER
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, CkptError, LeaseHeldError, LeaseLostError, QueryStopError
-from dagster_ckpt.stream.liveness import JVM_GRACE_S, Liveness, holder_liveness, is_held, jvm_of, process_of
+from dagster_ckpt.stream.liveness import (
+    JVM_GRACE_S,
+    Liveness,
+    holder_liveness,
+    is_held,
+    jvm_of,
+    process_of,
+    this_holder,
+)
 
 _LOOK_S = 0.5
 
@@ -79,6 +88,30 @@ def acquire(
             if present is None or is_over or interrupted() or not holder_is_over(present):
                 raise
         time.sleep(_LOOK_S)
+
+
+def acquire_for(catalog: Catalog, stream_id: str, verb: str, origin: str, *, above: int = 0) -> AcquiredLease:
+    """`acquire` for one operation on a stream whose query does not run; `verb` and `origin` name the holder."""
+    return acquire(catalog, stream_id, this_holder(f"{verb}-{uuid.uuid4()}", origin, None), above=above)
+
+
+@contextmanager
+def repeating(action: Callable[[], object], *, every_s: float, name: str) -> Iterator[None]:
+    """Call `action` in a thread until the end of the context; an error of this package skips one call."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(every_s):
+            with suppress(CkptError):
+                action()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class _GracePeriod:

@@ -19,12 +19,7 @@ from dagster_ckpt.config.checkpoint_storage import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.errors import CatalogError, OptionError
-from dagster_ckpt.policies.restart import (
-    DecidingRestartStrategy,
-    FailureHistory,
-    NoRestart,
-    RestartAt,
-)
+from dagster_ckpt.policies.restart import DecidingRestartStrategy, FailureHistory, NoRestart, RestartAt
 from dagster_ckpt.policies.retention import RetentionPolicy
 from dagster_ckpt.policies.serialization import OWN, read_retention, write_retention
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup

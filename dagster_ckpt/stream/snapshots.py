@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import LeaseRecord, SnapshotRecord, SnapshotStatus, SnapshotTrigger
-from dagster_ckpt.errors import CatalogError, OptionError, SnapshotNotFoundError
+from dagster_ckpt.errors import CatalogError, CkptError, OptionError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.policies.guard import snapshot_to_recover_from
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
-from dagster_ckpt.snapshot.manifest import SnapshotHeader, checkpoint_number
+from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader, checkpoint_number
+from dagster_ckpt.stream.lease import repeating
 from dagster_ckpt.stream.start_from import StartFrom, is_location
 from dagster_ckpt.values.durations import utc_time
 from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
@@ -105,21 +105,15 @@ def holding(
         yield
         return
     ids = [hold.hold_id for hold in holds]
-    over = threading.Event()
 
     def renew() -> None:
-        while not over.wait(ttl_ms / 3000):
-            # If the catalog is unavailable for longer than the holds last, the reader fails with an error that says so.
-            with suppress(CatalogError):
-                catalog.holds.renew(ids, ttl_ms)
+        # If the catalog is unavailable for longer than the holds last, the reader fails with an error that says so.
+        catalog.holds.renew(ids, ttl_ms)
 
-    thread = threading.Thread(target=renew, name=f"hold-{wanted[0].stream_id}", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeating(renew, every_s=ttl_ms / 3000, name=f"hold-{wanted[0].stream_id}"):
+            yield
     finally:
-        over.set()
-        thread.join()
         # Without the catalog, the holds expire.
         with suppress(CatalogError):
             catalog.holds.release(ids)
@@ -198,6 +192,16 @@ def foreign_snapshot(stream: StreamHandle, location: str) -> SnapshotRecord:
             f"{header.stream_id!r} from it, or let another stream continue from it with fork_stream_job."
         )
     return record_of(header, folder, timeline=0)
+
+
+def readable_manifest(stream: StreamHandle, location: str) -> Manifest | None:
+    """None for a snapshot that is missing, damaged or of an unknown format. Raises StorageAccessError."""
+    try:
+        return stream.store.manifest(location)
+    except StorageAccessError:
+        raise
+    except CkptError:
+        return None
 
 
 def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> SnapshotRecord:

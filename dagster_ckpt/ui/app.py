@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -52,6 +53,14 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _LARGEST_FORM = 10_000
+# The pages of a stream that take no more than its name.
+_TABS: dict[str, Callable[[Client, str], Any]] = {
+    "overview": views.overview,
+    "timeline": views.timeline,
+    "summary": views.summary,
+    "failures": views.failures,
+    "configuration": views.configuration,
+}
 
 
 class CheckpointPage:
@@ -81,14 +90,15 @@ class CheckpointPage:
             Route("/", self._page(self._streams)),
             Route("/sign-in", self._sign_in),
             Route(f"{stream}/-/history", self._page(self._history)),
-            Route(f"{stream}/-/timeline", self._page(self._timeline)),
-            Route(f"{stream}/-/summary", self._page(self._summary)),
-            Route(f"{stream}/-/failures", self._page(self._failures)),
-            Route(f"{stream}/-/configuration", self._page(self._configuration)),
+            *(
+                Route(f"{stream}/-/{name}", self._page(partial(self._tab, name)))
+                for name in _TABS
+                if name != "overview"
+            ),
             Route(f"{stream}/-/snapshots/{{snapshot}}", self._page(self._snapshot)),
             Route(f"{stream}/-/restart", self._page(self._restart_form)),
             Route(f"{stream}/-/actions/{{verb}}", self._action, methods=["POST"]),
-            Route(stream, self._page(self._overview)),
+            Route(stream, self._page(partial(self._tab, "overview"))),
             Mount("/static", StaticFiles(packages=[("dagster_ckpt.ui", "static")])),
         ]
         middleware = [
@@ -124,11 +134,11 @@ class CheckpointPage:
     # The pages.
 
     def _streams(self, request: Request) -> Response:
-        return self._render(request, "streams.html", streams=views.streams(self._client))
+        return self._render(request, "streams.html", streams=self._client.list_streams())
 
-    def _overview(self, request: Request) -> Response:
-        page = views.overview(self._client, _stream(request))
-        return self._render(request, "overview.html", page=page, **self._of_stream(page.stream, "overview"))
+    def _tab(self, name: str, request: Request) -> Response:
+        page = _TABS[name](self._client, _stream(request))
+        return self._render(request, f"{name}.html", page=page, **self._of_stream(page.stream, name))
 
     def _history(self, request: Request) -> Response:
         asked = request.query_params
@@ -149,22 +159,6 @@ class CheckpointPage:
             is_first=older_than is None,
             **self._of_stream(described, "history"),
         )
-
-    def _timeline(self, request: Request) -> Response:
-        page = views.timeline(self._client, _stream(request))
-        return self._render(request, "timeline.html", page=page, **self._of_stream(page.stream, "timeline"))
-
-    def _summary(self, request: Request) -> Response:
-        described, count, rows = views.summary(self._client, _stream(request))
-        return self._render(request, "summary.html", count=count, rows=rows, **self._of_stream(described, "summary"))
-
-    def _failures(self, request: Request) -> Response:
-        page = views.failures(self._client, _stream(request))
-        return self._render(request, "failures.html", page=page, **self._of_stream(page.stream, "failures"))
-
-    def _configuration(self, request: Request) -> Response:
-        page = views.configuration(self._client, _stream(request))
-        return self._render(request, "configuration.html", page=page, **self._of_stream(page.stream, "configuration"))
 
     def _snapshot(self, request: Request) -> Response:
         stream = _stream(request)

@@ -24,7 +24,6 @@ from dagster_ckpt.client import (
     SnapshotStatus,
     StreamDescription,
     StreamHealth,
-    StreamSummary,
 )
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
 from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
@@ -88,6 +87,15 @@ class Percentiles:
 
 
 @dataclass(frozen=True)
+class Summary:
+    """Percentiles over so many completed snapshots."""
+
+    stream: StreamDescription
+    count: int
+    rows: tuple[Percentiles, ...]
+
+
+@dataclass(frozen=True)
 class TimelinePage:
     """Restarts, restores and timelines, newest first."""
 
@@ -144,11 +152,6 @@ def names(snapshots: Sequence[SnapshotRecord]) -> list[tuple[str, SnapshotRecord
     return [(each.label if each.label and labels[each.label] == 1 else each.snapshot_id, each) for each in snapshots]
 
 
-def streams(client: Client) -> list[StreamSummary]:
-    """All streams."""
-    return client.list_streams()
-
-
 def overview(client: Client, stream: str) -> Overview:
     """The first page of a stream."""
     described = client.describe_stream(stream, limit=ROWS)
@@ -179,15 +182,15 @@ def history(
     return described, page
 
 
-def summary(client: Client, stream: str) -> tuple[StreamDescription, int, list[Percentiles]]:
-    """Percentiles over the last completed snapshots, and how many these are."""
+def summary(client: Client, stream: str) -> Summary:
+    """Percentiles over the last completed snapshots."""
     described = client.describe_stream(stream, limit=1)
     figures = client.catalog.history.figures(described.stream_id, limit=CHARTED)
     rows = [
         *(_percentiles(title, [getattr(each, name) for each in figures], text) for title, name, text in _FIGURES),
         _percentiles("Time between snapshots", _intervals(figures), rounded_duration),
     ]
-    return described, len(figures), [row for row in rows if row is not None]
+    return Summary(described, len(figures), tuple(row for row in rows if row is not None))
 
 
 def timeline(client: Client, stream: str) -> TimelinePage:

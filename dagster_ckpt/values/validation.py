@@ -233,7 +233,7 @@ def options_of(kind: type) -> dict[str, Option[Any, Any]]:
     return {each.name: getattr_static(kind, each.name) for each in fields(kind)}
 
 
-_IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)")
+IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)")
 
 
 def imported(option: str, path: object, allowed: str = "an import path such as 'package.module:Name'") -> Any:
@@ -242,7 +242,7 @@ def imported(option: str, path: object, allowed: str = "an import path such as '
     Raises:
         OptionError: Nothing can be imported there.
     """
-    parts = _IMPORT_PATH.fullmatch(path) if isinstance(path, str) else None
+    parts = IMPORT_PATH.fullmatch(path) if isinstance(path, str) else None
     if parts is None:
         raise OptionError(f"{option} is {path!r}, but must be {allowed}.")
     try:

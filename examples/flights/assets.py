@@ -7,14 +7,14 @@ from pydantic import Field
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     SparkSessionResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from examples.flights import streams

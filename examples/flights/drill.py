@@ -29,7 +29,7 @@ from rich.console import Console
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from examples.flights.assets import SPARK, airport_day_summary_job, departure_delays, flights_with_weather
 from examples.flights.compare import TableComparison, compare_tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import EventType, StartCause
+from dagster_ckpt.catalog.records import EventType, LaunchRecord, StartCause
 from dagster_ckpt.errors import CatalogError
 from tests.catalog.conftest import ManualClock, holder
 from tests.support.as_writer import as_writer
@@ -13,15 +13,17 @@ from tests.support.as_writer import as_writer
 
 def launch(catalog: Catalog, request_id: str, *, pid: int, stream_id: str = "orders") -> None:
     catalog.launches.record(
-        request_id,
-        stream_id=stream_id,
-        run_id="run",
-        host="here",
-        boot_id="boot",
-        pid=pid,
-        process_start_ticks=5,
-        command="spark-submit orders.py",
-        log="/var/log/orders.log",
+        LaunchRecord(
+            request_id=request_id,
+            stream_id=stream_id,
+            run_id="run",
+            host="here",
+            boot_id="boot",
+            pid=pid,
+            process_start_ticks=5,
+            command="spark-submit orders.py",
+            log="/var/log/orders.log",
+        )
     )
 
 

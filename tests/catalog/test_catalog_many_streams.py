@@ -76,7 +76,7 @@ def test_the_snapshot_that_each_stream_would_be_recovered_from(catalog: Catalog)
     first = snapshot(catalog, "payments", 1)
     snapshot(catalog, "payments", 2)
     as_writer(catalog, "payments").streams.switch_live_directory("/live/1", restored_snapshot_id=first.snapshot_id)
-    assert catalog.snapshots.newest_of(STREAMS) == {"orders": newest, "payments": first}
+    assert catalog.history.newest_of(STREAMS) == {"orders": newest, "payments": first}
 
 
 def test_the_history_of_each_stream(catalog: Catalog, clock: ManualClock) -> None:
@@ -93,7 +93,7 @@ def test_the_history_of_each_stream(catalog: Catalog, clock: ManualClock) -> Non
         as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "orders", number), reason)
     as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "payments", 1), "no disk")
 
-    told = catalog.snapshots.histories(dict.fromkeys([*STREAMS, "never started"], since_ms) | {"payments": 0})
+    told = catalog.history.of_streams(dict.fromkeys([*STREAMS, "never started"], since_ms) | {"payments": 0})
 
     assert told == {
         "orders": SnapshotHistory(
@@ -110,7 +110,7 @@ def test_the_slowest_of_the_last_checkpoints_of_each_stream(catalog: Catalog) ->
         as_writer(catalog).complete(begin_snapshot(catalog, "orders", number), duration_ms=duration_ms)
     as_writer(catalog).complete(begin_snapshot(catalog, "payments", 1), duration_ms=20)
 
-    told = catalog.snapshots.histories(dict.fromkeys(STREAMS, 0))
+    told = catalog.history.of_streams(dict.fromkeys(STREAMS, 0))
 
     # Checkpoint 2 is not among the last ten any more.
     assert {stream_id: history.slowest_ms for stream_id, history in told.items()} == {
@@ -130,12 +130,12 @@ def test_what_checkpoints_amount_to_in_spans_of_events(catalog: Catalog) -> None
         ("quiet", 0, sequences["orders-3"]),
         ("payments", 0, sequences["payments-1"]),
     ]
-    assert catalog.snapshots.tallies(spans) == [
+    assert catalog.history.tallies(spans) == [
         SnapshotTally(2, 500, 5),
         SnapshotTally(0, 0, 0),
         SnapshotTally(1, 100, 1),
     ]
-    assert catalog.snapshots.tallies([]) == []
+    assert catalog.history.tallies([]) == []
 
 
 @pytest.mark.parametrize(("each", "of_orders"), [(1, [3]), (2, [2, 3]), (4, [1, 2, 3])])

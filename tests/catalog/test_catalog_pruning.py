@@ -126,7 +126,7 @@ def test_a_held_snapshot_and_an_open_request_stay(old: Catalog, clock: ManualClo
 def test_resolved_failures_go_and_open_ones_stay(old: Catalog, clock: ManualClock) -> None:
     with holding(old, STREAM) as lease:
         for point, is_open in (("chk-1", False), ("chk-2", True)):
-            old.recoveries.failed(lease, "execution-029", point, error="E", detail="d", is_certain=True, batch_id=1)
+            old.recoveries.failed(lease, "execution-029", point, error="E", detail="d", batch_id=1)
             if not is_open:
                 old.recoveries.forget(lease)
     clock.now_ms += 1_000_000

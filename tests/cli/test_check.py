@@ -43,7 +43,10 @@ def describe(spark):
     for each in frames[1:]:
         frame = frame.union(each)
     counts = frame.groupBy(KEY).count()
-    return counts.writeStream.outputMode("update").foreachBatch(lambda *_: None).trigger(availableNow=True)
+    return counts.writeStream.outputMode("update").foreachBatch(take).trigger(availableNow=True)
+
+def take(frame, _batch):
+    frame.collect()
 
 defs = dg.Definitions.merge(
     stream_definitions(orders),
@@ -65,7 +68,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def module(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def module(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module `definitions` of a stream that has run."""
     (tmp_path / "definitions.py").write_text(CODE.format(folder=tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
@@ -73,6 +76,7 @@ def module(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for source in "ab":
         (tmp_path / source).mkdir()
         lay_file(tmp_path / source, 0, [{"value": 1, "other": 2}])
+    monkeypatch.delitem(sys.modules, "definitions", raising=False)
     found = importlib.import_module("definitions")
     run_stream(
         "orders",
@@ -82,8 +86,7 @@ def module(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         live_root=f"{tmp_path}/live",
         spark=spark,
     )
-    yield found
-    del sys.modules["definitions"]
+    return found
 
 
 def check(*options: str) -> tuple[int, dict[str, object]]:

@@ -29,7 +29,7 @@ from dagster_ckpt.client.description import StreamStatus, StreamSummary
 from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.spark.versions import RELEASES
-from dagster_ckpt.state.other_spark import Rewriter
+from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.ui.history import lengthen

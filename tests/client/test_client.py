@@ -26,7 +26,7 @@ from dagster_ckpt.errors import (
     SnapshotNotFoundError,
     StreamNotFoundError,
 )
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,

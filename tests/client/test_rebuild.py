@@ -26,10 +26,10 @@ from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
-from dagster_ckpt.stream import fencing
-from dagster_ckpt.stream.fencing import fence_predecessor
+from dagster_ckpt.stream import ownership
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.ownership import fence_predecessor
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, holding, keeping
@@ -390,7 +390,7 @@ def test_a_query_that_the_lost_catalog_knew_of_is_fenced_before_the_next_start(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The catalog may only be another one by mistake, and the query run all the while."""
-    monkeypatch.setattr(fencing, "SHORTEST_WAIT_S", 0.0)
+    monkeypatch.setattr(ownership, "SHORTEST_WAIT_S", 0.0)
     runs_in = history.live
     lost = lose_the_catalog(history)
     stream = history.shelf.stream

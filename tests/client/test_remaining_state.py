@@ -17,7 +17,7 @@ from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import scratch_directory
 from dagster_ckpt.recovery.planning import plan_recovery
-from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
+from dagster_ckpt.recovery.rewind_preview import take_safety_savepoint
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import keeping

@@ -28,7 +28,7 @@ from dagster_ckpt.config.checkpoint_storage import (
 from dagster_ckpt.config.state_backend import CustomStateBackend
 from dagster_ckpt.errors import OptionError, RequestFailedError, StorageAccessError
 from dagster_ckpt.io.file_io import accessing
-from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
+from dagster_ckpt.orchestration.metadata import snapshot_metadata
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom

@@ -20,13 +20,13 @@ from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client, StateEdit
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import OptionError, StateRewriteError, UnsupportedSparkError
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
-from dagster_ckpt.orchestration.jobs.state_jobs import build_state_jobs
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.stream.start_from import StartFrom
@@ -206,7 +206,7 @@ def test_the_job_shows_the_savepoint_and_what_is_older(
         "state_backend": StateBackendResource(live_directory=str(tmp_path / "live")),
         "checkpoint_catalog": CheckpointCatalogResource(url=f"sqlite:///{tmp_path / 'catalog.db'}"),
     }
-    [job] = [job for job in build_state_jobs([asset]) if job.name == "forget_key_job"]
+    [job] = [job for job in build_operator_jobs([asset]) if job.name == "forget_key_job"]
     config = {"stream_id": STREAM, "where": "k = 2", "reason": "request 4711", "label": "forgotten"}
     with dg.DagsterInstance.ephemeral() as instance:
         result = job.execute_in_process(

@@ -20,13 +20,13 @@ from dagster_ckpt.client import Client
 from dagster_ckpt.client.state_browsing import StreamState, StreamStateDiff, show_differences, show_state, write_rows
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import NothingCommittedError, OptionError, SnapshotNotFoundError
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
-from dagster_ckpt.orchestration.jobs.state_jobs import build_state_jobs
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.restore import Filler, materialize
@@ -185,7 +185,7 @@ def test_the_jobs_show_tables_and_write_files(spark: SparkSession, golden: Golde
     }
 
     def page(op: str, **config: Any) -> dict[str, Any]:
-        job = next(job for job in build_state_jobs([asset]) if job.name == f"{op}_job")
+        job = next(job for job in build_inspection_jobs([asset]) if job.name == f"{op}_job")
         configured = {"ops": {op: {"config": {"stream_id": STREAM, **config}}}}
         with dg.DagsterInstance.ephemeral() as instance:
             result = job.execute_in_process(run_config=configured, resources=resources, instance=instance)

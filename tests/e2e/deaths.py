@@ -11,8 +11,8 @@ import dagster as dg
 from stage import LIMIT_S, Ending, Stage, kill
 
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord
-from dagster_ckpt.orchestration.runs.run_status import STREAM_ID_TAG
-from dagster_ckpt.orchestration.sensors.reports import SEQUENCE_KEY
+from dagster_ckpt.orchestration.metadata import SEQUENCE_KEY
+from dagster_ckpt.orchestration.run_status import STREAM_ID_TAG
 from tests.support.freezing import freeze, thaw
 from tests.support.thorough import either
 
@@ -24,6 +24,7 @@ class Deaths:
     stage: Stage
     endings: dict[str, Ending] = field(default_factory=dict)
     living: dict[str, ExecutionRecord] = field(default_factory=dict)
+    restarted: dict[str, tuple[ExecutionRecord, ExecutionRecord]] = field(default_factory=dict)
     operated: dict[str, dg.DagsterRunStatus] = field(default_factory=dict)
     troubles: list[BaseException] = field(default_factory=list)
 
@@ -59,14 +60,22 @@ class Deaths:
         assert ending.successor is not None
         return ending.successor
 
+    def _goes_on(self, death: str, before: ExecutionRecord) -> ExecutionRecord:
+        successor = self.stage.running(before.stream_id, after=before)
+        self.restarted[death] = before, successor
+        return successor
+
     def _killed(self) -> None:
         stream = self._launched("often_killed")
         kill(self.stage.worker_pid(stream), signal.SIGTERM)
         stream = self._comes_back("SIGTERM", stream)
         kill(self.stage.worker_pid(stream))
         stream = self._comes_back("SIGKILL of the process", stream)
+        kill(stream.pid)
+        stream = self._goes_on("SIGKILL of the driver", stream)
         kill(self.stage.lease("often_killed").jvm_pid)
-        self.living["often_killed"] = self._comes_back("SIGKILL of the JVM", stream)
+        stream = self._goes_on("SIGKILL of the JVM", stream)
+        self.living["often_killed"] = stream
 
     def _own(self) -> None:
         stream = self._launched("in_own_process", "multiprocess")

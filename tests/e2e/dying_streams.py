@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster_pyspark import PySparkResource
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
+    SparkSessionResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.stream import StreamingAsset
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from examples.flights.workspace import Workspace
@@ -42,7 +42,7 @@ def ticking(name: str, cleanup: ExternalizedCheckpointCleanup) -> StreamingAsset
         checkpointing=CheckpointConfig(interval=1_000, min_pause=200, num_retained=2, cleanup=cleanup),
         restart_strategy=RestartStrategies.fixed_delay_restart(20, 0),
     )
-    def ticks(context: Any, pyspark: PySparkResource) -> Any:
+    def ticks(context: Any, pyspark: SparkSessionResource) -> Any:
         seconds = pyspark.spark_session.readStream.format("rate").option("rowsPerSecond", 1).load()
         return seconds.writeStream.format("noop").trigger(processingTime="500 milliseconds")
 
@@ -69,7 +69,7 @@ defs = dg.Definitions.merge(
     dg.Definitions(
         jobs=[in_processes_of_their_own(stream) for stream in STREAMS],
         resources={
-            "pyspark": PySparkResource(spark_config=SPARK),
+            "pyspark": SparkSessionResource(spark_config=SPARK),
             "checkpoint_storage": CheckpointStorageResource(path=_workspace.checkpoints.as_uri()),
             "state_backend": StateBackendResource(live_directory=str(_workspace.live)),
             "checkpoint_catalog": CheckpointCatalogResource(url=_workspace.catalog_url),

@@ -21,7 +21,7 @@ from dagster import DagsterRunStatus
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, LeaseRecord
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.runs.run_status import worker_of
+from dagster_ckpt.orchestration.run_status import worker_of
 from examples.flights.dagster_dev import DagsterDev, running_dagster_dev
 from examples.flights.workspace import Workspace
 

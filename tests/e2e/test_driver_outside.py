@@ -22,8 +22,8 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord, StartCause
-from dagster_ckpt.orchestration.runs.run_status import RESTART_OF_TAG
-from dagster_ckpt.orchestration.sensors.reports import SNAPSHOT_ID_KEY
+from dagster_ckpt.orchestration.metadata import SNAPSHOT_ID_KEY
+from dagster_ckpt.orchestration.run_status import RESTART_OF_TAG
 
 pytestmark = [pytest.mark.spark, pytest.mark.core(thorough=True), pytest.mark.timeout(1200)]
 

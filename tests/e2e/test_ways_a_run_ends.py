@@ -88,9 +88,19 @@ def test_sigkill_of_the_process(deaths: Deaths) -> None:
     resumed_in_place(deaths["SIGKILL of the process"])
 
 
-def test_sigkill_of_the_jvm(deaths: Deaths) -> None:
-    resumed_in_place(deaths["SIGKILL of the JVM"])
-    assert "The stream crashed" in deaths["SIGKILL of the JVM"].log
+@pytest.mark.parametrize("death", ["SIGKILL of the driver", "SIGKILL of the JVM"])
+def test_what_dies_below_the_run_is_started_again_within_it(deaths: Deaths, death: str) -> None:
+    assert death in deaths.restarted, deaths.troubles
+    before, successor = deaths.restarted[death]
+
+    assert deaths.stage.catalog.executions.get(before.execution_id).status is ExecutionStatus.FAILED
+    assert successor.run_id == before.run_id
+    assert successor.pid not in (before.pid, deaths.stage.worker_pid(successor))
+    assert successor.cause is StartCause.RESTART_NEW_RUN
+    assert (successor.recovery or {})["kind"] == "RESUME"
+    assert successor.live_directory == before.live_directory
+    log = deaths.stage.log(before.run_id)
+    assert ("was killed by SIGKILL" if death == "SIGKILL of the driver" else "The stream crashed") in log
 
 
 @pytest.mark.thorough

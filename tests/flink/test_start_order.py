@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import Holder, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import Holder, LaunchRecord, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.client import launching as start_order_module
 from dagster_ckpt.client.launching import START_REQUEST_VARIABLE, StartOrder, start_order
 from dagster_ckpt.errors import CatalogError, RequestFailedError
@@ -41,15 +41,17 @@ def order(catalog: Catalog, launched_for: str | None = None) -> StartOrder:
 
 def launched(catalog: Catalog, request_id: str, run_id: str) -> None:
     catalog.launches.record(
-        request_id,
-        stream_id=STREAM,
-        run_id=run_id,
-        host="h",
-        boot_id="b",
-        pid=1,
-        process_start_ticks=1,
-        command="c",
-        log="l",
+        LaunchRecord(
+            request_id=request_id,
+            stream_id=STREAM,
+            run_id=run_id,
+            host="h",
+            boot_id="b",
+            pid=1,
+            process_start_ticks=1,
+            command="c",
+            log="l",
+        )
     )
 
 

@@ -12,10 +12,10 @@ from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.sensors.catalog_sensor import PAGE, SensorCursor, build_catalog_sensor
+from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 

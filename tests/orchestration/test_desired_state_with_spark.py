@@ -23,14 +23,14 @@ from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.stream import StreamingAsset
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

@@ -11,17 +11,17 @@ from test_catalog_sensor import Daemon
 from test_rewind_jobs import Streams
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.orchestration.assets.downstream import (
+from dagster_ckpt.orchestration.downstream import (
     Basis,
     Dependent,
     ReadCheckpoint,
     built_on_undone_data,
     reading_checkpoint,
 )
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.rewind_jobs import downstream_metadata
-from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.orchestration.stream import StreamingAsset
 from tests.support.as_writer import as_writer
 
 

@@ -20,14 +20,14 @@ from orchestration_catalog import register
 
 from dagster_ckpt.catalog.records import HANDS_OVER, ExecutionStatus, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.client.launching import DriverLaunch
-from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.external_asset import external_streaming_asset
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.runs.run_status import RESTART_OF_TAG, START_REQUEST_TAG
+from dagster_ckpt.orchestration.run_status import RESTART_OF_TAG, START_REQUEST_TAG
 from dagster_ckpt.stream.lease import has_living_holder
 
 JOB = "clicks"

@@ -17,11 +17,11 @@ from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
 from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.client.health_facts import HealthFacts, HealthSettings
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.streaming_asset import default_freshness, streaming_asset, streaming_multi_asset
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.stream import StreamingAsset
+from dagster_ckpt.orchestration.streaming_asset import default_freshness, streaming_asset, streaming_multi_asset
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.values.durations import wall_clock_ms

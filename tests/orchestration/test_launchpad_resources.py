@@ -8,18 +8,18 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt.client.launching import DriverLaunch
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamSpec
-from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset
+from dagster_ckpt.orchestration import resources as resource_module
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources import resources as resource_module
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.external_asset import external_streaming_asset
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     SparkSessionResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
-from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
+from dagster_ckpt.orchestration.settings import StreamRunConfig
+from dagster_ckpt.orchestration.stream import StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.streaming_asset import StreamResource, declare_stream
 from dagster_ckpt.stream.liveness import this_holder
 
 OVERRIDES = {

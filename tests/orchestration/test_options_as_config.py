@@ -19,14 +19,14 @@ from dagster_ckpt.config.checkpoint_storage import (
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend, PredefinedOptions
 from dagster_ckpt.config.state_backend import CustomStateBackend, HashMapStateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
-from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings
+from dagster_ckpt.orchestration.stream import stream_handle
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches, Interval
@@ -164,8 +164,8 @@ def test_a_streaming_asset_takes_either_spelling() -> None:
     @streaming_asset(checkpointing=CheckpointConfig(**ALL_CHECKPOINT_OPTIONS))
     def from_object(context: Any) -> Any: ...
 
-    assert from_config.options == from_object.options
-    assert from_config.restart == from_object.restart
+    assert from_config.spec.options == from_object.spec.options
+    assert from_config.spec.restart == from_object.spec.restart
 
 
 def rocksdb_with_everything() -> EmbeddedRocksDBStateBackend:

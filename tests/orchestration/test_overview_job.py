@@ -9,13 +9,14 @@ import pytest
 from orchestration_catalog import HOST, begin_execution, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.jobs.inspection_jobs import build_overview_job
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.catalog.records import LaunchRecord
+from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
 
@@ -26,7 +27,7 @@ class Shown:
     """The job over one stream."""
 
     def __init__(self, folder: Path, resource: CheckpointCatalogResource, stream: StreamingAsset) -> None:
-        self._job = build_overview_job([stream])
+        self._job = next(job for job in build_inspection_jobs([stream]) if job.name == "show_stream_job")
         self._resources = {
             "checkpoint_storage": CheckpointStorageResource(path=f"file://{folder}/checkpoints"),
             "state_backend": StateBackendResource(live_directory=f"{folder}/live"),
@@ -109,15 +110,17 @@ def test_a_stream_that_does_not_run_has_no_link_to_a_page_that_is_gone(shown: Sh
 
 def test_a_launched_driver_has_a_log(shown: Shown, catalog: Catalog) -> None:
     catalog.launches.record(
-        "request",
-        stream_id="orders",
-        run_id="r",
-        host="here",
-        boot_id="b",
-        pid=1,
-        process_start_ticks=1,
-        command="spark-submit orders.py",
-        log="/var/log/orders.log",
+        LaunchRecord(
+            request_id="request",
+            stream_id="orders",
+            run_id="r",
+            host="here",
+            boot_id="b",
+            pid=1,
+            process_start_ticks=1,
+            command="spark-submit orders.py",
+            log="/var/log/orders.log",
+        )
     )
 
     metadata = shown.show()

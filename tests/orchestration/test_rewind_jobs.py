@@ -13,15 +13,14 @@ from orchestration_catalog import begin_execution
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import RequestKind
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs, preview_metadata
-from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.sensors.supervisor_sensor import _start_run
+from dagster_ckpt.orchestration.sensors.supervisor_sensor import SupervisorTick
+from dagster_ckpt.orchestration.stream import StreamingAsset, stream_handle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support import verbs
 from tests.support.as_writer import as_writer
@@ -156,7 +155,8 @@ def test_an_explicit_yes_reaches_the_run_that_the_supervisor_launches(
 ) -> None:
     request = verbs.request_start(streams.orders, StartFrom("batch-1", **how), origin="a test")
 
-    run = _start_run(orders, request, "a deployment")
+    tick = SupervisorTick(dg.DagsterInstance.ephemeral(), streams.catalog, {"orders": orders}, "retain", "roll back")
+    [run] = tick.requested_starts()
 
     assert request.kind is RequestKind.START
     assert run.run_config == {"ops": {"orders": {"config": {"start_from": "batch-1", **how}}}}

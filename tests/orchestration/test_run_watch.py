@@ -13,7 +13,7 @@ import pytest
 from dagster import DagsterRunStatus
 from dagster._core.events import EngineEventData
 
-from dagster_ckpt.orchestration.runs.run_status import LOOK_EVERY_MS, RunWatch
+from dagster_ckpt.orchestration.run_status import LOOK_EVERY_MS, RunWatch
 
 ENDS = [DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED, DagsterRunStatus.FAILURE, DagsterRunStatus.SUCCESS]
 

@@ -11,11 +11,11 @@ from orchestration_catalog import take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.jobs.operator_jobs import HistoryConfigSchema, build_operator_jobs
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints, build_savepoint_schedule
-from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.policies.retention import Latest, NewestPer, SavepointHistory
 from dagster_ckpt.policies.trigger import Blackout
 

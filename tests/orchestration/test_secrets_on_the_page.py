@@ -15,17 +15,17 @@ from dagster.components.testing import create_defs_folder_sandbox
 from dagster_pyspark import PySparkResource
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.component.component import StreamsComponent
 from dagster_ckpt.orchestration.component.query import Sink
 from dagster_ckpt.orchestration.component.yaml_fields import with_values
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     SparkSessionResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from tests.support.planted_secrets import Planted
 
 PLANTED = Planted()

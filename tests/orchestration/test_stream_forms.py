@@ -16,19 +16,22 @@ from orchestration_catalog import register, take_snapshot
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
-from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, StreamSpec, find_stream
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
+from dagster_ckpt.orchestration import stream_run
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
-from dagster_ckpt.orchestration.resources.stream_resource import StreamResource, declare_stream
-from dagster_ckpt.orchestration.runs import stream_run
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.orchestration.settings import StreamRunConfig
+from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, StreamSpec, find_stream, stream_handle
+from dagster_ckpt.orchestration.streaming_asset import (
+    StreamResource,
+    declare_stream,
+    streaming_asset,
+    streaming_multi_asset,
+)
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.runtime import settlement
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest

@@ -23,15 +23,14 @@ from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, LeaseRecord, StartCause
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import CatalogError, LeaseHeldError
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
+from dagster_ckpt.orchestration import stream_run
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.runs import stream_run
-from dagster_ckpt.orchestration.runs.run_status import (
+from dagster_ckpt.orchestration.run_status import (
     PARENT_RUN_ID_TAG,
     RESTART_OF_TAG,
     RETRY_NUMBER_TAG,
@@ -39,6 +38,7 @@ from dagster_ckpt.orchestration.runs.run_status import (
     STREAM_ID_TAG,
     TERMINAL_FAILURE_TAG,
 )
+from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention
 from dagster_ckpt.runtime import settlement
 from dagster_ckpt.runtime import start as starting
@@ -288,10 +288,10 @@ class TestOptionsOfOneRun:
 
     def test_what_a_run_is_not_given_stays_as_the_asset_says(self, stage: Stage, orders: StreamingAsset) -> None:
         stage.run(ends(EndKind.SUSPENDED), checkpointing={"num_retained": 7})
-        assert stage.ran.options == replace(orders.options, num_retained=7)
+        assert stage.ran.options == replace(orders.spec.options, num_retained=7)
 
         stage.run(ends(EndKind.SUSPENDED))
-        assert stage.ran.options == orders.options
+        assert stage.ran.options == orders.spec.options
 
     def test_an_option_out_of_range_ends_the_run_before_anything_starts(self, stage: Stage) -> None:
         run, failure = stage.run(ends(EndKind.SUSPENDED), checkpointing={"interval": 9})
@@ -407,7 +407,20 @@ class TestRequest:
         self, stage: Stage, status: DagsterRunStatus, over: bool
     ) -> None:
         holder = stage.instance.add_run(dg.DagsterRun("orders_stream", status=status))
-        lease = LeaseRecord("orders", "e", holder.run_id, 1, "here", 1, 1, "b", None, None, 0, 0, 0, False)
+        lease = LeaseRecord(
+            "e",
+            holder.run_id,
+            "here",
+            1,
+            1,
+            "b",
+            stream_id="orders",
+            token=1,
+            acquired_at_ms=0,
+            renewed_at_ms=0,
+            expires_at_ms=0,
+            expired=False,
+        )
 
         assert self.requested(stage).holder_is_over(lease) is over
 

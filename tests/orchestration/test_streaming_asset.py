@@ -15,18 +15,18 @@ from dagster._core.definitions.run_request import RunRequest
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CatalogError, OptionError, StorageAccessError
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.defined_streams import stream_handle
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendKind,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.stream import StreamingAsset, stream_handle
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 
 OPERATOR_JOBS = [
+    "check_job",
     "trigger_checkpoint_job",
     "trigger_savepoint_job",
     "stop_with_savepoint_job",
@@ -148,7 +148,7 @@ class TestDecorator:
 
         metadata = stream.asset.metadata_by_key[stream.key]
         assert metadata["dagster_ckpt/interval_ms"] == "off"
-        assert stream.options.interval is None
+        assert stream.spec.options.interval is None
 
     @pytest.mark.parametrize("config", [{}, {"config": {"start_from": "chk-7"}}])
     def test_a_stream_starts_with_and_without_a_start_from(

@@ -22,16 +22,16 @@ from pyspark.sql import DataFrame, SparkSession
 from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.orchestration._compat import plan_outside_runs
-from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.component.component import StreamsComponent
 from dagster_ckpt.orchestration.component.stream import EveryMinute, Health
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.resources.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.orchestration.stream import Stream
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.policies.guard import FALLBACK_RESTART
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches, Interval
@@ -205,13 +205,15 @@ class TestFields:
             desired_state="RUNNING",
         )
 
-        assert stream.options == CheckpointSettings(interval=5_000, mode="AT_LEAST_ONCE").checkpoint_config().options
-        assert stream.restart.get_description() == (
+        assert (
+            stream.spec.options == CheckpointSettings(interval=5_000, mode="AT_LEAST_ONCE").checkpoint_config().options
+        )
+        assert stream.spec.restart.get_description() == (
             RestartSettings(kind="FIXED_DELAY", attempts=3).restart_strategy().get_description()
         )
-        assert stream.upgrade == UpgradeSettings(mode="LAST_STATE", preflight=False).upgrade_policy()
-        assert stream.desired_state is not None
-        assert stream.desired_state.name == "RUNNING"
+        assert stream.spec.upgrade == UpgradeSettings(mode="LAST_STATE", preflight=False).upgrade_policy()
+        assert stream.spec.desired_state is not None
+        assert stream.spec.desired_state.name == "RUNNING"
 
     def test_policies_replace_the_default_interval_and_number(self) -> None:
         stream = stream_of(
@@ -222,18 +224,18 @@ class TestFields:
             restart_strategy={"kind": "OWN", "own": "dagster_ckpt.policies.guard:FALLBACK_RESTART"},
         )
 
-        assert stream.options.trigger_policy == Interval(5_000) | EveryBatches(10)
-        assert stream.options.retention_policy == Latest(3) | NewestPer("day", 7)
-        assert stream.restart == FALLBACK_RESTART
+        assert stream.spec.options.trigger_policy == Interval(5_000) | EveryBatches(10)
+        assert stream.spec.options.retention_policy == Latest(3) | NewestPer("day", 7)
+        assert stream.spec.restart == FALLBACK_RESTART
 
     def test_thresholds_of_health_have_the_names_and_defaults_of_python(self) -> None:
         assert Health().settings() == HealthSettings()
         assert set(Health.model_fields) == {field.name for field in fields(HealthSettings)}
 
     def test_by_default_a_checkpoint_is_taken_every_minute(self) -> None:
-        assert stream_of().options.interval == 60_000
-        assert stream_of(checkpointing={"num_retained": 5}).options.interval == 60_000
-        assert stream_of(checkpointing={"interval": None}).options.interval is None
+        assert stream_of().spec.options.interval == 60_000
+        assert stream_of(checkpointing={"num_retained": 5}).spec.options.interval == 60_000
+        assert stream_of(checkpointing={"interval": None}).spec.options.interval is None
 
     def test_a_job_id_of_its_own_and_several_assets(self) -> None:
         stream = stream_of(stream_id="old-name", assets=[{"key": "shop/good"}, {"key": "shop/bad"}])

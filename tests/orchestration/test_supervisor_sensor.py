@@ -24,12 +24,9 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.client.reconciliation import LAUNCH_MS
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.jobs.operator_jobs import build_desired_state_jobs
-from dagster_ckpt.orchestration.jobs.retention_jobs import build_retention_jobs
-from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.resources.settings import StreamRunConfig
-from dagster_ckpt.orchestration.runs.run_status import (
+from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.run_status import (
     DEPLOYMENT_TAG,
     RESTART_OF_TAG,
     START_REQUEST_TAG,
@@ -38,6 +35,8 @@ from dagster_ckpt.orchestration.runs.run_status import (
 )
 from dagster_ckpt.orchestration.sensors.observed_runs import undefined_streams
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
+from dagster_ckpt.orchestration.settings import StreamRunConfig
+from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import DesiredState, RecoveryClaimMode
@@ -74,7 +73,7 @@ class Supervised:
         self.resource = resource
         self.catalog = resource.catalog()
         self.clock = clock
-        self.jobs = {job.name: job for job in [*build_retention_jobs(streams), *build_desired_state_jobs(streams)]}
+        self.jobs = {job.name: job for job in build_operator_jobs(streams)}
         self.sensor = build_supervisor_sensor(
             streams, self.jobs["apply_retention_job"], self.jobs["roll_back_upgrade_job"]
         )

@@ -13,9 +13,9 @@ from test_catalog_sensor import Daemon, ids, on_asset
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotRecord
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset
-from dagster_ckpt.orchestration.resources.resources import CheckpointCatalogResource
+from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
+from dagster_ckpt.orchestration.stream import StreamingAsset
 from tests.support.as_writer import as_writer
 
 

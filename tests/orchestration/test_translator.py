@@ -20,17 +20,14 @@ from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import RequestKind
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamSpec
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset, streaming_multi_asset
 from dagster_ckpt.orchestration.component.component import StreamsComponent
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.resources.stream_resource import declare_stream
-from dagster_ckpt.orchestration.runs.run_status import (
+from dagster_ckpt.orchestration.run_status import (
     DEPLOYMENT_TAG,
     OPERATION_TAG,
     RESTART_OF_TAG,
@@ -38,6 +35,8 @@ from dagster_ckpt.orchestration.runs.run_status import (
     STREAM_ID_TAG,
 )
 from dagster_ckpt.orchestration.sensors.observed_runs import Silences, report_lost_runs
+from dagster_ckpt.orchestration.stream import StreamingAsset, StreamSpec
+from dagster_ckpt.orchestration.streaming_asset import declare_stream, streaming_asset, streaming_multi_asset
 from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.stream.liveness import LIVELY_MS, SLOW_START_MS

@@ -11,13 +11,14 @@ from dagster._config import ConfigTypeKind
 
 from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.orchestration.assets.streaming_asset import external_streaming_asset, streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.external_asset import external_streaming_asset
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.values.modes import RecoveryClaimMode
 
 

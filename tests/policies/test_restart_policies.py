@@ -14,8 +14,8 @@ from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.client.reconciliation import RecordedEnd, Restart, Retain, reconcile
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.orchestration.assets.stream import StreamSpec
-from dagster_ckpt.orchestration.resources.settings import RestartSettings
+from dagster_ckpt.orchestration.settings import RestartSettings
+from dagster_ckpt.orchestration.stream import StreamSpec
 from dagster_ckpt.policies.guard import FALLBACK_RESTART, decide_restart
 from dagster_ckpt.policies.restart import (
     AllOf,

@@ -32,15 +32,14 @@ from dagster_ckpt.recovery.adopt import Adoption, adopt, take_over
 from dagster_ckpt.recovery.live_directories import delete_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind, RecoveryPlan
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
-from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import fence
 from dagster_ckpt.spark.query.output import NamedOutput
-from dagster_ckpt.stream.fencing import put_up_fence
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
-from dagster_ckpt.stream.ownership import CLAIM, check_places
+from dagster_ckpt.stream.ownership import CLAIM, check_places, put_up_fence
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import keeping
 from tests.support.page_blocks import blocks_of

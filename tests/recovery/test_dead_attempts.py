@@ -10,8 +10,7 @@ import pytest
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.errors import LeaseLostError
-from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
-from dagster_ckpt.recovery.retention import ORPHAN_AGE_MS, housekeeping
+from dagster_ckpt.recovery.retention import ORPHAN_AGE_MS, housekeeping, settle_dead_attempts
 from dagster_ckpt.stream.snapshots import HOLD_TTL_MS
 from dagster_ckpt.stream.snapshots import holding as holding_snapshots
 from dagster_ckpt.values.modes import SnapshotKind

@@ -55,7 +55,7 @@ def rot(golden: GoldenStream) -> None:
 def note_damage(golden: GoldenStream, point: str, error: str) -> None:
     catalog = golden.stream.catalog
     with keeping(catalog, STREAM) as lease:
-        catalog.recoveries.failed(lease.record, "first", point, error=error, detail="x", is_certain=True, batch_id=4)
+        catalog.recoveries.failed(lease.record, "first", point, error=error, detail="x", batch_id=4)
 
 
 @pytest.mark.parametrize("end", [ExecutionStatus.FAILED, None], ids=["failed", "no end recorded"])

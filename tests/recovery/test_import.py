@@ -30,8 +30,7 @@ from dagster_ckpt.errors import (
     StreamNotFoundError,
 )
 from dagster_ckpt.io.location import folders_overlap
-from dagster_ckpt.recovery.fork import Fork
-from dagster_ckpt.recovery.import_snapshot import import_snapshot
+from dagster_ckpt.recovery.fork import Fork, import_snapshot
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.snapshot.opening import open_store

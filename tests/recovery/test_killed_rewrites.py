@@ -16,7 +16,7 @@ from dagster_ckpt.errors import LiveDirectoryError, StateRewriteError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.state import rewriting
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.ownership import check_places

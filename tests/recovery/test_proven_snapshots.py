@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotTrigger
-from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.recovery.facts import with_equal_content
 from dagster_ckpt.recovery.recovery_points import NOT_LOADABLE, failed_points, snapshot_point
 from dagster_ckpt.recovery.retention import subsume

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from dagster_ckpt import errors
+from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.pending_restore import read_pending
 from dagster_ckpt.catalog.records import (
     OriginKind,
@@ -20,7 +21,6 @@ from dagster_ckpt.catalog.records import (
     StateOrigin,
     StreamRecord,
 )
-from dagster_ckpt.catalog.recoveries import PointFailure
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryKind, Restore, Rewind, UnknownState, skipped_distance
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
@@ -29,8 +29,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, DonorCheck
 from dagster_ckpt.stream.snapshots import is_named
-from dagster_ckpt.stream.source_offsets import SourceOffsets
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.stream.start_from import SourceOffsets, StartFrom, StartPoint
 from dagster_ckpt.values.modes import SnapshotKind
 
 PLANS = yaml.safe_load((Path(__file__).parent / "recovery_plans.yaml").read_text())

@@ -18,7 +18,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.retention import discard, subsume
-from dagster_ckpt.recovery.safety_savepoint import take_safety_savepoint
+from dagster_ckpt.recovery.rewind_preview import take_safety_savepoint
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support import verbs
@@ -98,7 +98,7 @@ def test_where_no_savepoint_can_be_taken_the_newest_snapshot_is_tagged(
     verbs.trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     history.commit(LAST + 1)
     newest = taken(history.shelf, SnapshotKind.CHECKPOINT)
-    monkeypatch.setattr("dagster_ckpt.recovery.safety_savepoint.savepoint_of_stopped_stream", _no_room_for)
+    monkeypatch.setattr("dagster_ckpt.recovery.rewind_preview.savepoint_of_stopped_stream", _no_room_for)
 
     kept = rewound(history, "mine")
 
@@ -110,7 +110,7 @@ def test_where_no_savepoint_can_be_taken_the_newest_snapshot_is_tagged(
 
 
 def test_a_start_that_could_keep_nothing_changes_nothing(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_ckpt.recovery.safety_savepoint.savepoint_of_stopped_stream", _no_room_for)
+    monkeypatch.setattr("dagster_ckpt.recovery.rewind_preview.savepoint_of_stopped_stream", _no_room_for)
     before = history.live.url
 
     with pytest.raises(RestoreError, match=r"no room.*no_safety_savepoint"):

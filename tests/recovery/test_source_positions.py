@@ -11,8 +11,7 @@ from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.source_check import move_sources
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.stream.source_offsets import SourceOffsets
-from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.stream.start_from import SourceOffsets, StartFrom
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
 KAFKA = '{"orders":{"1":20,"0":10},"returns":{"0":5}}'

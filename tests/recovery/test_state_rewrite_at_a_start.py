@@ -22,7 +22,7 @@ from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
@@ -157,7 +157,6 @@ def test_another_backend_is_refused_or_converted(orders: Orders) -> None:
     assert orders.totals_are_right()
 
 
-@needs(Feature.STATE_READER)
 def test_a_preflight_tries_the_rewrite_on_a_copy(orders: Orders) -> None:
     before = orders.live, orders.directories()
     said: list[str] = []
@@ -172,7 +171,6 @@ def test_a_preflight_tries_the_rewrite_on_a_copy(orders: Orders) -> None:
 
 
 @pytest.mark.thorough
-@needs(Feature.STATE_READER)
 def test_a_preflight_says_what_new_code_makes_of_the_state(orders: Orders) -> None:
     describe = orders.describe
 

@@ -13,10 +13,10 @@ from dagster_ckpt.recovery import live_directories
 from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
-from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.lease import AcquiredLease
+from dagster_ckpt.stream.ownership import fence_predecessor
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import keeping
 from tests.support.executioner import Executioner, Killed

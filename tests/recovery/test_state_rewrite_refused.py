@@ -20,7 +20,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.plan import RecoveryPlan, Resume, StartEmpty
 from dagster_ckpt.recovery.plan_check import check_state
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.state.shape import StateShape, StoredState
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom

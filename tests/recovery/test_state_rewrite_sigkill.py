@@ -13,7 +13,7 @@ import pytest
 
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.recovery.plan import RecoveryKind
-from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state.rewriting import shape_in
 from dagster_ckpt.state.shape import StateShape

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream import fencing
+from dagster_ckpt.stream import ownership
 from tests.support.freezing import freeze, thaw
 from tests.support.query_bench import DEADLINE_S, Bench, make_stream
 from tests.support.small_spark import small_spark
@@ -37,7 +37,7 @@ class HungWriter:
         self._log = (bench.root / "hung.log").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, str(program), str(bench.root), str(LONGEST_CALL_MS)],
-            env={**os.environ, "PYTHONPATH": str(Path(fencing.__file__).parents[2])},
+            env={**os.environ, "PYTHONPATH": str(Path(ownership.__file__).parents[2])},
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
@@ -123,7 +123,7 @@ def hung(bench: Bench) -> Iterator[HungWriter]:
 
 def test_elsewhere_its_query_is_fenced_off(bench: Bench, hung: HungWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     # From another machine its JVM cannot be ended.
-    monkeypatch.setattr(fencing, "_end_jvm", lambda *_: False)
+    monkeypatch.setattr(ownership, "_end_jvm", lambda *_: False)
     with feeding(bench):
         hung.freeze()
         adopted = bench.committed()

@@ -133,7 +133,6 @@ def test_a_checkpoint_that_is_broken_or_at_which_a_recovery_failed_is_not_renewe
         f"snapshot:{catalog.snapshots.completed(STREAM)[0].snapshot_id}",
         error="E",
         detail="d",
-        is_certain=False,
         batch_id=0,
     )
     third = idle.checkpoint()
@@ -147,9 +146,9 @@ def test_a_renewal_ends_a_streak_of_failures(idle: Idle) -> None:
     idle.runner.abort(Abort(idle.attempt(), Reason.CHECKPOINT_EXPIRED))
     while not any(isinstance(event, AttemptCompleted | AttemptFailed) for event in idle.runner.news()):
         pass
-    failures = [idle.shelf.stream.catalog.snapshots.histories({STREAM: 0})[STREAM].failures]
+    failures = [idle.shelf.stream.catalog.history.of_streams({STREAM: 0})[STREAM].failures]
     idle.checkpoint()
-    failures.append(idle.shelf.stream.catalog.snapshots.histories({STREAM: 0})[STREAM].failures)
+    failures.append(idle.shelf.stream.catalog.history.of_streams({STREAM: 0})[STREAM].failures)
     assert failures == [1, 0]
 
 

@@ -16,7 +16,7 @@ from dagster_ckpt.errors import (
     RequestFailedError,
 )
 from dagster_ckpt.policies.restart import RestartStrategies
-from dagster_ckpt.runtime import start_watch, supervision
+from dagster_ckpt.runtime import run, supervision
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.values.durations import monotonic_ms
 from tests.support import verbs
@@ -116,17 +116,19 @@ def test_a_stop_is_answered_and_recorded_together_or_not_at_all(
 ) -> None:
     catalog, answers = shelf.stream.catalog, []
     executions: Any = catalog.executions
-    end = executions._end
+    end = executions._record_end
 
     def broken(*_args: Any, **_how: Any) -> None:
-        executions._end = end
+        executions._record_end = end
         answers.append(catalog.requests.get(request.request_id).status)
         raise CatalogError("the connection broke")
 
     request = catalog.requests.submit("orders", kind, origin="a test")
-    monkeypatch.setattr(executions, "_end", broken)
 
     def look() -> bool:
+        if not answers:
+            # Not earlier: a start records the end of the execution before it.
+            monkeypatch.setattr(executions, "_record_end", broken)
         answers.append(catalog.requests.get(request.request_id).status)
         return False
 
@@ -172,7 +174,7 @@ def test_a_stop_that_is_withdrawn_before_it_is_carried_out_stops_nothing(
 def test_a_stop_that_is_withdrawn_while_the_stream_starts_lets_it_start(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus
 ) -> None:
-    monkeypatch.setattr(start_watch, "REQUEST_POLL_MS", 0)
+    monkeypatch.setattr(run, "REQUEST_POLL_MS", 0)
     withdrawn = withdrawn_just_before(shelf, "end", monkeypatch)
     request = shelf.stream.catalog.requests.submit("orders", kind, origin="a test")
     play = Stage(shelf.stream, [PlayedQuery(ends=True)])
@@ -210,7 +212,7 @@ def test_a_stop_with_a_savepoint_that_is_asked_for_during_a_start_is_refused_at_
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waited for the first batch of the query, which a long restore puts off by hours."""
-    monkeypatch.setattr(start_watch, "REQUEST_POLL_MS", 0)
+    monkeypatch.setattr(run, "REQUEST_POLL_MS", 0)
     requests: Any = shelf.stream.catalog.requests
     before, asked = asked_to_stop(shelf), list[str]()
     access = shelf.stream.store.check_access

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.sinks import delta_commit
-from dagster_ckpt.sinks.iceberg_commit import OpenIcebergTable
+from dagster_ckpt.sinks.iceberg import OpenIcebergTable
 from dagster_ckpt.spark.versions import TableFormat
 from tests.sinks.delta_program import DELTA, DeltaShops
 from tests.sinks.iceberg_program import JDBC, IcebergShops, iceberg_settings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.sinks.file_sink_damage import damaged_log, missing_part_files
+from dagster_ckpt.sinks.file_sink_repair import damaged_log, missing_part_files
 from tests.sinks.test_file_sink_repair import Output
 from tests.support.file_damage import checksum_of, cut, drop, flip, zero
 

@@ -11,7 +11,6 @@ import pytest
 
 from dagster_ckpt.errors import IncompleteCutError, RestoreError, SinkRollbackError
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_damage import LogTrouble, log_trouble
 from dagster_ckpt.sinks.file_sink_log import (
     begin_log,
     capture_log,
@@ -20,7 +19,9 @@ from dagster_ckpt.sinks.file_sink_log import (
     roll_back,
 )
 from dagster_ckpt.sinks.file_sink_repair import (
+    LogTrouble,
     is_moved_log,
+    log_trouble,
     plan_rebuilt_log,
     plan_relocation,
     rebuild_log,

@@ -7,13 +7,13 @@ from typing import Any
 import dagster as dg
 from dagster_pyspark import PySparkResource
 
-from dagster_ckpt.orchestration.assets.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.policies.restart import RestartStrategies
 from examples.flights import streams
 from examples.flights.assets import CHECKPOINTING, SPARK, FlightsResource

@@ -16,7 +16,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt.catalog.records import ExecutionStatus
-from dagster_ckpt.orchestration.runs.run_status import STREAM_ID_TAG
+from dagster_ckpt.orchestration.run_status import STREAM_ID_TAG
 from examples.flights.compare import compare_tables
 from examples.flights.drill import Feed, run_uninterrupted
 from examples.flights.streams import final_watermarks

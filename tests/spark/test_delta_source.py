@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.spark.query.delta_source import DeltaOffset, delta_offset, gone
+from dagster_ckpt.spark.query.table_sources import DeltaOffset, delta_offset, gone
 
 ID = "2c4d"
 

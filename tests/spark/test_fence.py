@@ -12,9 +12,9 @@ import pytest
 from live_files import LiveFiles
 
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
-from dagster_ckpt.spark.checkpoint_dir.fence import Fence, fence
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import Fence, fence
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Code, Severity

@@ -12,8 +12,7 @@ import pytest
 
 from dagster_ckpt.errors import StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.state import other_spark
-from dagster_ckpt.state.other_spark import VARIABLE, Rewriter, rewrite_elsewhere, rewriter_for
+from dagster_ckpt.state.rewriter import VARIABLE, Rewriter, Written, rewrite_elsewhere, rewriter_for
 from dagster_ckpt.state.shape import StateShape
 
 SHAPE = StateShape("provider", 12, 1)
@@ -31,7 +30,7 @@ def rewriter(folder: Path, program: str) -> Rewriter:
 
 def rewritten(
     by: Rewriter, folder: Path, *, watch: object = lambda: None, report: object = lambda _message: None
-) -> other_spark.Written:
+) -> Written:
     source, target = LiveDirectory(f"{folder}/source"), LiveDirectory(f"{folder}/target")
     return rewrite_elsewhere(by, source, target, SHAPE, settings={"a": "b"}, watch=watch, report=report)  # type: ignore[arg-type]
 
@@ -44,7 +43,7 @@ print(json.dumps({"progress": json.dumps(order, sort_keys=True)}))
 print(json.dumps({"rewrite_id": "id", "batch_id": 7, "stores": [[0, "dedupe", "default", 3, 99]]}))
 """
     made = rewritten(rewriter(tmp_path, program), tmp_path, report=said.append)
-    assert made == other_spark.Written("id", 7, {(0, "dedupe", "default"): (3, 99)})
+    assert made == Written("id", 7, {(0, "dedupe", "default"): (3, 99)})
     assert json.loads(said[0]) == {
         "settings": {"a": "b"},
         "shape": ["provider", 12, 1],

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from dagster_ckpt.sinks.in_flight import settle_in_flight
-from dagster_ckpt.spark.checkpoint_dir.fence import fence
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import fence
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from tests.support.small_spark import lay_file, small_spark
 

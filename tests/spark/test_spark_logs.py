@@ -4,8 +4,8 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.logs import (
     parse_commit_entry,
     parse_log_lines,
+    parse_metadata,
     parse_offset_entry,
-    parse_query_id,
 )
 
 METADATA = (
@@ -56,7 +56,7 @@ def test_a_commit_of_a_later_format_names_the_state_by_operator_partition_and_st
 
 
 def test_the_query_id_is_read_from_the_metadata() -> None:
-    assert parse_query_id(b'{"id":"a1553ec0"}', "metadata") == "a1553ec0"
+    assert parse_metadata(b'{"id":"a1553ec0"}', "metadata").id == "a1553ec0"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_malformed_commit_is_named(data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b'{"id":""}', b"[]"])
 def test_malformed_query_metadata_is_named(data: bytes) -> None:
     with pytest.raises(LiveDirectoryError, match="live/metadata"):
-        parse_query_id(data, "live/metadata")
+        parse_metadata(data, "live/metadata")
 
 
 def test_lines_of_a_file_log_are_objects() -> None:

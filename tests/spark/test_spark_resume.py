@@ -59,7 +59,7 @@ from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.versions import Feature
 from tests.support.local_files import HADOOPS_OWN
 from tests.support.needs import needs
-from tests.support.small_spark import lay_file
+from tests.support.small_spark import lay_file, unload_stores
 
 pytestmark = pytest.mark.spark
 
@@ -184,6 +184,8 @@ def test_a_query_resumed_from_any_snapshot_gives_the_rows_of_the_uninterrupted_r
     expected = work.rows(spark)
     assert expected
     newest = work.newest_batch()
+    # A task of the stopped query may still open a store there.
+    unload_stores(spark)
     original.delete()
 
     for number, snapshot in enumerate(_last_middle_first(snapshots)):

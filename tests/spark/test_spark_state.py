@@ -17,7 +17,7 @@ from stateful_lives import CASES, Life, live, reader_of
 
 from dagster_ckpt.errors import LiveDirectoryError, OptionError, StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state.diff import Change, StateDifference, comparable, differences, paired
 from dagster_ckpt.state.reading import StateFrame, StateKind, StateReader, require_state_reader

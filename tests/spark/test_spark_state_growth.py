@@ -14,8 +14,8 @@ from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import SnapshotStore
+from dagster_ckpt.spark.checkpoint_dir import state_files
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
-from dagster_ckpt.spark.checkpoint_dir.state import growth
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.state_bytes import table
 
@@ -165,7 +165,7 @@ def test_only_what_is_new_is_read_and_written(query: Query, monkeypatch: pytest.
 def test_new_state_that_is_much_for_memory_is_not_read_before_it_is_written(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growth, "HELD_IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(state_files, "HELD_IN_MEMORY_BYTES", 0)
     query.commit()
     assert query.snapshot(base=query.snapshots[-1])
     query.assert_last_is_whole()

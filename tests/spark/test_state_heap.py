@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.spark.checkpoint_dir.checksums import lz4_trouble
-from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import write_blocks
+from dagster_ckpt.spark.checkpoint_dir.checksums import content_trouble
+from dagster_ckpt.spark.checkpoint_dir.lz4_blocks import write_blocks
 from dagster_ckpt.state.heap import HeapStore, heap_snapshot
 
 Rows = dict[bytes, bytes]
@@ -93,14 +93,14 @@ def test_what_is_written_is_read_again(rows: Rows) -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = b"".join(write_blocks(heap_snapshot(rows.items())))
         assert store(Path(folder), {"7.snapshot": data}, "lz4", 7).read(2) == rows
-        assert lz4_trouble(data) is None
+        assert content_trouble("state/0/0/1.delta", data) is None
 
 
 def test_many_rows_are_written_in_blocks(tmp_path: Path) -> None:
     rows = {n.to_bytes(8, "big"): random.Random(n).randbytes(512) for n in range(400)}
     data = b"".join(write_blocks(heap_snapshot(rows.items())))
     assert data.count(b"LZ4Block") == 5
-    assert lz4_trouble(data) is None
+    assert content_trouble("state/0/0/1.delta", data) is None
     assert store(tmp_path, {"7.snapshot": data}, "lz4", 7).read(2) == rows
 
 

@@ -19,7 +19,7 @@ from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
-from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state import rewriting
 from dagster_ckpt.state.rewriting import rewrite_state

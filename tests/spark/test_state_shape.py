@@ -12,14 +12,13 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import (
     PROVIDER_CLASS,
     parse_commit_entry,
+    parse_metadata,
     parse_offset_entry,
-    parse_query_id,
-    parse_rewrite_id,
     query_metadata,
     with_settings,
     with_state_ids,
 )
-from dagster_ckpt.spark.checkpoint_dir.state.formats import HEAP, ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.state import rewriting
 from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
 from tests.support.golden_stream import GoldenStream
@@ -156,8 +155,9 @@ def test_a_commit_is_rewritten_for_another_checkpoint_format() -> None:
 
 def test_the_id_of_a_rewrite_is_beside_that_of_the_query() -> None:
     data = query_metadata("q", "r")
-    assert (parse_query_id(data, "metadata"), parse_rewrite_id(data, "metadata")) == ("q", "r")
-    assert parse_rewrite_id(query_metadata("q"), "metadata") is None
+    metadata = parse_metadata(data, "metadata")
+    assert (metadata.id, metadata.rewrite_id) == ("q", "r")
+    assert parse_metadata(query_metadata("q"), "metadata").rewrite_id is None
     assert query_metadata("q") == b'{"id":"q"}'
 
 

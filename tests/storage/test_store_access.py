@@ -266,8 +266,8 @@ def test_a_store_of_ones_own_is_named_by_its_import_path(tmp_path, stream_of) ->
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        ("no_such_package:Store", "cannot be used.*no_such_package"),
-        (f"{__name__}:NoSuchName", "cannot be used.*NoSuchName"),
+        ("no_such_package:Store", "cannot be imported.*no_such_package"),
+        (f"{__name__}:NoSuchName", "cannot be imported.*NoSuchName"),
         (f"{__name__}:OwnStore", "cannot be used.*folder"),
         ("builtins:dict", "neither a FileIO nor a SnapshotStore"),
     ],

@@ -23,11 +23,11 @@ from dagster_ckpt.sinks.registry import sinks_of
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream import fencing
-from dagster_ckpt.stream.fencing import LONGEST_WAIT_S, SHORTEST_WAIT_S, fence_predecessor
+from dagster_ckpt.stream import ownership
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, this_holder
+from dagster_ckpt.stream.ownership import LONGEST_WAIT_S, SHORTEST_WAIT_S, fence_predecessor
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
@@ -53,7 +53,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def history(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
-    monkeypatch.setattr(fencing, "SHORTEST_WAIT_S", 0.0)
+    monkeypatch.setattr(ownership, "SHORTEST_WAIT_S", 0.0)
     history = History(tmp_path)
     monkeypatch.setattr(history.shelf.stream.catalog.database, "_clock", clock)
     yield history
@@ -190,7 +190,7 @@ def test_no_query_is_started_in_a_fenced_directory(history: History, stream: Str
     fence_predecessor(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
     with pytest.raises(LiveDirectoryError, match="no query starts in it"):
-        fencing.refuse_a_fenced_directory(LiveDirectory(str(history.shelf.live)))
+        ownership.refuse_a_fenced_directory(LiveDirectory(str(history.shelf.live)))
 
 
 @pytest.mark.parametrize(
@@ -199,13 +199,13 @@ def test_no_query_is_started_in_a_fenced_directory(history: History, stream: Str
 def test_a_batch_in_flight_is_waited_for_as_batches_last(
     stream: StreamHandle, monkeypatch: pytest.MonkeyPatch, batch_ms: int | None, wait_s: float
 ) -> None:
-    monkeypatch.setattr(fencing, "SHORTEST_WAIT_S", SHORTEST_WAIT_S)
+    monkeypatch.setattr(ownership, "SHORTEST_WAIT_S", SHORTEST_WAIT_S)
     latest = stream.catalog.executions.latest(STREAM)
     assert latest is not None
     seen = replace(latest, progress={"batch_ms": batch_ms})
     monkeypatch.setattr(stream.catalog.executions, "latest", lambda _stream_id: seen)
 
-    assert fencing._wait_s(stream) == wait_s
+    assert ownership._wait_s(stream) == wait_s
 
 
 class Child:

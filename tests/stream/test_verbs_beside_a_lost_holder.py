@@ -11,10 +11,10 @@ import pytest
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.retention import apply_terminal_retention, housekeeping
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream import fencing
-from dagster_ckpt.stream.fencing import fence_predecessor
+from dagster_ckpt.stream import ownership
 from dagster_ckpt.stream.lease import acquire
 from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.ownership import fence_predecessor
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.as_writer import as_writer
@@ -36,7 +36,7 @@ class Clock:
 @pytest.fixture
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
     """A stream whose holder is on a machine that nobody reaches, and has not renewed its lease."""
-    monkeypatch.setattr(fencing, "SHORTEST_WAIT_S", 0.0)
+    monkeypatch.setattr(ownership, "SHORTEST_WAIT_S", 0.0)
     history = History(tmp_path)
     clock = Clock()
     stream = history.shelf.stream

@@ -7,7 +7,7 @@ from dagster_ckpt.client.derived_savepoint import _write, derive_savepoint
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.recovery.live_directories import restore_into
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_edits, query_metadata
+from dagster_ckpt.spark.checkpoint_dir.logs import query_metadata, read_metadata
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.golden_stream import GoldenStream
 
@@ -20,7 +20,7 @@ def edited_savepoint(golden: GoldenStream, reference: str, label: str) -> Snapsh
     assert original is not None
     copy = LiveDirectory(str(golden.root / "scratch" / label))
     restore_into(stream, original.location or "", copy, is_scratch=True)
-    before = parse_edits(copy.folder.read(METADATA), METADATA)
+    before = read_metadata(copy.folder).edits
     copy.folder.write(METADATA, [query_metadata(original.query_id or "", label, [*before, label])])
     done = {"id": label, "reason": "request 4711", "by": "ada"}
     return derive_savepoint(

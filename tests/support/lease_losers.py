@@ -41,7 +41,7 @@ from dagster_ckpt.runtime.settlement import RetryQueue
 from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
-from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
+from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.state.rewriting import Rewritten
 from dagster_ckpt.state.shape import StateShape

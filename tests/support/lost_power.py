@@ -16,17 +16,15 @@ from unittest import mock
 
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.recovery.dead_attempts import settle_dead_attempts
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.live_directories import StateRewrite, delete_older_live_directories
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.recovery.retention import housekeeping
+from dagster_ckpt.recovery.retention import housekeeping, settle_dead_attempts
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import REWRITE_ID
-from dagster_ckpt.spark.checkpoint_dir.state.formats import ROCKSDB
-from dagster_ckpt.spark.checkpoint_dir.state.growth import LAYOUT
+from dagster_ckpt.spark.checkpoint_dir.state_files import LAYOUT, ROCKSDB
 from dagster_ckpt.state import rewriting
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle

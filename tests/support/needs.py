@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import pytest
 
 from dagster_ckpt.spark.versions import Feature, SparkRelease, installed_release, release_of
-from dagster_ckpt.state.other_spark import Rewriter
+from dagster_ckpt.state.rewriter import Rewriter
 from tests.support import thorough
 
 # As in the Makefile, which runs every test on it.

@@ -12,8 +12,8 @@ from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.fencing import fence_predecessor
 from dagster_ckpt.stream.lease import AcquiredLease
+from dagster_ckpt.stream.ownership import fence_predecessor
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer, keeping
 from tests.support.places import SCHEME, is_local, path_of, place

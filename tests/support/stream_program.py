@@ -7,7 +7,7 @@ import uuid
 
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.stopped_savepoint import savepoint_of_stopped_stream
+from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
 from tests.support.as_writer import LONG_MS, as_writer
 from tests.support.golden_stream import STREAM, GoldenStream
 

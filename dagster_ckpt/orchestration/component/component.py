@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field
 
 from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.component.stream import StreamDeclaration
 from dagster_ckpt.orchestration.component.yaml_fields import (
     as_text,
@@ -18,12 +17,13 @@ from dagster_ckpt.orchestration.component.yaml_fields import (
     with_field_errors,
 )
 from dagster_ckpt.orchestration.definitions import stream_definitions
-from dagster_ckpt.orchestration.resources.resources import (
+from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     SparkSessionResource,
     StateBackendResource,
 )
+from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.values.validation import imported
 

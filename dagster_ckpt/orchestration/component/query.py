@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import dagster as dg
-from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dagster_ckpt.orchestration.component.yaml_fields import Scalar, with_env_vars, with_values
 from dagster_ckpt.spark.query.output import to_table
@@ -43,11 +43,7 @@ class Source(dg.Model):
     path: str | None = Field(default=None, description="Folder to read, for formats that have one.")
     table: str | None = Field(default=None, description="Table to read, in place of format and path.")
     watermark: Watermark | None = Field(default=None, description="How late rows may be.")
-
-    @field_validator("options", mode="wrap")
-    @classmethod
-    def _keep_env_vars(cls, given: Any, check: ValidatorFunctionWrapHandler) -> dict[str, Scalar]:
-        return with_env_vars(given, check(given))
+    _keep_env_vars = field_validator("options", mode="wrap")(with_env_vars)
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -108,11 +104,7 @@ class Sink(dg.Model):
         description="Import path of a function that writes each batch, such as company.sinks:write_orders, in place of "
         "a format. It takes a data frame and the number of the batch.",
     )
-
-    @field_validator("options", mode="wrap")
-    @classmethod
-    def _keep_env_vars(cls, given: Any, check: ValidatorFunctionWrapHandler) -> dict[str, Scalar]:
-        return with_env_vars(given, check(given))
+    _keep_env_vars = field_validator("options", mode="wrap")(with_env_vars)
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

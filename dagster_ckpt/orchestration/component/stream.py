@@ -8,17 +8,12 @@ import dagster as dg
 from pydantic import Field, create_model, model_validator
 
 from dagster_ckpt.client.health_facts import HealthSettings
-from dagster_ckpt.orchestration.assets.stream import StreamingAsset, StreamOptions, description_of
-from dagster_ckpt.orchestration.assets.streaming_asset import SHORTEST_MS, streaming_multi_asset
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
 from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, templated
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
-from dagster_ckpt.orchestration.resources.settings import (
-    CheckpointSettings,
-    RestartSettings,
-    UpgradeSettings,
-    described_fields,
-)
+from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings, described_fields
+from dagster_ckpt.orchestration.stream import StreamingAsset, StreamOptions, description_of
+from dagster_ckpt.orchestration.streaming_asset import SHORTEST_MS, streaming_multi_asset
 from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.retention import SavepointHistory
 from dagster_ckpt.policies.serialization import read_retention
@@ -146,6 +141,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
     ] = UpgradeSettings()
     desired_state: Annotated[DesiredState | None, describe(description_of("desired_state"))] = None
     stall_timeout_ms: Annotated[int | None, describe(description_of("stall_timeout_ms"))] = None
+    restart_in_run: Annotated[bool, describe(description_of("restart_in_run"))] = True
     savepoints: Annotated[
         Annotated[Savepoints, templated(Savepoints)] | None, describe("Scheduled savepoints. Default: none.")
     ] = None

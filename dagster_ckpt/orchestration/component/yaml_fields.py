@@ -13,7 +13,15 @@ from functools import cache
 from typing import Any, Literal, TypeVar, get_args
 
 import dagster as dg
-from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationError, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    create_model,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails
 
 from dagster_ckpt.errors import CkptError, OptionError
@@ -113,17 +121,25 @@ def _value_of(option: str, variable: dg.EnvVar) -> str:
     return value
 
 
-def with_env_vars(given: Any, checked: dict[str, Scalar]) -> dict[str, Scalar]:
+def with_env_vars(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
     """Restore environment variables that pydantic turned into plain text."""
-    return checked | {name: value for name, value in given.items() if isinstance(value, dg.EnvVar)}
+    return check(given) | {name: value for name, value in given.items() if isinstance(value, dg.EnvVar)}
 
 
 def _has_env_var(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(_has_env_var(each) for each in value.values())
-    if isinstance(value, list):
-        return any(_has_env_var(each) for each in value)
-    return isinstance(value, dg.EnvVar)
+    return any(isinstance(each, dg.EnvVar) for each in _leaves(value))
+
+
+def _has_template(value: Any) -> bool:
+    return any(isinstance(each, str) and "{{" in each for each in _leaves(value))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 def _checked(value: type[Value], check: Callable[[Value], object], given: Mapping[str, Any]) -> Value:
@@ -153,14 +169,6 @@ def _resolved(context: dg.ResolutionContext, value: Any) -> Any:
     if isinstance(value, list):
         return [_resolved(context.at_path(index), each) for index, each in enumerate(value)]
     return context.resolve_value(value) if _has_template(value) else value
-
-
-def _has_template(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(_has_template(each) for each in value.values())
-    if isinstance(value, list):
-        return any(_has_template(each) for each in value)
-    return isinstance(value, str) and "{{" in value
 
 
 _Place = tuple[str | int, ...]

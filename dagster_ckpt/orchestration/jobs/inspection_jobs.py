@@ -1,4 +1,4 @@
-"""Read-only ops and jobs: show a stream, diagnose its live directory, verify its snapshots."""
+"""Jobs that only read: show a stream and its state, diagnose its live directory, verify its snapshots."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,10 +11,24 @@ from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.description import LATEST
 from dagster_ckpt.client.examination import ALL, SnapshotVerification, StreamExamination
-from dagster_ckpt.orchestration.assets.stream import Stream
+from dagster_ckpt.client.state_browsing import (
+    DEFAULT_LIMIT,
+    ShownDifference,
+    ShownState,
+    show_differences,
+    show_state,
+    written_rows,
+)
 from dagster_ckpt.orchestration.code_check import check_stream
-from dagster_ckpt.orchestration.jobs.ops import StreamConfig, StreamOps, errors_as_failure, with_parameters_of
-from dagster_ckpt.orchestration.tables import markdown_table, table
+from dagster_ckpt.orchestration.jobs.ops import (
+    StreamConfig,
+    StreamOps,
+    errors_as_failure,
+    log_messages,
+    with_parameters_of,
+)
+from dagster_ckpt.orchestration.metadata import known, markdown_table, table
+from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.recovery.compatibility import Compatibility, CompatibilityReport
 from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.stream.start_from import StartFrom
@@ -53,17 +67,61 @@ class VerifyConfig(StreamConfig):
     fail_on_error: bool = Field(default=True, description="Fail the run if a snapshot cannot be restored.")
 
 
-def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build `doctor_job`, `verify_snapshots_job`, and `verify_state_job`, which is separate because it starts Spark."""
-    ops = StreamOps(streams)
+class OverviewConfig(StreamConfig):
+    """Show a stream."""
 
+    limit: int = Field(default=100, ge=1, le=1000, description="Rows of each table, newest first.")
+
+
+_POINT = "live (the newest committed batch), latest (the newest snapshot), or the id, number (chk-7), label or "
+_POINT += "location of a snapshot."
+_NAME = {"operator": "string", "state": "string"}
+_Row = dict[str, str | int | None]
+
+
+class _StateConfig(StreamConfig):
+    operator: str | None = Field(default=None, description="Number or name of an operator. Default: all.")
+    state: str | None = Field(
+        default=None,
+        description="Name of a state: a store, left or right for a join, or a variable of transformWithState. "
+        "Default: all.",
+    )
+    limit: int = Field(default=DEFAULT_LIMIT, ge=0, le=1000, description="Rows of each state to show on the page.")
+    write_to: str | None = Field(
+        default=None,
+        description="Write all rows as Parquet below this folder, given as an absolute path or URL. It must be empty.",
+    )
+
+
+class BrowseStateConfig(_StateConfig):
+    """Look into the state of a stream."""
+
+    snapshot: str = Field(default="latest", description=_POINT)
+    where: str | None = Field(
+        default=None, description="Only rows that match this SQL condition on fields of the key, such as user_id = 7."
+    )
+
+
+class DiffStateConfig(_StateConfig):
+    """Compare the state of a stream at two points."""
+
+    before: str = Field(description=_POINT)
+    after: str = Field(default="live", description=_POINT)
+
+
+def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
+    """Build the jobs that show a stream and its state, examine its live directory, and verify its snapshots."""
+    ops = StreamOps(streams)
+    return [*_examination_jobs(ops), *_state_jobs(ops)]
+
+
+def _examination_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
     @ops.op
     def doctor(context: dg.OpExecutionContext, config: DoctorConfig) -> dict[str, Any]:
         """Diagnose a stream's live directory: what is wrong, how far back it is intact, which snapshot to use."""
         with errors_as_failure():
             examination = ops.call(context, Client.doctor, config)
-        for message in examination.messages:
-            context.log.info(message)
+        log_messages(context, examination.messages)
         metadata = doctor_metadata(examination)
         if config.fail_on_error and not examination.diagnosis.can_resume:
             raise dg.Failure(" ".join(examination.messages), metadata=metadata, allow_retries=False)
@@ -113,12 +171,45 @@ def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         context.add_output_metadata(metadata)
         return report.as_record()
 
-    return [
-        ops.job(check),
-        ops.job(doctor),
-        ops.job(verify_snapshots),
-        ops.job(verify_state),
-    ]
+    @ops.op
+    def show_stream(context: dg.OpExecutionContext, config: OverviewConfig) -> None:
+        """Show a stream: tables of its snapshots and executions, where it runs, and what it was started from."""
+        with errors_as_failure():
+            client = ops.client(context, config.stream_id)
+            stream = ops.stream(config.stream_id)
+            metadata = overview_metadata(client.catalog, stream.stream_id, limit=config.limit)
+        context.add_output_metadata(metadata)
+
+    return [ops.job(show_stream), ops.job(check), ops.job(doctor), ops.job(verify_snapshots), ops.job(verify_state)]
+
+
+def _state_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
+    @ops.op_with_spark
+    def browse_state(context: dg.OpExecutionContext, config: BrowseStateConfig) -> list[str]:
+        """Show the state of a stream: first rows, counts and largest keys of every operator."""
+        with errors_as_failure():
+            spark = ops.resources(context).spark_session
+            with ops.call(context, Client.state, config, spark=spark) as found:
+                context.log.info(f"read {found}")
+                written = written_rows(found, config.write_to, where=config.where)
+                shown = show_state(found, where=config.where, limit=config.limit)
+                batch_id = found.batch_id
+        context.add_output_metadata({"dagster_ckpt/batch_id": batch_id, **state_metadata(shown), **_places(written)})
+        return written
+
+    @ops.op_with_spark
+    def diff_state(context: dg.OpExecutionContext, config: DiffStateConfig) -> dict[str, int]:
+        """Show which rows of state were added, removed and changed between two points of a stream."""
+        with errors_as_failure():
+            spark = ops.resources(context).spark_session
+            with ops.call(context, Client.state_diff, config, spark=spark) as found:
+                context.log.info(f"compare {found.before} with {found.after}")
+                written = written_rows(found, config.write_to)
+                shown = show_differences(found, limit=config.limit)
+        context.add_output_metadata({**difference_metadata(shown), **_places(written)})
+        return _totals(shown)
+
+    return [ops.job(browse_state), ops.job(diff_state)]
 
 
 def compatibility_metadata(report: CompatibilityReport) -> dict[str, Any]:
@@ -152,7 +243,7 @@ def doctor_metadata(examination: StreamExamination) -> dict[str, Any]:
         "dagster_ckpt/snapshot": examination.choice.snapshot.location if examination.choice.snapshot else None,
         "dagster_ckpt/replayed_batches": examination.choice.replayed_batches,
     }
-    return {name: value for name, value in figures.items() if value is not None}
+    return known(figures)
 
 
 def verification_metadata(verified: Sequence[SnapshotVerification]) -> dict[str, Any]:
@@ -211,28 +302,6 @@ _EXECUTION_COLUMNS = {
 }
 
 
-class OverviewConfig(StreamConfig):
-    """Show a stream."""
-
-    limit: int = Field(default=100, ge=1, le=1000, description="Rows of each table, newest first.")
-
-
-def build_overview_job(streams: Sequence[Stream]) -> dg.JobDefinition:
-    """Build the job that shows these streams: `show_stream_job`."""
-    ops = StreamOps(streams)
-
-    @ops.op
-    def show_stream(context: dg.OpExecutionContext, config: OverviewConfig) -> None:
-        """Show a stream: tables of its snapshots and executions, where it runs, and what it was started from."""
-        with errors_as_failure():
-            client = ops.client(context, config.stream_id)
-            stream = ops.stream(config.stream_id)
-            metadata = overview_metadata(client.catalog, stream.stream_id, limit=config.limit)
-        context.add_output_metadata(metadata)
-
-    return ops.job(show_stream)
-
-
 def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[str, Any]:
     """Metadata of a stream."""
     handle = catalog.streams.get(stream_id)
@@ -254,7 +323,7 @@ def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[s
         "dagster_ckpt/driver_log": dg.MetadataValue.path(launch.log) if launch is not None else None,
         "dagster_ckpt/driver_command": launch.command if launch is not None else None,
     }
-    return {name: value for name, value in metadata.items() if value is not None}
+    return known(metadata)
 
 
 def started_from(execution: ExecutionRecord) -> str:
@@ -294,3 +363,48 @@ def _execution_row(execution: ExecutionRecord) -> dict[str, str | int | None]:
 
 def _time(ms: int | None) -> str | None:
     return None if ms is None else utc_time(ms)
+
+
+def state_metadata(shown: Sequence[ShownState]) -> dict[str, Any]:
+    """Metadata of state."""
+    states: list[_Row] = [{**_name(each), "rows": each.rows} for each in shown]
+    largest: list[_Row] = [{**_name(each), **vars(key)} for each in shown for key in each.largest]
+    metadata: dict[str, Any] = {"dagster_ckpt/states": table({**_NAME, "rows": "int"}, states)}
+    if largest:
+        columns = {**_NAME, "key": "string", "rows": "int", "bytes": "int"}
+        metadata["dagster_ckpt/largest_keys"] = table(columns, largest)
+    return metadata | _first_rows(shown)
+
+
+def difference_metadata(shown: Sequence[ShownDifference]) -> dict[str, Any]:
+    """Metadata of differences of state."""
+    changes = {"added": "ADDED", "removed": "REMOVED", "changed": "CHANGED"}
+    states: list[_Row] = [
+        {**_name(each), **{name: each.counts[change] for name, change in changes.items()}, "note": each.note}
+        for each in shown
+    ]
+    columns = {**_NAME, **dict.fromkeys(changes, "int"), "note": "string"}
+    totals = {f"dagster_ckpt/{name}": _totals(shown)[change] for name, change in changes.items()}
+    return {"dagster_ckpt/states": table(columns, states), **totals, **_first_rows(shown)}
+
+
+def _totals(shown: Sequence[ShownDifference]) -> dict[str, int]:
+    return {change: sum(each.counts[change] for each in shown) for change in ("ADDED", "REMOVED", "CHANGED")}
+
+
+def _first_rows(shown: Sequence[ShownState | ShownDifference]) -> dict[str, Any]:
+    return {
+        f"dagster_ckpt/operator_{each.operator_id}_{each.state}": table(
+            dict.fromkeys(each.columns, "string"), [dict(zip(each.columns, row, strict=True)) for row in each.first]
+        )
+        for each in shown
+        if each.first
+    }
+
+
+def _name(each: ShownState | ShownDifference) -> dict[str, str]:
+    return {"operator": f"{each.operator_id} {each.operator}", "state": each.state}
+
+
+def _places(written: Sequence[str]) -> dict[str, Any]:
+    return {"dagster_ckpt/written": dg.MetadataValue.json(list(written))} if written else {}

@@ -1,4 +1,4 @@
-"""Ops and jobs that operate streams: savepoints, stop, cancel, restart, desired state, and rolling an upgrade back."""
+"""Jobs that operate streams: snapshots and their retention, stop, cancel, restart, desired state, upgrades."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -10,22 +10,29 @@ from pydantic import Field
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.lifecycle import StopResult
+from dagster_ckpt.client.maintenance import HISTORY_DAYS
+from dagster_ckpt.client.rebuild import RebuildReport
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.assets.stream import Stream
 from dagster_ckpt.orchestration.jobs.ops import (
     StreamConfig,
     StreamOps,
     errors_as_failure,
+    log_messages,
     report_snapshot,
     with_parameters_of,
 )
 from dagster_ckpt.orchestration.jobs.rewind_jobs import rewind_metadata
-from dagster_ckpt.orchestration.tables import markdown_table
+from dagster_ckpt.orchestration.metadata import markdown_table, snapshot_metadata
+from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.serialization import read_retention
-from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.snapshot.garbage_collection import Garbage
+from dagster_ckpt.state.editing import StateEdit
+from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.values.modes import DesiredState, TerminalState
 
 ROLL_BACK_JOB = "roll_back_upgrade_job"
+_SHOWN_OBJECTS = 100
 
 
 class HistoryConfigSchema(dg.Config):
@@ -70,60 +77,24 @@ class RestartConfig(StreamConfig):
     """Start a stream, or restart it from another snapshot."""
 
 
-def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs for checkpoints and savepoints, and those that stop, cancel and restart streams."""
-    ops = StreamOps(streams)
+@with_parameters_of(Client.apply_retention)
+class RetentionConfig(StreamConfig):
+    """Apply externalized retention."""
 
-    @ops.op
-    def trigger_savepoint(context: dg.OpExecutionContext, config: TriggerSavepointConfig) -> str:
-        """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
-        history = config.history
-        with errors_as_failure():
-            schedule = history.schedule if history is not None else None
-            snapshot = ops.call(context, Client.trigger_savepoint, config, schedule=schedule)
-            if history is not None:
-                deleted = ops.client(context, config.stream_id).apply_savepoint_history(
-                    config.stream_id, schedule=history.schedule, history=history.policy()
-                )
-                # Housekeeping retries failed deletions.
-                for message in deleted.messages(unlogged=True):
-                    context.log.info(message)
-        return report_snapshot(context, snapshot)
-
-    def stopped(context: dg.OpExecutionContext, result: StopResult) -> str:
-        assert result.savepoint is not None
-        return report_snapshot(context, result.savepoint)
-
-    def canceled(context: dg.OpExecutionContext, result: StopResult) -> None:
-        context.log.info(f"{result.stream_id}: canceled: {'; '.join(result.messages())}")
-
-    @ops.op
-    def restart_stream(context: dg.OpExecutionContext, config: RestartConfig) -> None:
-        """Start a stream, or stop it and start it from another snapshot. The supervisor sensor launches the run."""
-        with errors_as_failure():
-            ahead = ops.call(context, Client.restart, config)
-        context.add_output_metadata(
-            {
-                "dagster_ckpt/recovery": ahead.plan.reason,
-                "dagster_ckpt/rewound_batches": ahead.batches,
-                **rewind_metadata(context, ops.stream(config.stream_id), ahead),
-            }
-        )
-
-    return [
-        ops.verb("trigger_checkpoint", Client.trigger_checkpoint, report_snapshot),
-        ops.job(trigger_savepoint),
-        ops.verb(
-            "stop_with_savepoint",
-            Client.stop,
-            stopped,
-            without={"savepoint"},
-            description="Stop a stream at a batch boundary with a savepoint of the final state.",
-        ),
-        ops.verb("cancel_stream", Client.cancel, canceled),
-        ops.job(restart_stream),
-        ops.verb("prefer_savepoint", Client.prefer_savepoint, report_snapshot),
-    ]
+    state: TerminalState | None = Field(
+        default=None,
+        description="The state in which the stream ended: applies RETAIN/DELETE_ON_CANCELLATION for it. Leave it out "
+        "to only finish interrupted deletions and remove orphaned bytes.",
+    )
+    dry_run: bool = Field(
+        default=False,
+        description="Only show what would be deleted and removed, and why.",
+    )
+    history_days: int = Field(
+        default=HISTORY_DAYS,
+        description="Delete rows of the catalog about deleted snapshots, failed attempts, ended executions, events and "
+        "answered requests that are older than this many days. Only where state is left out.",
+    )
 
 
 class RequestedState(Enum):
@@ -152,9 +123,46 @@ class DesiredStateConfig(StreamConfig):
     )
 
 
-def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build `set_desired_state_job`, and `roll_back_upgrade_job`, which the supervisor sensor launches."""
+@with_parameters_of(Client.edit_state, without={"edits"})
+class ForgetKeyConfig(StreamConfig):
+    """Make a savepoint without the state of some keys."""
+
+    where: str = Field(description="Which keys: an SQL condition on fields of the key, such as user_id = 7.")
+    operator: str | None = Field(
+        default=None,
+        description="Number or name of an operator. Default: all whose key has the columns of the condition.",
+    )
+
+
+def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
+    """Build the jobs that take, keep and delete snapshots, stop, cancel and restart streams, and set their state.
+
+    The supervisor sensor launches `apply_retention_job` and `roll_back_upgrade_job`.
+    """
     ops = StreamOps(streams)
+    return [*_lifecycle_jobs(ops), *_snapshot_jobs(ops)]
+
+
+def _lifecycle_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
+    def stopped(context: dg.OpExecutionContext, result: StopResult) -> str:
+        assert result.savepoint is not None
+        return report_snapshot(context, result.savepoint)
+
+    def canceled(context: dg.OpExecutionContext, result: StopResult) -> None:
+        context.log.info(f"{result.stream_id}: canceled: {'; '.join(result.messages())}")
+
+    @ops.op
+    def restart_stream(context: dg.OpExecutionContext, config: RestartConfig) -> None:
+        """Start a stream, or stop it and start it from another snapshot. The supervisor sensor launches the run."""
+        with errors_as_failure():
+            ahead = ops.call(context, Client.restart, config)
+        context.add_output_metadata(
+            {
+                "dagster_ckpt/recovery": ahead.plan.reason,
+                "dagster_ckpt/rewound_batches": ahead.batches,
+                **rewind_metadata(context, ops.stream(config.stream_id), ahead),
+            }
+        )
 
     @ops.op
     def set_desired_state(context: dg.OpExecutionContext, config: DesiredStateConfig) -> None:
@@ -176,8 +184,95 @@ def build_desired_state_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition
         context.add_output_metadata(desired_state_metadata(row))
 
     return [
+        ops.verb(
+            "stop_with_savepoint",
+            Client.stop,
+            stopped,
+            without={"savepoint"},
+            description="Stop a stream at a batch boundary with a savepoint of the final state.",
+        ),
+        ops.verb("cancel_stream", Client.cancel, canceled),
+        ops.job(restart_stream),
         ops.job(set_desired_state),
         ops.job(roll_back_upgrade),
+    ]
+
+
+def _snapshot_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
+    @ops.op
+    def trigger_savepoint(context: dg.OpExecutionContext, config: TriggerSavepointConfig) -> str:
+        """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
+        history = config.history
+        with errors_as_failure():
+            schedule = history.schedule if history is not None else None
+            snapshot = ops.call(context, Client.trigger_savepoint, config, schedule=schedule)
+            if history is not None:
+                deleted = ops.client(context, config.stream_id).apply_savepoint_history(
+                    config.stream_id, schedule=history.schedule, history=history.policy()
+                )
+                # Housekeeping retries failed deletions.
+                log_messages(context, deleted.messages(unlogged=True))
+        return report_snapshot(context, snapshot)
+
+    @ops.op
+    def apply_retention(context: dg.OpExecutionContext, config: RetentionConfig) -> None:
+        """Keep or delete checkpoints by the clean-up option; finish interrupted deletions; prune the catalog."""
+        with errors_as_failure():
+            report = ops.call(context, Client.apply_retention, config)
+            pruned = None
+            if config.state is None:
+                pruned = ops.client(context, config.stream_id).prune_history(
+                    config.stream_id, older_than_days=config.history_days, dry_run=config.dry_run
+                )
+        log_messages(context, report.messages(unlogged=True))
+        context.add_output_metadata(
+            {
+                "dagster_ckpt/pruned_rows": pruned.total if pruned is not None else 0,
+                "dagster_ckpt/deleted": list(report.deleted),
+                "dagster_ckpt/kept": list(report.kept),
+                "dagster_ckpt/dry_run": report.dry_run,
+                "dagster_ckpt/removed_objects": _garbage_table(report.swept),
+            }
+        )
+        if report.failed:
+            raise dg.Failure(
+                "Some deletions failed; they stay in the catalog as DELETING and are tried again by the next run: "
+                + "; ".join(report.failed)
+            )
+
+    def rebuilt(context: dg.OpExecutionContext, report: RebuildReport) -> list[str]:
+        log_messages(context, report.messages())
+        context.add_output_metadata(
+            {
+                "dagster_ckpt/registered": list(report.registered),
+                "dagster_ckpt/skipped": list(report.skipped),
+                "dagster_ckpt/live_directory": report.live_directory or "none",
+            }
+        )
+        return list(report.registered)
+
+    @ops.op_with_spark
+    def forget_key(context: dg.OpExecutionContext, config: ForgetKeyConfig) -> str:
+        """Make a savepoint of a snapshot without the state of some keys. Start the stream from it afterwards."""
+        with errors_as_failure():
+            edits = StateEdit(config.operator, forget=config.where)
+            done = ops.call(context, Client.edit_state, config, edits=edits, spark=ops.resources(context).spark_session)
+        log_messages(context, done.messages())
+        older = [describe_snapshot(each) for each in done.still_there]
+        figures = {"dagster_ckpt/rows": done.rows, "dagster_ckpt/older_snapshots": dg.MetadataValue.json(older)}
+        context.add_output_metadata({**snapshot_metadata(done.savepoint), **figures})
+        return done.savepoint.location or ""
+
+    return [
+        ops.verb("trigger_checkpoint", Client.trigger_checkpoint, report_snapshot),
+        ops.job(trigger_savepoint),
+        ops.job(forget_key),
+        ops.verb("prefer_savepoint", Client.prefer_savepoint, report_snapshot),
+        ops.job(apply_retention),
+        ops.verb("tag_checkpoint", Client.tag, report_snapshot),
+        ops.verb("release_checkpoint", Client.release, report_snapshot),
+        ops.verb("promote_checkpoint", Client.promote, report_snapshot),
+        ops.verb("rebuild_catalog", Client.rebuild, rebuilt),
     ]
 
 
@@ -195,3 +290,9 @@ def desired_state_metadata(row: DesiredRecord) -> dict[str, dg.MetadataValue]:
     if row.alert is not None:
         facts.append(("alert", row.alert))
     return {"dagster_ckpt/desired_state": dg.MetadataValue.md(markdown_table(("", "value"), facts))}
+
+
+def _garbage_table(swept: Sequence[Garbage]) -> dg.MarkdownMetadataValue:
+    rows = [(item.location, item.reason, f"{item.age_ms / 3_600_000:.1f}") for item in swept]
+    header = ("object", "why nothing needs it", "age, hours")
+    return dg.MetadataValue.md(markdown_table(header, rows, at_most=_SHOWN_OBJECTS))

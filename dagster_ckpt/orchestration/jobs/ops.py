@@ -1,35 +1,131 @@
 """Makes ops and jobs of the client's methods: their configs, the stream that a run operates, and their errors."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import builtins
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, get_type_hints
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import dagster as dg
-from pydantic import Field, create_model
+from pydantic import Field
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.client import Client
-from dagster_ckpt.client.parameters import REQUIRED, Parameter, arguments, parameters, summary
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.assets.stream import Stream, StreamingAsset, find_stream, translator_of
-from dagster_ckpt.orchestration.resources.defined_streams import DefinedStreams
-from dagster_ckpt.orchestration.resources.resources import DeploymentResources
-from dagster_ckpt.orchestration.runs.run_status import (
+from dagster_ckpt.orchestration.metadata import snapshot_metadata
+from dagster_ckpt.orchestration.resources import DeploymentResources
+from dagster_ckpt.orchestration.run_status import (
     OPERATION_TAG,
     refuse_overridden_resources,
     run_tags,
     transitions_in_run_log,
 )
-from dagster_ckpt.orchestration.sensors.reports import snapshot_metadata
+from dagster_ckpt.orchestration.settings import field_of, with_fields
+from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, defined_streams, find_stream, translator_of
 from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES
+from dagster_ckpt.stream.start_from import StartFrom, start_options
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 
 STREAM_ID = "Stream id (or asset key) of the streaming asset, such as departure_delays."
+_KINDS = (bool, int, float, str, list, dict)
+# What callers supply, besides sessions, callbacks and results of other methods.
+_GIVEN = frozenset({"self", "run_id"})
+# Docstrings describe the others.
+_USUAL = {
+    "label": "A name to start from later, such as before-release-42.",
+    "target_directory": "Folder for the savepoint, as a URL. Default: the configured savepoint folder.",
+    "timeout_s": "Seconds to wait for an answer of the running stream; after that the request is withdrawn.",
+}
+_UNLESS_DESCRIBED = {
+    "stream": STREAM_ID,
+    "snapshot": "Id, number (chk-7), label or location of a snapshot that the catalog lists.",
+    "savepoint": "Snapshot id, label or location of a completed savepoint.",
+}
+REQUIRED = inspect.Parameter.empty
 # Other names of parameters in a launchpad.
 _FIELDS = {"stream": "stream_id", "into": "into_stream_id", "timeout_s": "timeout_seconds"}
 _PARAMETERS = {field: name for name, field in _FIELDS.items()}
 _Config = TypeVar("_Config", bound=dg.Config)
 _Result = TypeVar("_Result")
+
+
+class Parameter(NamedTuple):
+    """A parameter of a method.
+
+    Attributes:
+        kind: bool, int, float, str, list, dict, or an enum.
+        default: `REQUIRED`: it has none; None: no value.
+    """
+
+    name: str
+    kind: type[Any]
+    default: Any
+    description: str
+
+
+class _Names(dict[str, Any]):
+    """Names in annotations; no option has a type that only type checkers import."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
+
+
+def parameters(method: Callable[..., Any]) -> list[Parameter]:
+    """A method's options; a `StartFrom` stands for its fields."""
+    described, found = _described(method), []
+    for each in _signature(method):
+        if each.annotation is StartFrom:
+            found += [Parameter(*option[:4]) for option in start_options()]
+        elif each.name not in _GIVEN and (each.annotation in _KINDS or _is_enum(each.annotation)):
+            description = _USUAL.get(each.name) or described.get(each.name) or _UNLESS_DESCRIBED.get(each.name, "")
+            found.append(Parameter(each.name, each.annotation, each.default, description))
+    return found
+
+
+def arguments(method: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn option values into the method's arguments."""
+    return {
+        each.name: StartFrom.from_record(values) if each.annotation is StartFrom else values[each.name]
+        for each in _signature(method)
+        if each.name in values
+    }
+
+
+def summary(method: Callable[..., Any]) -> str:
+    """The first sentence of a method's docstring, without marks of code."""
+    return (inspect.getdoc(method) or "").split("\n\n")[0].replace("\n", " ").replace("`", "")
+
+
+def _signature(method: Callable[..., Any]) -> list[inspect.Parameter]:
+    names = _Names({**method.__globals__, StartFrom.__name__: StartFrom})
+    found = inspect.signature(method, eval_str=True, locals=names).parameters.values()
+    return [each.replace(annotation=_kind_of(each.annotation)) for each in found]
+
+
+def _kind_of(annotation: Any) -> Any:
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    kinds = [get_origin(each) or each for each in members if each is not NoneType]
+    best = next((each for each in kinds if each is StartFrom or _is_enum(each)), kinds[0])
+    return next((kind for origin, kind in ((Mapping, dict), (Sequence, list)) if best is origin), best)
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _described(method: Callable[..., Any]) -> dict[str, str]:
+    _, _, below = (inspect.getdoc(method) or "").partition("\nArgs:\n")
+    section = re.split(r"\n(?=\S)", below)[0]
+    texts = re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE)
+    return {name: _readable(text) for name, text in texts}
+
+
+def _readable(text: str) -> str:
+    text = re.sub(r"\s+", " ", text).replace("`", "")
+    return re.sub("^The stream", "Stream id (or asset key) of the stream", text)
 
 
 class StreamConfig(dg.Config):
@@ -45,14 +141,12 @@ def with_parameters_of(
 
     def added(config: type[_Config]) -> type[_Config]:
         left_out = {*without, *vars(config).get("__annotations__", {})}
-        fields: dict[str, Any] = {
+        fields = {
             _FIELDS.get(each.name, each.name): _field(each)
             for each in parameters(method)
             if not {each.name, _FIELDS.get(each.name, each.name)} & left_out
         }
-        return create_model(
-            config.__name__, __base__=config, __doc__=config.__doc__, __module__=config.__module__, **fields
-        )
+        return with_fields(config, fields)
 
     return added
 
@@ -65,9 +159,7 @@ def _field(parameter: Parameter) -> tuple[Any, Any]:
         return kind, Field(description=parameter.description, **limits)
     if parameter.kind in kinds:
         default = parameter.kind()
-    return kind if default is not None else kind | None, Field(
-        default=default, description=parameter.description, **limits
-    )
+    return field_of(kind, default, parameter.description, **limits)
 
 
 @contextmanager
@@ -164,7 +256,7 @@ class StreamOps:
         stream = self.stream(stream_id)
         refuse_overridden_resources(context)
         client = Client.of_streams(
-            DefinedStreams(self._streams, self.resources(context)),
+            defined_streams(self._streams, self.resources(context)),
             origin=f"{context.job_name} run {context.run_id}",
         )
         tags = run_tags(client.catalog, stream.stream_id)
@@ -188,3 +280,9 @@ def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) ->
     context.log.info(f"{snapshot.kind.lower()} at batch {snapshot.batch_id}: {location}")
     context.add_output_metadata(snapshot_metadata(snapshot))
     return location
+
+
+def log_messages(context: dg.OpExecutionContext, messages: Iterable[str]) -> None:
+    """Show a result's messages in the run's log."""
+    for message in messages:
+        context.log.info(message)

@@ -8,10 +8,16 @@ from pydantic import Field
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.export import Export
 from dagster_ckpt.client.outputs import Orphan, SinkCleaning
-from dagster_ckpt.orchestration.assets.downstream import Dependent, dependents_of
-from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.jobs.ops import StreamConfig, StreamOps, errors_as_failure, with_parameters_of
-from dagster_ckpt.orchestration.tables import markdown_table
+from dagster_ckpt.orchestration.downstream import Dependent, dependents_of
+from dagster_ckpt.orchestration.jobs.ops import (
+    StreamConfig,
+    StreamOps,
+    errors_as_failure,
+    log_messages,
+    with_parameters_of,
+)
+from dagster_ckpt.orchestration.metadata import markdown_table
+from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.recovery.adopt import Adoption
 from dagster_ckpt.recovery.fork import Fork
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
@@ -40,8 +46,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         """Show what a start would undo and process again, and the effect on each sink. Changes nothing."""
         with errors_as_failure():
             preview = ops.call(context, Client.preview_rewind, config)
-        for message in preview.messages():
-            context.log.info(message)
+        log_messages(context, preview.messages())
         context.add_output_metadata(rewind_metadata(context, ops.stream(config.stream_id), preview))
 
     def forked(context: dg.OpExecutionContext, made: Fork) -> None:
@@ -84,8 +89,7 @@ def rewind_metadata(
 
 def report(context: dg.OpExecutionContext, key: str, messages: Sequence[str]) -> None:
     """Report a result in the run's log and on its page."""
-    for message in messages:
-        context.log.info(message)
+    log_messages(context, messages)
     context.add_output_metadata({key: dg.MetadataValue.md("\n".join(f"- {message}" for message in messages))})
 
 

@@ -8,8 +8,8 @@ import dagster as dg
 import pendulum
 
 from dagster_ckpt.client.description import LATEST
-from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
-from dagster_ckpt.orchestration.resources.resources import catalog_of
+from dagster_ckpt.orchestration.resources import catalog_of
+from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.serialization import write_retention
@@ -95,16 +95,12 @@ def _in_config(history: RetentionPolicy | None) -> dict[str, Any]:
 
 
 def build_housekeeping_schedule(
-    streams: Sequence[Stream],
-    retention_job: dg.JobDefinition,
-    *,
-    cron_schedule: str = "0 * * * *",
-    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
+    streams: Sequence[Stream], retention_job: dg.JobDefinition, *, cron_schedule: str = "0 * * * *"
 ) -> dg.ScheduleDefinition:
     """Finish interrupted deletions and remove orphaned bytes, for every stream.
 
     Args:
-        retention_job: `apply_retention_job` of `build_retention_jobs`.
+        retention_job: `apply_retention_job` of `build_operator_jobs`.
         cron_schedule: In UTC.
     """
 
@@ -112,7 +108,6 @@ def build_housekeeping_schedule(
         name=translator_of(streams).get_schedule_name("checkpoint_housekeeping_schedule"),
         job=retention_job,
         cron_schedule=cron_schedule,
-        default_status=default_status,
         description="Finishes deletions that were interrupted and removes bytes that no snapshot refers to.",
     )
     def housekeeping_schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest]:
@@ -122,19 +117,13 @@ def build_housekeeping_schedule(
 
 
 def build_verification_schedule(
-    streams: Sequence[Stream],
-    verification_job: dg.JobDefinition,
-    *,
-    cron_schedule: str = "30 4 * * *",
-    deep: bool = True,
-    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
+    streams: Sequence[Stream], verification_job: dg.JobDefinition, *, cron_schedule: str = "30 4 * * *"
 ) -> dg.ScheduleDefinition:
     """Prove that the newest snapshot of every stream can be restored; the health sensor reports the result.
 
     Args:
         verification_job: `verify_snapshots_job` of `build_inspection_jobs`.
         cron_schedule: In UTC.
-        deep: Read every byte; otherwise check only lengths and completeness.
     """
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
@@ -144,15 +133,12 @@ def build_verification_schedule(
         required_resource_keys={catalog_key},
         job=verification_job,
         cron_schedule=cron_schedule,
-        default_status=default_status,
         description="Verifies the newest snapshot of every stream.",
     )
-    def verification_schedule(
-        context: dg.ScheduleEvaluationContext,
-    ) -> list[dg.RunRequest]:
-        with_snapshots = catalog_of(context, catalog_key).snapshots.newest_of([stream.stream_id for stream in streams])
+    def verification_schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest]:
+        with_snapshots = catalog_of(context, catalog_key).history.newest_of([stream.stream_id for stream in streams])
         return [
-            _run_for(stream, context, "verify_snapshots", snapshot=LATEST, deep=deep)
+            _run_for(stream, context, "verify_snapshots", snapshot=LATEST, deep=True)
             for stream in streams
             if stream.stream_id in with_snapshots
         ]

@@ -1,34 +1,133 @@
-"""The catalog sensor, an observer: it reports each completed snapshot once, as an event on its streaming asset."""
+"""The catalog sensor, an observer: it reports each completed snapshot once, as an event on its streaming asset.
+
+Dagster keeps reported events forever, so only the first periodic checkpoint per interval is reported. Intervals follow
+the clock, so reading the events again, from any position, gives the same answer.
+"""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.history import SnapshotTally
-from dagster_ckpt.catalog.records import EventRecord, EventType
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
-from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
-from dagster_ckpt.orchestration.resources.resources import catalog_of
-from dagster_ckpt.orchestration.sensors.reports import (
-    DECISIVE,
-    REMEMBERED,
+from dagster_ckpt.orchestration.metadata import (
     SEQUENCE_KEY,
     SNAPSHOT_ID_KEY,
     CheckpointPage,
-    ReportedEvent,
-    events_to_report,
     failure_observation,
     identity,
     materialization,
 )
+from dagster_ckpt.orchestration.resources import catalog_of
+from dagster_ckpt.orchestration.run_status import UNFINISHED
+from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.values.durations import wall_clock_ms
+
+_FAILED = (EventType.CHECKPOINT_FAILED, EventType.SAVEPOINT_FAILED)
+# Events that decide whether the next one is reported.
+DECISIVE = (
+    EventType.CHECKPOINT_COMPLETED,
+    EventType.CHECKPOINT_FAILED,
+    EventType.EXECUTION_STARTED,
+    EventType.EXECUTION_ENDED,
+    EventType.RESTORED,
+    EventType.SAVEPOINT_COMPLETED,
+)
+# One more is remembered: the end of an execution judges its last checkpoint again.
+_CONSIDERED = 3
+REMEMBERED = _CONSIDERED + 1
+
+
+@dataclass(frozen=True)
+class ReportedEvent:
+    """A reported event, of a snapshot or a failed attempt."""
+
+    event: EventRecord
+    is_failure: bool = False
+
+
+def events_to_report(
+    events: Iterable[EventRecord],
+    before: Mapping[str, Sequence[EventRecord]],
+    snapshots: Mapping[str, SnapshotRecord],
+    *,
+    interval_ms: int,
+) -> Iterator[ReportedEvent]:
+    """The events to report, in order.
+
+    Always: savepoints, user-triggered checkpoints, the first checkpoint after a start or restore, the last before an
+    end, and failed savepoints. Else the first checkpoint per interval, and of failed ones the first after a success,
+    then one per interval.
+
+    Args:
+        events: New ones, in order, of any streams.
+        before: For each stream, `REMEMBERED` decisive events, oldest first.
+        snapshots: By id; the event of a missing one is reported.
+        interval_ms: 0 reports every event.
+    """
+    past = {stream_id: list(known) for stream_id, known in before.items()}
+    for event in events:
+        known = past.setdefault(event.stream_id, [])
+        reported = _reported(event, known, snapshots, interval_ms)
+        if reported is not None:
+            yield reported
+        if event.type in DECISIVE:
+            past[event.stream_id] = [*known, event][-REMEMBERED:]
+
+
+def _reported(
+    event: EventRecord, known: Sequence[EventRecord], snapshots: Mapping[str, SnapshotRecord], interval_ms: int
+) -> ReportedEvent | None:
+    if event.type is EventType.EXECUTION_ENDED:
+        return _last_unreported(known, snapshots, interval_ms)
+    if event.type in _FAILED:
+        is_reported = event.type is EventType.SAVEPOINT_FAILED or _is_first(event, known, interval_ms)
+        return ReportedEvent(event, is_failure=True) if is_reported else None
+    if event.type is EventType.CHECKPOINT_COMPLETED:
+        is_reported = _is_first(event, known, interval_ms) or _was_asked_for(event, snapshots)
+        return ReportedEvent(event) if is_reported else None
+    return ReportedEvent(event) if event.type is EventType.SAVEPOINT_COMPLETED else None
+
+
+def _last_unreported(
+    known: Sequence[EventRecord], snapshots: Mapping[str, SnapshotRecord], interval_ms: int
+) -> ReportedEvent | None:
+    """The last snapshot of an ending execution, if it is a checkpoint."""
+    at = next((at for at in reversed(range(len(known))) if known[at].type not in _FAILED), None)
+    if at is None or known[at].type is not EventType.CHECKPOINT_COMPLETED:
+        return None
+    last = known[at]
+    is_reported = _is_first(last, known[:at], interval_ms) or _was_asked_for(last, snapshots)
+    return None if is_reported else ReportedEvent(last)
+
+
+def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int) -> bool:
+    """Whether it is the first of its kind in its interval and execution."""
+    previous = next((each for each in reversed(known[-_CONSIDERED:]) if _decides(each, event)), None)
+    if previous is None or previous.type is not event.type or not interval_ms:
+        return True
+    return previous.at_ms // interval_ms < event.at_ms // interval_ms
+
+
+def _decides(previous: EventRecord, event: EventRecord) -> bool:
+    # A checkpoint between two failures makes the second reportable; a failure or savepoint between checkpoints does
+    # not.
+    if event.type in _FAILED:
+        return True
+    return previous.type not in (*_FAILED, EventType.SAVEPOINT_COMPLETED)
+
+
+def _was_asked_for(event: EventRecord, snapshots: Mapping[str, SnapshotRecord]) -> bool:
+    snapshot = snapshots.get(event.snapshot_id or "")
+    return snapshot is None or snapshot.trigger is not SnapshotTrigger.PERIODIC
 
 
 @dataclass(frozen=True)
@@ -42,23 +141,6 @@ class Reported:
 
     looked_up_to: int
     latest: Mapping[dg.AssetKey, int] = field(default_factory=dict)
-
-
-class ReportMemory:
-    """What a process remembers of its last tick."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[str, Reported] | None = None
-
-    def after(self, tick: str) -> Reported | None:
-        """What was known after a tick, if it was this process's last."""
-        # Read once: a user may test the sensor meanwhile.
-        kept = self._kept
-        return kept[1] if kept is not None and kept[0] == tick else None
-
-    def keep(self, tick: str, reported: Reported) -> None:
-        """Remember what is known once a tick's reports are stored."""
-        self._kept = (tick, reported)
 
 
 COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
@@ -103,9 +185,6 @@ def build_catalog_sensor(
     downstream_interval_seconds: int = 0,
     report_interval_seconds: int = REPORT_INTERVAL_S,
     checkpoint_page: str | None = None,
-    name: str | None = None,
-    minimum_interval_seconds: int = 5,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
     """Define a sensor that reports completed checkpoints and savepoints on their streaming assets, each at most once.
 
@@ -118,26 +197,24 @@ def build_catalog_sensor(
         downstream_interval_seconds: Minimum time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported per interval; 0: each.
         checkpoint_page: Its address, for links.
-        name: Default: `checkpoint_catalog_sensor`, as the translator names it.
     """
     keys: dict[str, Sequence[dg.AssetKey]] = {stream.stream_id: stream.keys for stream in streams}
-    memory = ReportMemory()
+    # What this process knows since its last tick, by that tick.
+    memory: dict[str, Reported] = {}
     page = CheckpointPage(checkpoint_page) if checkpoint_page is not None else None
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
 
     @dg.sensor(
-        name=name or translator.get_sensor_name("checkpoint_catalog_sensor"),
+        name=translator.get_sensor_name("checkpoint_catalog_sensor"),
         required_resource_keys={catalog_key},
         jobs=[downstream] if downstream is not None else None,
-        minimum_interval_seconds=minimum_interval_seconds,
-        default_status=default_status,
+        minimum_interval_seconds=5,
+        default_status=dg.DefaultSensorStatus.RUNNING,
         description="Reports completed checkpoints and savepoints on their streaming assets"
         + (f", and starts {downstream.name}." if downstream is not None else "."),
     )
-    def checkpoint_catalog_sensor(
-        context: dg.SensorEvaluationContext,
-    ) -> dg.SensorResult:
+    def checkpoint_catalog_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         cursor = SensorCursor.parse(context.cursor)
         catalog = catalog_of(context, catalog_key)
         # Before the events: another process may have reported up to here.
@@ -145,7 +222,7 @@ def build_catalog_sensor(
         if latest < cursor.sequence:
             # A re-created catalog counts from one again.
             cursor = SensorCursor(downstream_due=cursor.downstream_due, downstream_at_ms=cursor.downstream_at_ms)
-        known = memory.after(cursor.tick)
+        known = memory.get(cursor.tick)
         reported = known or Reported(latest)
         events = catalog.events.after(cursor.sequence, limit=EVENTS_PER_TICK if known else EVENTS_IN_FIRST_TICK)
         ours = [event for event in events if event.stream_id in keys]
@@ -163,7 +240,8 @@ def build_catalog_sensor(
         sequence, tick = cursor.sequence, cursor.tick
         if events:
             sequence, tick = events[-1].sequence, str(uuid.uuid4())
-            memory.keep(tick, tick_report.reported)
+            memory.clear()
+            memory[tick] = tick_report.reported
         due = downstream is not None and (cursor.downstream_due or news)
         started_at_ms = cursor.downstream_at_ms
         requests = []
@@ -308,15 +386,8 @@ def _tallies(
             reports.append((key, event.sequence))
             spans.append((event.stream_id, before[key], event.sequence))
         before[key] = event.sequence
-    return dict(zip(reports, catalog.snapshots.tallies(spans), strict=True))
+    return dict(zip(reports, catalog.history.tallies(spans), strict=True))
 
 
 def _is_in_progress(instance: dg.DagsterInstance, job_name: str) -> bool:
-    statuses = [
-        dg.DagsterRunStatus.QUEUED,
-        dg.DagsterRunStatus.NOT_STARTED,
-        dg.DagsterRunStatus.STARTING,
-        dg.DagsterRunStatus.STARTED,
-        dg.DagsterRunStatus.CANCELING,
-    ]
-    return bool(instance.get_runs(dg.RunsFilter(job_name=job_name, statuses=statuses), limit=1))
+    return bool(instance.get_runs(dg.RunsFilter(job_name=job_name, statuses=UNFINISHED), limit=1))

@@ -11,24 +11,22 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord
 from dagster_ckpt.client.reconciliation import RecordedEnd
-from dagster_ckpt.orchestration.assets.stream import Stream
-from dagster_ckpt.orchestration.runs.run_status import (
+from dagster_ckpt.orchestration.run_status import (
     DEPLOYMENT_TAG,
     OPERATION_TAG,
     RETENTION_OF_TAG,
     STEP_TAG,
     STREAM_ID_TAG,
+    UNFINISHED,
     RunWorker,
     has_time_limit,
     worker_of,
 )
+from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.runtime.settlement import record_death
 from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness, run_liveness
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.modes import DesiredState
-
-_FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
-_NOT_FINISHED = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def unfinished_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> f
     """The runs whose end Dagster has not recorded."""
     if not run_ids:
         return frozenset()
-    return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=_NOT_FINISHED)))
+    return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=UNFINISHED)))
 
 
 def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[str, dg.DagsterRun]:

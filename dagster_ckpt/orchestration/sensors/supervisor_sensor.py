@@ -1,26 +1,42 @@
-"""The supervisor sensor, a reconciler: it launches starts, restarts failed streams, cleans up after killed ones."""
+"""The supervisor sensor, a reconciler: it starts, restarts and upgrades streams, and cleans up after killed ones."""
 
-from collections.abc import Iterator, Sequence
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from random import Random
+from typing import Any
 
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord
-from dagster_ckpt.client.reconciliation import Restart, Retain, Wait, reconcile
-from dagster_ckpt.orchestration.assets.stream import Stream, translator_of
-from dagster_ckpt.orchestration.resources.resources import catalog_of
-from dagster_ckpt.orchestration.runs.run_status import (
+from dagster_ckpt.catalog.desired_states import DesiredRecord
+from dagster_ckpt.catalog.records import RequestRecord
+from dagster_ckpt.client.desired_state import is_steady
+from dagster_ckpt.client.managed_stream import StepRun
+from dagster_ckpt.client.reconciliation import (
+    Definition,
+    Orchestrator,
+    Restart,
+    Retain,
+    Step,
+    StepRuns,
+    Wait,
+    reconcile,
+    reconcile_desired,
+)
+from dagster_ckpt.errors import CkptError, StreamNotFoundError
+from dagster_ckpt.orchestration.resources import catalog_of
+from dagster_ckpt.orchestration.run_status import (
     DEPLOYMENT_TAG,
     RESTART_OF_TAG,
     RETENTION_OF_TAG,
     START_REQUEST_TAG,
+    STEP_TAG,
     STREAM_ID_TAG,
-)
-from dagster_ckpt.orchestration.sensors.desired_states import (
-    StepJobs,
-    reconcile_desired_states,
     report_terminal_failure,
+    run_is_over,
 )
 from dagster_ckpt.orchestration.sensors.observed_runs import (
     Silences,
@@ -28,8 +44,11 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
     report_lost_runs,
     undefined_streams,
 )
+from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
+from dagster_ckpt.policies.restart import restart_description
 from dagster_ckpt.stream.liveness import holds_lease
+from dagster_ckpt.stream.recorded_settings import RecordedSettings
 from dagster_ckpt.stream.start_from import set_options
 from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import TerminalState
@@ -40,13 +59,7 @@ LONGEST_PAUSE_MS = 600_000
 
 
 def build_supervisor_sensor(
-    streams: Sequence[Stream],
-    retention_job: dg.JobDefinition,
-    roll_back_job: dg.JobDefinition,
-    *,
-    name: str | None = None,
-    minimum_interval_seconds: int = 5,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+    streams: Sequence[Stream], retention_job: dg.JobDefinition, roll_back_job: dg.JobDefinition
 ) -> dg.SensorDefinition:
     """Define a sensor that reconciles streams with their intended state.
 
@@ -58,9 +71,8 @@ def build_supervisor_sensor(
     - It launches retention for an execution that ended without cleaning up.
 
     Args:
-        retention_job: From `build_retention_jobs`.
-        roll_back_job: From `build_desired_state_jobs`.
-        name: Default: `checkpoint_supervisor_sensor`, as the translator names it.
+        retention_job: `apply_retention_job` of `build_operator_jobs`.
+        roll_back_job: `roll_back_upgrade_job` of them.
     """
     by_stream_id = {stream.stream_id: stream for stream in streams}
     silences = Silences()
@@ -68,45 +80,35 @@ def build_supervisor_sensor(
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
 
     @dg.sensor(
-        name=name or translator.get_sensor_name("checkpoint_supervisor_sensor"),
+        name=translator.get_sensor_name("checkpoint_supervisor_sensor"),
         required_resource_keys={catalog_key},
         jobs=[*(stream.start_job for stream in streams if stream.start_job is not None), retention_job, roll_back_job],
-        minimum_interval_seconds=minimum_interval_seconds,
-        default_status=default_status,
+        minimum_interval_seconds=5,
+        default_status=dg.DefaultSensorStatus.RUNNING,
         description="Brings streams to their desired state, restarts failed ones from their latest state, launches "
         "starts that operators requested, and launches retention for runs that died before they could clean up.",
     )
-    def checkpoint_supervisor_sensor(
-        context: dg.SensorEvaluationContext,
-    ) -> dg.SensorResult:
+    def checkpoint_supervisor_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         catalog = catalog_of(context, catalog_key)
-        deployment_id = catalog.deployment_id
-        messages = report_lost_runs(context.instance, catalog, by_stream_id, silences)
+        tick = SupervisorTick(context.instance, catalog, by_stream_id, retention_job.name, roll_back_job.name)
+        tick.messages.extend(report_lost_runs(context.instance, catalog, by_stream_id, silences))
         # First: it requests starts, which are launched below.
-        reconciled = reconcile_desired_states(
-            context.instance,
-            catalog,
-            by_stream_id,
-            StepJobs(retention_job.name, roll_back_job.name),
-            lambda tag, value: _next_attempt(context.instance, deployment_id, tag, value),
-        )
-        messages += reconciled.messages
-        for alert in reconciled.alerts:
-            context.log.error(alert)
-        starts = list(_starts(context.instance, catalog, by_stream_id, messages))
+        steps, held = tick.reconcile_desired_states()
+        starts = list(tick.requested_starts())
         # A requested start replaces the restart of a failed run: both would compete for the lease.
-        starting = {request.tags[STREAM_ID_TAG] for request in starts} | reconciled.held
-        others = {stream_id: stream for stream_id, stream in by_stream_id.items() if stream_id not in starting}
-        requests = [*reconciled.runs, *starts, *_reconciled(context, catalog, others, retention_job.name, messages)]
+        starting = {request.tags[STREAM_ID_TAG] for request in starts} | held
+        requests = [*steps, *starts, *tick.after_ends(except_of=starting)]
         origin = context.code_location_origin
         undefined = undefined_streams(
             context.instance, catalog, by_stream_id, origin.location_name if origin is not None else None
         )
-        for message in messages:
+        for alert in tick.alerts:
+            context.log.error(alert)
+        for message in tick.messages:
             context.log.info(message)
         for message in undefined:
             context.log.warning(message)
-        messages += undefined
+        messages = [*tick.messages, *undefined]
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None
@@ -117,142 +119,212 @@ def build_supervisor_sensor(
     return checkpoint_supervisor_sensor
 
 
-def _starts(
-    instance: dg.DagsterInstance, catalog: Catalog, streams: dict[str, Stream], messages: list[str]
-) -> Iterator[dg.RunRequest]:
-    for request in catalog.requests.starts_to_launch():
-        stream = streams.get(request.stream_id)
-        # An external program picks up the request itself.
-        if stream is None or stream.start_job is None or _has_a_launcher(instance, request):
-            continue
-        ended = _run_that_never_answered(instance, request, catalog.deployment_id)
-        if ended is not None:
-            catalog.requests.fail_start(request.request_id, ended)
-            messages.append(f"{request.stream_id}: {ended}")
-        else:
-            messages.append(
-                f"{request.stream_id}: starting from {request.arguments.get('start_from')} for {request.origin}"
+@dataclass(frozen=True)
+class SupervisorTick:
+    """One evaluation of the sensor.
+
+    Attributes:
+        retention_job: For an end that nobody has cleaned up after.
+        roll_back_job: For a failed upgrade.
+        messages: For the sensor's log.
+        alerts: For the log, as errors.
+    """
+
+    instance: dg.DagsterInstance
+    catalog: Catalog
+    streams: Mapping[str, Stream]
+    retention_job: str
+    roll_back_job: str
+    messages: list[str] = field(default_factory=list)
+    alerts: list[str] = field(default_factory=list)
+
+    def reconcile_desired_states(self) -> tuple[list[dg.RunRequest], set[str]]:
+        """Take one step with each managed stream that is not in its desired state; one that is costs one read.
+
+        Returns the runs of long steps, but no starts, which are requested in the catalog; and the streams that the
+        restart strategy must not start now.
+        """
+        rows = self.catalog.desired_states.all()
+        managed = {
+            stream_id
+            for stream_id, stream in self.streams.items()
+            # Not streams that something outside Dagster starts.
+            if stream.start_job is not None and (stream_id in rows or stream.spec.desired_state is not None)
+        }
+        newest = self.catalog.executions.latest_of(sorted(managed)) if managed else {}
+        runs: list[dg.RunRequest] = []
+        held: set[str] = set()
+        for stream_id in sorted(managed):
+            stream, execution = self.streams[stream_id], newest.get(stream_id)
+            definition = _definition(stream)
+            try:
+                row = rows.get(stream_id) or _first_row(self.catalog, stream)
+                if is_steady(row, definition.declared, execution, definition.code_version):
+                    continue
+                step = reconcile_desired(self.catalog, row, definition, self._orchestrator())
+            except CkptError as error:
+                # One unreadable row must not block the others.
+                self.alerts.append(f"{stream_id}: no action: {error}")
+                continue
+            decision = step.decision
+            self.messages.append(f"{stream_id}: {decision.reason}")
+            if decision.holds_restart:
+                held.add(stream_id)
+            if decision.alert is not None and decision.alert != row.alert:
+                self.alerts.append(f"{stream_id}: {decision.alert}")
+            attempt = self._next_attempt(STEP_TAG, step.step_name) if step.run is not None else None
+            if attempt is not None:
+                runs.append(self._run_of_step(stream, step, attempt, execution.execution_id if execution else ""))
+        return runs, held
+
+    def requested_starts(self) -> Iterator[dg.RunRequest]:
+        """Launch the starts that operators requested."""
+        for request in self.catalog.requests.starts_to_launch():
+            stream = self.streams.get(request.stream_id)
+            # An external program picks up the request itself.
+            if stream is None or stream.start_job is None or self._has_a_launcher(request):
+                continue
+            ended = self._run_that_never_answered(request)
+            if ended is not None:
+                self.catalog.requests.fail_start(request.request_id, ended)
+                self.messages.append(f"{request.stream_id}: {ended}")
+                continue
+            start_from = request.arguments.get("start_from")
+            self.messages.append(f"{request.stream_id}: starting from {start_from} for {request.origin}")
+            yield self._run(
+                stream.start_job.name,
+                # One run per request, however often it is evaluated.
+                f"start-{request.request_id}",
+                {STREAM_ID_TAG: stream.stream_id, START_REQUEST_TAG: request.request_id},
+                {stream.name: set_options(request.arguments)},
             )
-            yield _start_run(stream, request, catalog.deployment_id)
 
+    def after_ends(self, *, except_of: Collection[str]) -> Iterator[dg.RunRequest]:
+        """Restart an ended execution, apply retention, or wait."""
+        others = {stream_id: stream for stream_id, stream in self.streams.items() if stream_id not in except_of}
+        for end in observed_ends(self.instance, self.catalog, others):
+            stream, execution = end.stream, end.execution
+            stream_id, execution_id = execution.stream_id, execution.execution_id
+            if stream.start_job is None:
+                self.messages.append(f"{stream_id}: not restarted, because its program is started outside Dagster")
+                continue
+            verdict = reconcile(
+                end.recorded,
+                execution.status,
+                stream.spec.restart,
+                self.catalog.executions.failures_since_manual_start(stream_id),
+                holds_lease=holds_lease(self.catalog, stream_id, execution.run_id),
+                now_ms=self.catalog.now_ms(),
+                random=Random(execution_id),
+            )
+            self.messages.append(f"{stream_id}: {verdict.reason}")
+            match verdict:
+                case Restart():
+                    attempt = self._next_attempt(RESTART_OF_TAG, execution_id)
+                    if attempt is not None:
+                        # Earlier ones ended before they could begin an execution.
+                        key = f"restart-{execution_id}-{attempt}"
+                        yield self._run(
+                            stream.start_job.name, key, {STREAM_ID_TAG: stream_id, RESTART_OF_TAG: execution_id}
+                        )
+                case Retain(state):
+                    attempt = self._next_attempt(RETENTION_OF_TAG, execution_id)
+                    if attempt == 0 and state is TerminalState.FAILED:
+                        self.alerts.append(
+                            report_terminal_failure(self.instance, self.catalog, execution, verdict.reason)
+                        )
+                    if attempt is not None:
+                        yield self._retention(f"retention-{execution_id}-{attempt}", stream_id, execution_id, state)
+                case Wait():
+                    pass
 
-def _has_a_launcher(instance: dg.DagsterInstance, request: RequestRecord) -> bool:
-    """Whether a run in progress submitted this request and launches the driver itself."""
-    run_id = request.arguments.get("run_id")
-    run = instance.get_run_by_id(run_id) if run_id is not None else None
-    return run is not None and not run.is_finished
+    def _has_a_launcher(self, request: RequestRecord) -> bool:
+        """Whether a run in progress submitted this request and launches the driver itself."""
+        run_id = request.arguments.get("run_id")
+        return run_id is not None and not run_is_over(self.instance, run_id)
 
-
-def _run_that_never_answered(instance: dg.DagsterInstance, request: RequestRecord, deployment_id: str) -> str | None:
-    """Why a run launched for a request ended before its stream could answer, or None."""
-    runs = instance.get_runs(
-        dg.RunsFilter(tags={START_REQUEST_TAG: request.request_id, DEPLOYMENT_TAG: deployment_id}), limit=1
-    )
-    if not runs or not runs[0].is_finished:
-        return None
-    return f"run {runs[0].run_id} ended {runs[0].status.value} before it could start the stream; its log says why"
-
-
-def _start_run(stream: Stream, request: RequestRecord, deployment_id: str) -> dg.RunRequest:
-    assert stream.start_job is not None
-    return dg.RunRequest(
-        # One run per request, however often it is evaluated.
-        run_key=f"start-{request.request_id}",
-        job_name=stream.start_job.name,
-        run_config={"ops": {stream.name: {"config": set_options(request.arguments)}}},
-        tags={
-            STREAM_ID_TAG: stream.stream_id,
-            DEPLOYMENT_TAG: deployment_id,
-            START_REQUEST_TAG: request.request_id,
-        },
-    )
-
-
-def _reconciled(
-    context: dg.SensorEvaluationContext,
-    catalog: Catalog,
-    streams: dict[str, Stream],
-    retention_job: str,
-    messages: list[str],
-) -> Iterator[dg.RunRequest]:
-    """Restart an ended execution, apply retention, or wait."""
-    for end in observed_ends(context.instance, catalog, streams):
-        stream, execution = end.stream, end.execution
-        if stream.start_job is None:
-            messages.append(f"{execution.stream_id}: not restarted, because its program is started outside Dagster")
-            continue
-        verdict = reconcile(
-            end.recorded,
-            execution.status,
-            stream.restart,
-            catalog.executions.failures_since_manual_start(execution.stream_id),
-            holds_lease=holds_lease(catalog, execution.stream_id, execution.run_id),
-            now_ms=catalog.now_ms(),
-            random=Random(execution.execution_id),
-        )
-        messages.append(f"{execution.stream_id}: {verdict.reason}")
-        if isinstance(verdict, Restart):
-            attempt = _next_attempt(context.instance, catalog.deployment_id, RESTART_OF_TAG, execution.execution_id)
-            if attempt is not None:
-                yield _restart(stream, execution, attempt, catalog.deployment_id)
-        elif isinstance(verdict, Retain):
-            attempt = _next_attempt(context.instance, catalog.deployment_id, RETENTION_OF_TAG, execution.execution_id)
-            if attempt == 0 and verdict.state is TerminalState.FAILED:
-                context.log.error(report_terminal_failure(context.instance, catalog, execution, verdict.reason))
-            if attempt is not None:
-                yield _retention(retention_job, execution, verdict, attempt, catalog.deployment_id)
-        else:
-            assert isinstance(verdict, Wait)
-
-
-def _next_attempt(instance: dg.DagsterInstance, deployment_id: str, tag: str, value: str) -> int | None:
-    """Number of the next run with a tag, or None while one is in progress or failed too recently."""
-    attempts = instance.get_run_records(dg.RunsFilter(tags={tag: value, DEPLOYMENT_TAG: deployment_id}))
-    if not all(record.dagster_run.is_finished for record in attempts):
-        return None
-    if attempts:
-        pause_ms = min(FIRST_PAUSE_MS * 2 ** min(len(attempts) - 1, 20), LONGEST_PAUSE_MS)
-        last_ms = max(record.update_timestamp.timestamp() for record in attempts) * 1000
-        # A clock that is behind must not delay anything.
-        if abs(wall_clock_ms() - last_ms) < pause_ms:
+    def _run_that_never_answered(self, request: RequestRecord) -> str | None:
+        """Why a run launched for a request ended before its stream could answer, or None."""
+        runs = self.instance.get_runs(self._tagged(START_REQUEST_TAG, request.request_id), limit=1)
+        if not runs or not runs[0].is_finished:
             return None
-    return len(attempts)
+        return f"run {runs[0].run_id} ended {runs[0].status.value} before it could start the stream; its log says why"
+
+    def _next_attempt(self, tag: str, value: str) -> int | None:
+        """Number of the next run with a tag, or None while one is in progress or failed too recently."""
+        attempts = self.instance.get_run_records(self._tagged(tag, value))
+        if not all(record.dagster_run.is_finished for record in attempts):
+            return None
+        if attempts:
+            pause_ms = min(FIRST_PAUSE_MS * 2 ** min(len(attempts) - 1, 20), LONGEST_PAUSE_MS)
+            last_ms = max(record.update_timestamp.timestamp() for record in attempts) * 1000
+            # A clock that is behind must not delay anything.
+            if abs(wall_clock_ms() - last_ms) < pause_ms:
+                return None
+        return len(attempts)
+
+    def _tagged(self, tag: str, value: str) -> dg.RunsFilter:
+        return dg.RunsFilter(tags={tag: value, DEPLOYMENT_TAG: self.catalog.deployment_id})
+
+    def _orchestrator(self) -> Orchestrator:
+        def start_request_of(run_id: str) -> str | None:
+            run = self.instance.get_run_by_id(run_id)
+            return run.tags.get(START_REQUEST_TAG) if run is not None else None
+
+        def runs_of_step(step: str) -> StepRuns:
+            runs = self.instance.get_runs(self._tagged(STEP_TAG, step))
+            failed = [run for run in runs if run.is_finished and run.status is not dg.DagsterRunStatus.SUCCESS]
+            return StepRuns(len(failed), any(run.status is dg.DagsterRunStatus.SUCCESS for run in runs))
+
+        return Orchestrator(partial(run_is_over, self.instance), start_request_of, runs_of_step)
+
+    def _run_of_step(self, stream: Stream, step: Step, attempt: int, execution_id: str) -> dg.RunRequest:
+        key, of_step = f"{step.step_name}/{attempt}", {STEP_TAG: step.step_name}
+        tags = {STREAM_ID_TAG: stream.stream_id, **of_step}
+        if step.run is StepRun.PREFLIGHT and stream.start_job is not None:
+            # The stream's own job has what the function needs.
+            return self._run(stream.start_job.name, key, tags, {stream.name: {"preflight": True}})
+        if step.run is StepRun.ROLL_BACK:
+            return self._run(self.roll_back_job, key, tags, {"roll_back_upgrade": {"stream_id": stream.stream_id}})
+        return self._retention(key, stream.stream_id, execution_id, TerminalState.CANCELED, of_step)
+
+    def _retention(
+        self, key: str, stream_id: str, execution_id: str, state: TerminalState, tags: Mapping[str, str] | None = None
+    ) -> dg.RunRequest:
+        config = {"stream_id": stream_id, "execution_id": execution_id, "state": state.value}
+        tags = {STREAM_ID_TAG: stream_id, RETENTION_OF_TAG: execution_id, **(tags or {})}
+        return self._run(self.retention_job, key, tags, {"apply_retention": config})
+
+    def _run(
+        self, job: str, key: str, tags: Mapping[str, str], ops: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> dg.RunRequest:
+        """Request a run, with the config of its op by name."""
+        return dg.RunRequest(
+            run_key=key,
+            job_name=job,
+            run_config={"ops": {op: {"config": config} for op, config in ops.items()}} if ops is not None else None,
+            tags={DEPLOYMENT_TAG: self.catalog.deployment_id, **tags},
+        )
 
 
-def _restart(stream: Stream, execution: ExecutionRecord, attempts_before: int, deployment_id: str) -> dg.RunRequest:
-    assert stream.start_job is not None
-    return dg.RunRequest(
-        # It ended before it could begin an execution.
-        run_key=f"restart-{execution.execution_id}-{attempts_before}",
-        job_name=stream.start_job.name,
-        tags={
-            STREAM_ID_TAG: stream.stream_id,
-            DEPLOYMENT_TAG: deployment_id,
-            RESTART_OF_TAG: execution.execution_id,
-        },
-    )
+def _definition(stream: Stream) -> Definition:
+    # An external driver's code comes from elsewhere.
+    code_version = None if stream.runs_externally else stream.code_version
+    return Definition(stream.stream_id, stream.spec.desired_state, stream.spec.upgrade, code_version)
 
 
-def _retention(
-    retention_job: str, execution: ExecutionRecord, verdict: Retain, attempts_before: int, deployment_id: str
-) -> dg.RunRequest:
-    return dg.RunRequest(
-        run_key=f"retention-{execution.execution_id}-{attempts_before}",
-        job_name=retention_job,
-        run_config={
-            "ops": {
-                "apply_retention": {
-                    "config": {
-                        "stream_id": execution.stream_id,
-                        "execution_id": execution.execution_id,
-                        "state": verdict.state.value,
-                    }
-                }
-            }
-        },
-        tags={
-            STREAM_ID_TAG: execution.stream_id,
-            DEPLOYMENT_TAG: deployment_id,
-            RETENTION_OF_TAG: execution.execution_id,
-        },
-    )
+def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
+    try:
+        catalog.streams.get(stream.stream_id)
+    except StreamNotFoundError:
+        options = stream.spec.options
+        settings = RecordedSettings(
+            options=options,
+            restart=restart_description(stream.spec.restart),
+            storage=options.storage,
+            is_own_storage=options.storage is not None,
+        )
+        catalog.streams.ensure(
+            stream.stream_id, name=stream.name, asset_key=stream.writes, options=settings.as_record()
+        )
+    return catalog.desired_states.ensure(stream.stream_id, origin="the asset's definition")

@@ -27,8 +27,6 @@ _POLL_EVERY = 2000
 # The Java client's names and librdkafka's.
 _RENAMED = {
     "max.request.size": "message.max.bytes",
-    "reconnect.backoff.ms": "reconnect.backoff.ms",
-    "ssl.keystore.password": "ssl.keystore.password",
 }
 # The Java client's only; without effect on what is written.
 _DROPPED = frozenset(

@@ -20,33 +20,29 @@ import xxhash
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import ContentCheck
-from dagster_ckpt.spark.checkpoint_dir.state.lz4_blocks import HEADER_BYTES, MAGIC, BlockHeader
+from dagster_ckpt.spark.checkpoint_dir.lz4_blocks import HEADER_BYTES, MAGIC, BlockHeader
 from dagster_ckpt.values.untrusted import reading
 
 FRAMED = (".delta", ".snapshot", ".changelog")
 
 
-def check_of(path: str, size: int, open_file: Callable[[], BinaryIO]) -> ContentCheck | None:
-    """By the file's path in a live directory; None if it carries no checksums."""
+def check_of(path: str, size: int, open_file: Callable[[], BinaryIO], *, checksums: bool = True) -> ContentCheck | None:
+    """By the file's path in a live directory; None if it carries no checksums.
+
+    Without `checksums`, blocks of LZ4 only have to be complete.
+    """
     if path.endswith(".sst"):
         return SstCheck(size, open_file)
     if path.startswith("state/") and path.endswith(FRAMED):
-        return Lz4Check()
+        return Lz4Check(checksums=checksums)
     return _ZipCheck() if path.endswith(".zip") else None
 
 
-def content_trouble(path: str, data: bytes) -> str | None:
+def content_trouble(path: str, data: bytes, *, checksums: bool = True) -> str | None:
     """By its own checksums; None if it is intact or carries none."""
-    check = check_of(path, len(data), lambda: io.BytesIO(data))
+    check = check_of(path, len(data), lambda: io.BytesIO(data), checksums=checksums)
     if check is None:
         return None
-    check.update(data)
-    return check.trouble()
-
-
-def lz4_trouble(data: bytes, *, checksums: bool = True) -> str | None:
-    """None if the blocks are complete, or the file uses another codec."""
-    check = Lz4Check(checksums=checksums)
     check.update(data)
     return check.trouble()
 
@@ -274,10 +270,10 @@ def _data_blocks(index: bytes, *, has_lengths: bool) -> Iterator[_Handle]:
     restarts = struct.unpack_from("<I", index, end)[0] & 0x7FFFFFFF
     for number in range(restarts):
         (at,) = struct.unpack_from("<I", index, end - 4 * (restarts - number))
-        _shared, at = _varint(index, at)
-        length, at = _varint(index, at)
+        _shared, at = varint(index, at)
+        length, at = varint(index, at)
         if has_lengths:
-            _size, at = _varint(index, at)
+            _size, at = varint(index, at)
         handle, _ = _handle(index, at + length)
         yield handle
 
@@ -289,9 +285,9 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     end -= 4 * struct.unpack_from("<I", block, end)[0]
     at, key = 0, b""
     while at < end:
-        shared, at = _varint(block, at)
-        length, at = _varint(block, at)
-        size, at = _varint(block, at)
+        shared, at = varint(block, at)
+        length, at = varint(block, at)
+        size, at = varint(block, at)
         key = key[:shared] + block[at : at + length]
         at += length
         yield key, block[at : at + size]
@@ -299,12 +295,13 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _handle(data: bytes, at: int) -> tuple[_Handle, int]:
-    offset, at = _varint(data, at)
-    size, at = _varint(data, at)
+    offset, at = varint(data, at)
+    size, at = varint(data, at)
     return (offset, size), at
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """A length in seven bits a byte, lowest first, and where it ends; so are those of RocksDB and of Snappy."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -321,7 +318,7 @@ def _plain(raw: memoryview) -> bytes | None:
         return content
     if kind not in _LZ4:
         return None
-    length, at = _varint(content, 0)
+    length, at = varint(content, 0)
     try:
         return bytes(lz4.block.decompress(content[at:], uncompressed_size=length))
     except lz4.block.LZ4BlockError as error:

@@ -34,14 +34,18 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     CommitEntry,
     OffsetEntry,
     parse_commit_entry,
-    parse_edits,
+    parse_metadata,
     parse_offset_entry,
-    parse_query_id,
-    parse_rewrite_id,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
-from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, state_files
-from dagster_ckpt.spark.checkpoint_dir.state.growth import CHAIN, LAYOUT, grown_since, layout_of
+from dagster_ckpt.spark.checkpoint_dir.state_files import (
+    CHAIN,
+    LAYOUT,
+    CommittedState,
+    grown_since,
+    layout_of,
+    state_files,
+)
 from dagster_ckpt.values.untrusted import from_json
 
 ATTEMPTS = 5
@@ -137,22 +141,20 @@ def _cut_at(live: LiveDirectory, positions: Positions, options: CutOptions) -> C
     before = _offsets(live, before_file) if before_file else None
     in_flight_file = _in_flight_file(live, positions, committed) if options["carry_in_flight"] else None
     in_flight = _offsets(live, in_flight_file) if in_flight_file else None
-    metadata = _log_file(live, METADATA, "the id of the query")
-    query_id = parse_query_id(metadata.data or b"", f"{live.url}/{METADATA}")
-    needed = [metadata, commit_file, offset_file, *(file for file in (before_file, in_flight_file) if file)]
+    metadata_file = _log_file(live, METADATA, "the id of the query")
+    metadata = parse_metadata(metadata_file.data or b"", f"{live.url}/{METADATA}")
+    needed = [metadata_file, commit_file, offset_file, *(file for file in (before_file, in_flight_file) if file)]
     sources = folder.listing(SOURCES).names
     refuse_positions_of_names(folder, committed, sources)
     for source in sorted({*sources, *_file_sources(committed, in_flight)}):
         needed += source_files(folder, source, committed, before, in_flight)
     for operator in operators:
         needed += operator.files
-    rewrite_id = parse_rewrite_id(metadata.data or b"", f"{live.url}/{METADATA}")
-    state = CommittedState(folder, query_id, operators, committed, commit, rewrite_id)
-    edits = parse_edits(metadata.data or b"", f"{live.url}/{METADATA}")
+    state = CommittedState(folder, metadata.id, operators, committed, commit, metadata.rewrite_id)
     state_needed, chain, extends = _state(state, options.get("base"))
     needed += state_needed
     after = (
-        state_after(folder, query_id, operators, in_flight, commit)
+        state_after(folder, metadata.id, operators, in_flight, commit)
         if in_flight and options.get("carry_state")
         else None
     )
@@ -164,14 +166,14 @@ def _cut_at(live: LiveDirectory, positions: Positions, options: CutOptions) -> C
     # A caller that names a batch also rolls the sinks back.
     if options.get("at_batch") is None:
         _check_sinks_are_its_own(live, batch_id, captured)
-    _check_still_there(live, batch_id, metadata)
+    _check_still_there(live, batch_id, metadata_file)
     facts = CutFacts(committed, before, in_flight, commit, operators, captured)
     properties = describe(facts) | {CHAIN: chain, LAYOUT: layout_of(state)}
-    properties |= {STATE_EDITS: list(edits)} if edits else {}
+    properties |= {STATE_EDITS: list(metadata.edits)} if metadata.edits else {}
     in_flight_batch = in_flight.batch_id if in_flight else None
     return Cut(
         batch_id,
-        query_id,
+        metadata.id,
         in_flight_batch,
         tuple(needed),
         properties,

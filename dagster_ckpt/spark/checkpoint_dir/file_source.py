@@ -53,6 +53,19 @@ def entry_id(name: str) -> int | None:
     return number_in(name.removesuffix(COMPACT))
 
 
+def entry_ids(names: Iterable[str]) -> dict[str, int]:
+    """Of the entries of a log by name; any other file is left out."""
+    return {name: number for name in names if (number := entry_id(name)) is not None}
+
+
+def entries_by_id(names: Iterable[str]) -> dict[int, str]:
+    """Where an id has two entries, the compact one, which also lists all files before."""
+    found: dict[int, str] = {}
+    for name, number in entry_ids(names).items():
+        found[number] = name if name.endswith(COMPACT) else found.get(number, name)
+    return found
+
+
 @dataclass(frozen=True)
 class SourceFile:
     path: str
@@ -63,7 +76,7 @@ class SourceFile:
 def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
     """Empty for another kind of source."""
     directory = f"{SOURCES}/{source}"
-    names = {name: number for name in folder.listing(directory).names if (number := entry_id(name)) is not None}
+    names = entry_ids(folder.listing(directory).names)
     newest = max((number for name, number in names.items() if name.endswith(COMPACT)), default=-1)
     needed = [
         name
@@ -136,15 +149,9 @@ def _log_entry(folder: FileIO, path: str) -> NeededFile:
 
 
 def _entries(folder: FileIO, directory: str, base_limit: int, last: int) -> list[str]:
-    names: dict[int, str] = {}
-    base = -1
-    for name in folder.listing(directory).names:
-        number = entry_id(name)
-        if number is None or number > last:
-            continue
-        names[number] = name if name.endswith(COMPACT) else names.get(number, name)
-        if name.endswith(COMPACT) and number <= base_limit:
-            base = max(base, number)
+    names = entries_by_id(folder.listing(directory).names)
+    compacts = (number for number, name in names.items() if name.endswith(COMPACT))
+    base = max((number for number in compacts if number <= min(base_limit, last)), default=-1)
     needed = range(max(base, 0), last + 1)
     missing = next((number for number in needed if number not in names), None)
     if missing is not None:

@@ -14,7 +14,6 @@ from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, ExecutionMode, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
-    METADATA,
     OFFSETS,
     STATE,
     LiveDirectory,
@@ -22,12 +21,11 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
     batch_ids,
 )
 from dagster_ckpt.spark.checkpoint_dir.logs import (
-    INTERNAL_PARTITIONS,
-    SHUFFLE_PARTITIONS,
-    parse_commit_entry,
-    parse_edits,
-    parse_offset_entry,
-    parse_query_id,
+    QueryMetadata,
+    partitions_in,
+    read_commit_entry,
+    read_metadata,
+    read_offset_entry,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, read_operators
 from dagster_ckpt.spark.versions import Feature, SparkRelease, oldest_release, written_by
@@ -89,17 +87,23 @@ def retained_batches(live: LiveDirectory) -> list[int]:
     ]
 
 
-def live_query_id(live: LiveDirectory) -> str | None:
+def live_metadata(live: LiveDirectory) -> QueryMetadata | None:
+    """None if it is missing or unreadable."""
     try:
-        return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+        return read_metadata(live.folder)
     except (FileNotFoundError, LiveDirectoryError):
         return None
+
+
+def live_query_id(live: LiveDirectory) -> str | None:
+    metadata = live_metadata(live)
+    return metadata.id if metadata is not None else None
 
 
 def state_edits(live: LiveDirectory) -> tuple[str, ...]:
     """Oldest first."""
     try:
-        return parse_edits(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+        return read_metadata(live.folder).edits
     except FileNotFoundError:
         return ()
 
@@ -109,8 +113,7 @@ def pinned_state(live: LiveDirectory) -> PinnedState:
     positions = live.positions()
     if positions.offset is None:
         return PinnedState(None)
-    path = f"{OFFSETS}/{positions.offset}"
-    entry = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}")
+    entry = read_offset_entry(live.folder, positions.offset)
     # Spark pins a provider even for a stateless query.
     keeps_no_state = positions.commit is not None and not live.folder.list(STATE)
     return PinnedState(None if keeps_no_state else entry.provider_class, entry.conf)
@@ -120,10 +123,9 @@ def check_pinned_provider(live: LiveDirectory) -> None:
     """The newest two entries of the offset log must agree; Spark never changes the provider."""
     newest = live.positions().offset
     named: dict[str, str | None] = {}
-    for number in (newest, newest - 1 if newest is not None else None):
-        path = f"{OFFSETS}/{number}"
+    for number in (newest, newest - 1) if newest is not None else ():
         with suppress(FileNotFoundError):
-            named[path] = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}").provider_class
+            named[f"{OFFSETS}/{number}"] = read_offset_entry(live.folder, number).provider_class
     if len(set(named.values())) > 1:
         conflicting = ", ".join(f"{path} names {provider}" for path, provider in named.items())
         raise LiveDirectoryError(
@@ -134,9 +136,7 @@ def check_pinned_provider(live: LiveDirectory) -> None:
 
 def pinned_partitions(live: LiveDirectory) -> int | None:
     """None if the query keeps no state."""
-    settings = pinned_state(live).settings
-    number = settings.get(INTERNAL_PARTITIONS) or settings.get(SHUFFLE_PARTITIONS)
-    return int(number) if number else None
+    return partitions_in(pinned_state(live).settings)
 
 
 def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
@@ -151,9 +151,7 @@ def features_in_use(live: LiveDirectory) -> list[Feature]:
     batch_id = live.positions().commit
     if batch_id is None:
         return []
-    offset, commit = f"{OFFSETS}/{batch_id}", f"{COMMITS}/{batch_id}"
-    offsets = parse_offset_entry(live.folder.read(offset), f"{live.url}/{offset}")
-    committed = parse_commit_entry(live.folder.read(commit), f"{live.url}/{commit}")
+    offsets, committed = read_offset_entry(live.folder, batch_id), read_commit_entry(live.folder, batch_id)
     operators = read_operators(live.folder, batch_id)
     join_state = offsets.conf.get(_JOIN_STATE) if any(operator.name == JOIN for operator in operators) else None
     transforms = any(operator.name.startswith("transformWithState") for operator in operators)
@@ -188,8 +186,8 @@ def _before_the_first_commit(live: LiveDirectory, positions: Positions) -> LiveS
             f"{live.url} has planned batch {positions.offset} but no commit: the commit log is lost.",
         )
     try:
-        parse_offset_entry(live.folder.read(f"{OFFSETS}/0"), f"{live.url}/{OFFSETS}/0")
-        parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+        read_offset_entry(live.folder, 0)
+        read_metadata(live.folder)
     except FileNotFoundError as error:
         return LiveState(LiveStatus.BROKEN, f"{error} is missing, and Spark refuses to start without it.")
     return LiveState(LiveStatus.EMPTY, f"{live.url} has planned batch 0 and not committed it.", in_flight=0)

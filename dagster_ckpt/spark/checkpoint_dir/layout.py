@@ -5,7 +5,7 @@ Names follow Spark 4.3's `StreamingCheckpointConstants` and `StateStore`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
@@ -17,7 +17,6 @@ from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.snapshot.reuse import ContentCheck
 from dagster_ckpt.spark.checkpoint_dir.checksums import HadoopCheck, check_of
-from dagster_ckpt.spark.checkpoint_dir.fence import fenced_at, planned
 from dagster_ckpt.values.storage_path import local_path
 from dagster_ckpt.values.untrusted import number_in
 
@@ -30,6 +29,9 @@ DEFAULT_STORE = "default"
 _OF_SPARK = (METADATA, OFFSETS, COMMITS, SOURCES, STATE)
 # Ours: no stream has switched to the directory yet.
 NOT_IN_USE = "not-in-use"
+# Ours: the marker of a fence, with its batch, and how the entry of that batch then begins (`planned_batches.py`).
+FENCE_MARK = "fenced-at-"
+FENCE_HEADER = b"dagster_ckpt fence 1\n"
 
 # Up to these limits, files of a cut are read at once instead of being linked.
 HELD_IN_MEMORY_BYTES = 32 * 1024 * 1024
@@ -103,6 +105,7 @@ class LiveDirectory:
         return Positions(max(commits, default=None), max(offsets, default=None))
 
     def fenced_at(self) -> int | None:
+        """The batch that a fence keeps from being planned."""
         return fenced_at(self.folder)
 
     def sibling(self, suffix: str) -> LiveDirectory:
@@ -112,9 +115,29 @@ class LiveDirectory:
 
 def batch_ids(folder: FileIO, log: str) -> list[int]:
     """Batches with an entry in a log, without unfinished files and fences."""
-    if log == OFFSETS:
-        return planned(folder)
-    return sorted(number for name in folder.listing(log).names if (number := number_in(name)) is not None)
+    names = folder.listing(log).names
+    numbers = _numbers(names)
+    return [batch for batch in numbers if not _is_fenced(folder, batch, names)] if log == OFFSETS else numbers
+
+
+def fenced_at(folder: FileIO) -> int | None:
+    names = folder.listing(OFFSETS).names
+    return next((batch for batch in reversed(_numbers(names)) if _is_fenced(folder, batch, names)), None)
+
+
+def _numbers(names: Set[str]) -> list[int]:
+    return sorted(number for name in names if (number := number_in(name)) is not None)
+
+
+def _is_fenced(folder: FileIO, batch: int, names: Set[str]) -> bool:
+    if f"{FENCE_MARK}{batch}" not in names:
+        return False
+    try:
+        data = folder.read(f"{OFFSETS}/{batch}", len(FENCE_HEADER))
+    except FileNotFoundError:
+        return False
+    # A partial fence counts: Spark's entries appear atomically and begin differently.
+    return FENCE_HEADER.startswith(data)
 
 
 def store_directory(operator: int, partition: int, store: str) -> str:
@@ -170,6 +193,6 @@ def read_versioned(folder: FileIO, path: str) -> NeededFile:
     return NeededFile(folder, path, path, len(data), version.token, data=data)
 
 
-def read_needed(folder: FileIO, path: str, *, snapshot_path: str | None = None) -> NeededFile:
+def read_needed(folder: FileIO, path: str) -> NeededFile:
     data = folder.read(path)
-    return NeededFile(folder, path, snapshot_path or path, len(data), data=data)
+    return NeededFile(folder, path, path, len(data), data=data)

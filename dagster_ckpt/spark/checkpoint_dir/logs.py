@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS
 from dagster_ckpt.spark.versions import NAMES_SOURCES, SparkFile
 from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, number_in, reading
 
@@ -58,8 +60,7 @@ class OffsetEntry:
     @property
     def partitions(self) -> int | None:
         """None if the query keeps no state."""
-        number = self.conf.get(INTERNAL_PARTITIONS) or self.conf.get(SHUFFLE_PARTITIONS)
-        return int(number) if number else None
+        return partitions_in(self.conf)
 
     @property
     def provider_class(self) -> str | None:
@@ -82,10 +83,22 @@ class CommitEntry:
     sinks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+def partitions_in(settings: Mapping[str, str]) -> int | None:
+    number = settings.get(INTERNAL_PARTITIONS) or settings.get(SHUFFLE_PARTITIONS)
+    return int(number) if number else None
+
+
 _WATERMARK = "batchWatermarkMs"
 
 
-class _QueryMetadata(BaseModel):
+class QueryMetadata(BaseModel):
+    """Spark's `metadata`, with our fields.
+
+    Attributes:
+        rewrite_id: None if the query wrote all of the state.
+        edits: Ids of the edits of the state, oldest first.
+    """
+
     id: str = Field(min_length=1)
     rewrite_id: str | None = Field(default=None, alias=REWRITE_ID)
     edits: tuple[str, ...] = Field(default=(), alias=EDITS)
@@ -104,18 +117,22 @@ class _CommitMetadata(BaseModel):
     sinks: dict[str, dict[str, Any]] | None = Field(default=None, alias="sinkMetadataMap")
 
 
-def parse_query_id(data: bytes, where: str) -> str:
-    return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).id
+def read_metadata(folder: FileIO) -> QueryMetadata:
+    return parse_metadata(folder.read(METADATA), f"{folder.url}/{METADATA}")
 
 
-def parse_rewrite_id(data: bytes, where: str) -> str | None:
-    """None if the query wrote all of the state."""
-    return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).rewrite_id
+def read_offset_entry(folder: FileIO, batch_id: int) -> OffsetEntry:
+    path = f"{OFFSETS}/{batch_id}"
+    return parse_offset_entry(folder.read(path), f"{folder.url}/{path}")
 
 
-def parse_edits(data: bytes, where: str) -> tuple[str, ...]:
-    """Oldest first."""
-    return _model(_QueryMetadata, data.decode("utf-8", "replace"), where).edits
+def read_commit_entry(folder: FileIO, batch_id: int) -> CommitEntry:
+    path = f"{COMMITS}/{batch_id}"
+    return parse_commit_entry(folder.read(path), f"{folder.url}/{path}")
+
+
+def parse_metadata(data: bytes, where: str) -> QueryMetadata:
+    return _model(QueryMetadata, data.decode("utf-8", "replace"), where)
 
 
 def query_metadata(query_id: str, rewrite_id: str | None = None, edits: Sequence[str] = ()) -> bytes:
@@ -127,7 +144,8 @@ def query_metadata(query_id: str, rewrite_id: str | None = None, edits: Sequence
 
 def with_query_id(data: bytes, where: str, query_id: str) -> bytes:
     """For another query that continues from the same state."""
-    return query_metadata(query_id, parse_rewrite_id(data, where), parse_edits(data, where))
+    before = parse_metadata(data, where)
+    return query_metadata(query_id, before.rewrite_id, before.edits)
 
 
 def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
@@ -179,6 +197,15 @@ def with_sources(data: bytes, where: str, sources: Mapping[str, str | None]) -> 
     return "\n".join([f"v{2 if is_named else version}", lines[0], *found]).encode()
 
 
+def only_offset(data: bytes, where: str, source: str, name: str) -> bytes:
+    """The entry of a query of one source alone, which is called `name` there."""
+    version, lines = _lines(data, where, SparkFile.OFFSETS)
+    offsets = [line if version == 1 else _named_offset(line, where)[1] for line in lines[1:]]
+    names = [str(index) if version == 1 else _named_offset(line, where)[0] for index, line in enumerate(lines[1:])]
+    offset = dict(zip(names, offsets, strict=True)).get(source, NO_OFFSET)
+    return "\n".join([f"v{version}", lines[0], offset if version == 1 else f"{name}:{offset}"]).encode()
+
+
 def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
     version, lines = _lines(data, where, SparkFile.COMMITS)
     text = lines[0] if lines else ""
@@ -188,14 +215,14 @@ def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
     return CommitEntry(_batch_id(where), metadata.next_watermark_ms, metadata.state_ids, version, metadata.sinks or {})
 
 
-def plan_without_data(data: bytes, where: str, commit: CommitEntry, *, now_ms: int) -> bytes:
-    """The plan of a batch without input, which only moves the watermark.
+def plan_without_data(folder: FileIO, batch_id: int, *, now_ms: int) -> bytes:
+    """The plan of a batch without input after a committed one, which only moves the watermark.
 
-    Args:
-        data: The offset log entry of the committed batch.
-        now_ms: The batch's `current_timestamp()`.
+    `now_ms` is the batch's `current_timestamp()`.
     """
-    entry = parse_offset_entry(data, where)
+    where = f"{folder.url}/{OFFSETS}/{batch_id}"
+    data = folder.read(f"{OFFSETS}/{batch_id}")
+    entry, commit = parse_offset_entry(data, where), read_commit_entry(folder, batch_id)
     if entry.continuous:
         raise LiveDirectoryError(
             f"{where} was written by continuous processing, whose epochs cannot be planned here. Adopt the "
@@ -237,6 +264,11 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
     if not all(isinstance(item, dict) for item in objects):
         raise _malformed(where, "a line is not a JSON object")
     return objects
+
+
+def log_entry(lines: Iterable[object]) -> bytes:
+    """An entry of the log of a file source or file sink."""
+    return "\n".join(["v1", *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode()
 
 
 def check_log_version(data: bytes, where: str) -> None:

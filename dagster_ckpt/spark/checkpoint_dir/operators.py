@@ -20,14 +20,13 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     DEFAULT_STORE,
-    OFFSETS,
     STATE,
     NeededFile,
     batch_ids,
     read_needed,
     store_directory,
 )
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.logs import read_offset_entry
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, SparkFile
 from dagster_ckpt.values.untrusted import from_json, reading
 
@@ -138,12 +137,10 @@ def _read_operator(folder: FileIO, number: int, batch_id: int) -> Operator:
 
 def _pins_settings_of_spark_4(folder: FileIO, batch_id: int) -> bool:
     """If a Spark that writes operator metadata planned the batch, its files are missing."""
-    path = f"{OFFSETS}/{batch_id}"
     try:
-        entry = parse_offset_entry(folder.read(path), f"{folder.url}/{path}")
+        return PINNED_SINCE_OPERATOR_METADATA in read_offset_entry(folder, batch_id).conf
     except FileNotFoundError:
         return True
-    return PINNED_SINCE_OPERATOR_METADATA in entry.conf
 
 
 def _without_metadata(folder: FileIO, number: int) -> Operator:

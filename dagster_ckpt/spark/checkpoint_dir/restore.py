@@ -9,14 +9,14 @@ from enum import Enum
 from itertools import islice
 
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RestoreError
-from dagster_ckpt.io.file_io import FileIO
+from dagster_ckpt.io.file_io import FileIO, no_op
 from dagster_ckpt.io.hard_links import Linker
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, sink_entry
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, NOT_IN_USE, OFFSETS, LiveDirectory, NeededFile
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_query_id, with_query_id
+from dagster_ckpt.spark.checkpoint_dir.logs import read_metadata, with_query_id
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2, rewrite_schema_paths
 from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, until_not_overtaken
 
@@ -29,10 +29,6 @@ _LOGS = (OFFSETS, COMMITS)
 # RocksDB writes these once, and verifies a checksum of each block on every read.
 _LARGE_STATE = ".sst"
 _LINKED_AT_A_TIME = 4_000
-
-
-def unwatched() -> None:
-    """A watch that never aborts."""
 
 
 class DonorCheck(Enum):
@@ -86,7 +82,7 @@ def materialize(
     is_whole: bool = False,
     is_scratch: bool = False,
     marked: bool = False,
-    watch: Watch = unwatched,
+    watch: Watch = no_op,
 ) -> Materialized:
     """Build a live directory in a temporary location, check it, then move it into place; durable on return.
 
@@ -139,7 +135,7 @@ def clone(
     carry_state: bool = False,
     is_scratch: bool = False,
     marked: bool = False,
-    watch: Watch = unwatched,
+    watch: Watch = no_op,
 ) -> Materialized:
     """Clone a live directory, so that a query continues in the clone even if an old writer is alive.
 
@@ -185,7 +181,7 @@ class Filler:
         new_query_id: str | None,
         *,
         logs_last: bool = False,
-        watch: Watch = unwatched,
+        watch: Watch = no_op,
     ) -> None:
         self._folder = folder
         self._target = target
@@ -276,7 +272,7 @@ class Filler:
 
 def _query_id(live: LiveDirectory) -> str:
     try:
-        return parse_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}")
+        return read_metadata(live.folder).id
     except (LiveDirectoryError, FileNotFoundError) as error:
         raise RestoreError(
             f"Spark cannot resume from the snapshot: {error} contains no query id. Restore another snapshot."

@@ -18,9 +18,8 @@ from dagster_ckpt.spark.checkpoint_dir.checksums import (
     content_trouble,
     fits_hadoop,
     is_lz4,
-    lz4_trouble,
 )
-from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, entry_ids
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
@@ -58,12 +57,11 @@ def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
 
 
 def _own_trouble(path: str, data: bytes, *, checksums: bool) -> Finding | None:
-    if path.startswith("state/") and path.endswith(FRAMED):
-        trouble = lz4_trouble(data, checksums=checksums)
-        return error(Code.STATE_FILE_DAMAGED, path, f"{trouble}: Spark fails to load the state.") if trouble else None
-    trouble = content_trouble(path, data)
+    trouble = content_trouble(path, data, checksums=checksums)
     if trouble is None:
         return None
+    if path.endswith(FRAMED):
+        return error(Code.STATE_FILE_DAMAGED, path, f"{trouble}: Spark fails to load the state.")
     return error(Code.SNAPSHOT_UNREADABLE if path.endswith(".zip") else Code.STATE_FILE_DAMAGED, path, f"{trouble}.")
 
 
@@ -177,7 +175,7 @@ _READ_APART = 2
 def _is_after_a_compacted_entry(subject: Subject, path: str) -> bool:
     """No later entry of a source's log, which a start reads instead, contains this one."""
     directory, _, name = path.rpartition("/")
-    numbers = {entry: number for entry in subject.listed(directory) if (number := entry_id(entry)) is not None}
+    numbers = entry_ids(subject.listed(directory))
     number, last = entry_id(name), max(numbers.values(), default=0)
     compacted = max((numbers[entry] for entry in numbers if entry.endswith(COMPACT)), default=-1)
     return number is None or number >= min(compacted, last - _READ_APART)

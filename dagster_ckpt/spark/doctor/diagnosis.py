@@ -12,7 +12,7 @@ from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, check_pinned_provider, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory, NeededFile
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_query_id
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, read_metadata
 from dagster_ckpt.spark.doctor.contents import (
     KnownSnapshot,
     examine_against_snapshot,
@@ -27,7 +27,7 @@ from dagster_ckpt.spark.doctor.state_files import examine_operator_notes, examin
 
 def examine_identity(subject: Subject) -> Iterator[Finding]:
     try:
-        query_id = parse_query_id(subject.folder.read(METADATA), f"{subject.live.url}/{METADATA}")
+        query_id = read_metadata(subject.folder).id
     except FileNotFoundError:
         if subject.commits or subject.offsets:
             yield error(
@@ -63,31 +63,30 @@ def examine_leftovers(subject: Subject) -> Iterator[Finding]:
 _ONLY_IN_PLACE = {Code.HADOOP_CHECKSUM_STALE}
 
 
-def good_back_to(
-    live: LiveDirectory,
-    *,
-    sinks: Sequence[SinkToExamine] = (),
-    deep: bool = True,
-    damaged: Set[str] = frozenset(),
-    known: KnownQuery = NOTHING_KNOWN,
-) -> int | None:
+def good_back_to(subject: Subject, damaged: Set[str]) -> int | None:
     """The newest committed batch after which a resume finds everything that it needs.
 
     Going back to another than the newest (`start_from=batch-<n>`) replays the batch after it, whose plan has to be
-    intact too. `deep` also reads the files.
+    intact too.
     """
     bad = dict.fromkeys(damaged, True)
-    newest = Subject.of(live)
-    for batch in sorted(newest.commits, reverse=True):
-        carry = batch != newest.commit
-        seen = newest.up_to(batch, planned=carry)
+    for batch in sorted(subject.commits, reverse=True):
+        carry = batch != subject.commit
+        seen = subject.up_to(batch, planned=carry)
         try:
-            taken = cut(live, carry_in_flight=carry, sinks=sinks, attempts=1, at_batch=batch, known=known)
+            taken = cut(
+                subject.live,
+                carry_in_flight=carry,
+                sinks=subject.sinks,
+                attempts=1,
+                at_batch=batch,
+                known=subject.known,
+            )
             if any(examine_source_logs(seen)) or _sinks_are_damaged(taken):
                 continue
         except (LiveDirectoryError, FileNotFoundError):
             continue
-        if not deep or not any(_is_damaged(file, bad) for file in taken.needed):
+        if not subject.deep or not any(_is_damaged(file, bad) for file in taken.needed):
             return batch
     return None
 
@@ -190,9 +189,7 @@ def diagnose(
         batch_id=subject.commit,
         in_flight=in_flight,
         findings=tuple(findings),
-        good_back_to=good_back_to(live, sinks=sinks, deep=deep, damaged=_damaged(findings), known=known)
-        if looks_back
-        else None,
+        good_back_to=good_back_to(subject, _damaged(findings)) if looks_back else None,
     )
 
 

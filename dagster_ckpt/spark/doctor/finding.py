@@ -14,7 +14,7 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkToCapture
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, LiveDirectory, batch_ids
-from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry, parse_commit_entry, parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry, read_commit_entry, read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
 
 
@@ -35,56 +35,6 @@ class Severity(StrEnum):
         return list(Severity).index(self)
 
 
-class Code(StrEnum):
-    """They never change their meaning, so scripts can compare them."""
-
-    DIRECTORY_MISSING = "DIRECTORY_MISSING"
-    NOTHING_COMMITTED = "NOTHING_COMMITTED"
-    COMMIT_LOG_LOST = "COMMIT_LOG_LOST"
-    OLDER_COPY = "OLDER_COPY"
-    STATE_WITHOUT_BATCHES = "STATE_WITHOUT_BATCHES"
-    METADATA_MISSING = "METADATA_MISSING"
-    METADATA_UNREADABLE = "METADATA_UNREADABLE"
-    QUERY_ID_DIFFERS = "QUERY_ID_DIFFERS"
-    UNKNOWN_VERSION = "UNKNOWN_VERSION"
-    OFFSETS_GAP = "OFFSETS_GAP"
-    COMMITS_GAP = "COMMITS_GAP"
-    OFFSET_UNREADABLE = "OFFSET_UNREADABLE"
-    COMMIT_UNREADABLE = "COMMIT_UNREADABLE"
-    COMMIT_WITHOUT_OFFSET = "COMMIT_WITHOUT_OFFSET"
-    PREVIOUS_OFFSET_MISSING = "PREVIOUS_OFFSET_MISSING"
-    OFFSETS_AHEAD = "OFFSETS_AHEAD"
-    WATERMARK_AHEAD = "WATERMARK_AHEAD"
-    FENCED = "FENCED"
-    REPARTITION_UNFINISHED = "REPARTITION_UNFINISHED"
-    SOURCE_LOG_MISSING = "SOURCE_LOG_MISSING"
-    SOURCE_LOG_UNREADABLE = "SOURCE_LOG_UNREADABLE"
-    OPERATOR_METADATA_MISSING = "OPERATOR_METADATA_MISSING"
-    OPERATOR_METADATA_UNREADABLE = "OPERATOR_METADATA_UNREADABLE"
-    SCHEMA_MISSING = "SCHEMA_MISSING"
-    SCHEMA_UNREADABLE = "SCHEMA_UNREADABLE"
-    SCHEMA_PATH_ELSEWHERE = "SCHEMA_PATH_ELSEWHERE"
-    STATE_MISSING = "STATE_MISSING"
-    STATE_FILE_MISSING = "STATE_FILE_MISSING"
-    STATE_FILE_DAMAGED = "STATE_FILE_DAMAGED"
-    SST_MISSING = "SST_MISSING"
-    SST_WRONG_SIZE = "SST_WRONG_SIZE"
-    SNAPSHOT_UNREADABLE = "SNAPSHOT_UNREADABLE"
-    SNAPSHOT_DANGLING = "SNAPSHOT_DANGLING"
-    CHECKSUM_DIFFERS = "CHECKSUM_DIFFERS"
-    CONTENT_DIFFERS = "CONTENT_DIFFERS"
-    HADOOP_CHECKSUM_STALE = "HADOOP_CHECKSUM_STALE"
-    STATE_AHEAD = "STATE_AHEAD"
-    SINK_LOG_GAP = "SINK_LOG_GAP"
-    SINK_LOG_ELSEWHERE = "SINK_LOG_ELSEWHERE"
-    SINK_LOG_AHEAD = "SINK_LOG_AHEAD"
-    SINK_LOG_BEHIND = "SINK_LOG_BEHIND"
-    SINK_HAS_BATCH_IN_FLIGHT = "SINK_HAS_BATCH_IN_FLIGHT"
-    SINK_LOG_UNREADABLE = "SINK_LOG_UNREADABLE"
-    LEFTOVER_TEMPORARY_FILES = "LEFTOVER_TEMPORARY_FILES"
-    NOT_WHOLE = "NOT_WHOLE"
-
-
 _GO_BACK = "Start from the snapshot named below, or with start_from=batch-<n> from the batch it is good back to."
 _LOG_BACK = (
     "A start writes the log back from the newest snapshot that captured it, and the query runs the batches since "
@@ -93,68 +43,126 @@ _LOG_BACK = (
 )
 _NOTHING = "No action is required."
 
-ADVICE: dict[Code, str] = {
-    Code.DIRECTORY_MISSING: "Put the directory back, or start the stream: it restores its newest snapshot by itself.",
-    Code.NOTHING_COMMITTED: "Wait for the query's first batch.",
-    Code.COMMIT_LOG_LOST: _GO_BACK,
-    Code.OLDER_COPY: "Start the stream: it restores the newest snapshot by itself. Or put the newer directory back.",
-    Code.STATE_WITHOUT_BATCHES: "Spark refuses to start here (verifyCheckpointDirectoryEmptyOnStart). " + _GO_BACK,
-    Code.METADATA_MISSING: "Write the file back with the query id that the snapshots name, or restore a snapshot: "
-    "under a new id sinks that remember query ids would write rows twice.",
-    Code.METADATA_UNREADABLE: (
-        "Write the file back with the query id that the catalog's snapshots name, or restore a snapshot."
-    ),
-    Code.QUERY_ID_DIFFERS: "Find out which query wrote here. Do not start the stream on it; restore one of its own "
-    "snapshots.",
-    Code.UNKNOWN_VERSION: "Use the version of dagster_ckpt that knows this layout.",
-    Code.OFFSETS_GAP: _NOTHING + " A resume does not read it; only going back to these batches is impossible.",
-    Code.COMMITS_GAP: _NOTHING + " A resume does not read it; only going back to these batches is impossible.",
-    Code.OFFSET_UNREADABLE: "An entry above the newest commit may be deleted, if its batch was not committed: Spark "
-    "plans it again. For any other: " + _GO_BACK,
-    Code.COMMIT_UNREADABLE: "With state in RocksDB, or for an older batch: " + _GO_BACK,
-    Code.COMMIT_WITHOUT_OFFSET: _GO_BACK,
-    Code.PREVIOUS_OFFSET_MISSING: _GO_BACK,
-    Code.OFFSETS_AHEAD: _GO_BACK,
-    Code.WATERMARK_AHEAD: "Let the code filter events whose time cannot be right, and start from a snapshot from "
-    "before the event with start_from=...: the watermark never goes back by itself.",
-    Code.FENCED: "Start the stream: it resumes from here in a new directory. Never start a query in this one by hand.",
-    Code.REPARTITION_UNFINISHED: "Finish the repartition, or " + _GO_BACK[0].lower() + _GO_BACK[1:],
-    Code.SOURCE_LOG_MISSING: _GO_BACK,
-    Code.SOURCE_LOG_UNREADABLE: _GO_BACK,
-    Code.OPERATOR_METADATA_MISSING: _GO_BACK,
-    Code.OPERATOR_METADATA_UNREADABLE: _GO_BACK,
-    Code.SCHEMA_MISSING: _GO_BACK,
-    Code.SCHEMA_UNREADABLE: _GO_BACK,
-    Code.SCHEMA_PATH_ELSEWHERE: "Do not start a query on a directory that was copied or moved by hand: restore "
-    "a snapshot, "
-    "or take a savepoint of this directory and start from that; both rewrite the path.",
-    Code.STATE_MISSING: _GO_BACK,
-    Code.STATE_FILE_MISSING: _GO_BACK,
-    Code.STATE_FILE_DAMAGED: _GO_BACK,
-    Code.SST_MISSING: _GO_BACK,
-    Code.SST_WRONG_SIZE: _GO_BACK,
-    Code.SNAPSHOT_UNREADABLE: _GO_BACK,
-    Code.SNAPSHOT_DANGLING: _NOTHING + " Spark deletes an old snapshot's SSTs before its zip.",
-    Code.CHECKSUM_DIFFERS: _GO_BACK,
-    Code.CONTENT_DIFFERS: _GO_BACK,
-    Code.HADOOP_CHECKSUM_STALE: (
-        "The file itself is sound by its own checksums: delete the hidden .crc beside it; Spark does not need it."
-    ),
-    Code.STATE_AHEAD: "Restore into a fresh directory rather than rewinding by hand. If you rewound it on purpose, "
-    "delete the state files of these versions before the query starts.",
-    Code.SINK_LOG_GAP: _LOG_BACK,
-    Code.SINK_LOG_ELSEWHERE: "Run `dagster-ckpt relocate-output` for this folder: it lets the log list the files that "
-    "are there.",
-    Code.SINK_LOG_AHEAD: "Start from a snapshot with start_from=...: that rolls the sink back. Otherwise Spark skips "
-    "these batches and their rows are lost.",
-    Code.SINK_LOG_BEHIND: "Put the output folder back as it was, or restore a snapshot at or before its newest entry.",
-    Code.SINK_HAS_BATCH_IN_FLIGHT: (
-        "Start the stream: it first rolls the sink's log back by that batch, and Spark runs the batch again."
-    ),
-    Code.SINK_LOG_UNREADABLE: _LOG_BACK,
-    Code.LEFTOVER_TEMPORARY_FILES: _NOTHING + " Spark ignores unfinished files.",
-    Code.NOT_WHOLE: _GO_BACK,
-}
+
+class Code(StrEnum):
+    """With the advice of the doctor. They never change their meaning, so scripts can compare them."""
+
+    _value_: str
+    advice: str
+
+    def __new__(cls, value: str, advice: str) -> Code:
+        code = str.__new__(cls, value)
+        code._value_, code.advice = value, advice
+        return code
+
+    DIRECTORY_MISSING = (
+        "DIRECTORY_MISSING",
+        "Put the directory back, or start the stream: it restores its newest snapshot by itself.",
+    )
+    NOTHING_COMMITTED = "NOTHING_COMMITTED", "Wait for the query's first batch."
+    COMMIT_LOG_LOST = "COMMIT_LOG_LOST", _GO_BACK
+    OLDER_COPY = (
+        "OLDER_COPY",
+        "Start the stream: it restores the newest snapshot by itself. Or put the newer directory back.",
+    )
+    STATE_WITHOUT_BATCHES = (
+        "STATE_WITHOUT_BATCHES",
+        "Spark refuses to start here (verifyCheckpointDirectoryEmptyOnStart). " + _GO_BACK,
+    )
+    METADATA_MISSING = (
+        "METADATA_MISSING",
+        "Write the file back with the query id that the snapshots name, or restore a snapshot: under a new id sinks "
+        "that remember query ids would write rows twice.",
+    )
+    METADATA_UNREADABLE = (
+        "METADATA_UNREADABLE",
+        "Write the file back with the query id that the catalog's snapshots name, or restore a snapshot.",
+    )
+    QUERY_ID_DIFFERS = (
+        "QUERY_ID_DIFFERS",
+        "Find out which query wrote here. Do not start the stream on it; restore one of its own snapshots.",
+    )
+    UNKNOWN_VERSION = "UNKNOWN_VERSION", "Use the version of dagster_ckpt that knows this layout."
+    OFFSETS_GAP = (
+        "OFFSETS_GAP",
+        _NOTHING + " A resume does not read it; only going back to these batches is impossible.",
+    )
+    COMMITS_GAP = (
+        "COMMITS_GAP",
+        _NOTHING + " A resume does not read it; only going back to these batches is impossible.",
+    )
+    OFFSET_UNREADABLE = (
+        "OFFSET_UNREADABLE",
+        "An entry above the newest commit may be deleted, if its batch was not committed: Spark "
+        "plans it again. For any other: " + _GO_BACK,
+    )
+    COMMIT_UNREADABLE = "COMMIT_UNREADABLE", "With state in RocksDB, or for an older batch: " + _GO_BACK
+    COMMIT_WITHOUT_OFFSET = "COMMIT_WITHOUT_OFFSET", _GO_BACK
+    PREVIOUS_OFFSET_MISSING = "PREVIOUS_OFFSET_MISSING", _GO_BACK
+    OFFSETS_AHEAD = "OFFSETS_AHEAD", _GO_BACK
+    WATERMARK_AHEAD = (
+        "WATERMARK_AHEAD",
+        "Let the code filter events whose time cannot be right, and start from a snapshot from "
+        "before the event with start_from=...: the watermark never goes back by itself.",
+    )
+    FENCED = (
+        "FENCED",
+        "Start the stream: it resumes from here in a new directory. Never start a query in this one by hand.",
+    )
+    REPARTITION_UNFINISHED = (
+        "REPARTITION_UNFINISHED",
+        "Finish the repartition, or " + _GO_BACK[0].lower() + _GO_BACK[1:],
+    )
+    SOURCE_LOG_MISSING = "SOURCE_LOG_MISSING", _GO_BACK
+    SOURCE_LOG_UNREADABLE = "SOURCE_LOG_UNREADABLE", _GO_BACK
+    OPERATOR_METADATA_MISSING = "OPERATOR_METADATA_MISSING", _GO_BACK
+    OPERATOR_METADATA_UNREADABLE = "OPERATOR_METADATA_UNREADABLE", _GO_BACK
+    SCHEMA_MISSING = "SCHEMA_MISSING", _GO_BACK
+    SCHEMA_UNREADABLE = "SCHEMA_UNREADABLE", _GO_BACK
+    SCHEMA_PATH_ELSEWHERE = (
+        "SCHEMA_PATH_ELSEWHERE",
+        "Do not start a query on a directory that was copied or moved by hand: restore a snapshot, or take a savepoint "
+        "of this directory and start from that; both rewrite the path.",
+    )
+    STATE_MISSING = "STATE_MISSING", _GO_BACK
+    STATE_FILE_MISSING = "STATE_FILE_MISSING", _GO_BACK
+    STATE_FILE_DAMAGED = "STATE_FILE_DAMAGED", _GO_BACK
+    SST_MISSING = "SST_MISSING", _GO_BACK
+    SST_WRONG_SIZE = "SST_WRONG_SIZE", _GO_BACK
+    SNAPSHOT_UNREADABLE = "SNAPSHOT_UNREADABLE", _GO_BACK
+    SNAPSHOT_DANGLING = "SNAPSHOT_DANGLING", _NOTHING + " Spark deletes an old snapshot's SSTs before its zip."
+    CHECKSUM_DIFFERS = "CHECKSUM_DIFFERS", _GO_BACK
+    CONTENT_DIFFERS = "CONTENT_DIFFERS", _GO_BACK
+    HADOOP_CHECKSUM_STALE = (
+        "HADOOP_CHECKSUM_STALE",
+        "The file itself is sound by its own checksums: delete the hidden .crc beside it; Spark does not need it.",
+    )
+    STATE_AHEAD = (
+        "STATE_AHEAD",
+        "Restore into a fresh directory rather than rewinding by hand. If you rewound it on purpose, "
+        "delete the state files of these versions before the query starts.",
+    )
+    SINK_LOG_GAP = "SINK_LOG_GAP", _LOG_BACK
+    SINK_LOG_ELSEWHERE = (
+        "SINK_LOG_ELSEWHERE",
+        "Run `dagster-ckpt relocate-output` for this folder: it lets the log list the files that are there.",
+    )
+    SINK_LOG_AHEAD = (
+        "SINK_LOG_AHEAD",
+        "Start from a snapshot with start_from=...: that rolls the sink back. Otherwise Spark skips "
+        "these batches and their rows are lost.",
+    )
+    SINK_LOG_BEHIND = (
+        "SINK_LOG_BEHIND",
+        "Put the output folder back as it was, or restore a snapshot at or before its newest entry.",
+    )
+    SINK_HAS_BATCH_IN_FLIGHT = (
+        "SINK_HAS_BATCH_IN_FLIGHT",
+        "Start the stream: it first rolls the sink's log back by that batch, and Spark runs the batch again.",
+    )
+    SINK_LOG_UNREADABLE = "SINK_LOG_UNREADABLE", _LOG_BACK
+    LEFTOVER_TEMPORARY_FILES = "LEFTOVER_TEMPORARY_FILES", _NOTHING + " Spark ignores unfinished files."
+    NOT_WHOLE = "NOT_WHOLE", _GO_BACK
 
 
 @dataclass(frozen=True)
@@ -168,7 +176,7 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        return ADVICE[self.code]
+        return self.code.advice
 
     def as_record(self) -> dict[str, str]:
         return {
@@ -222,7 +230,7 @@ class Subject:
     deep: bool = True
     known: KnownQuery = NOTHING_KNOWN
     looks_back: bool = True
-    _parsed: dict[str, OffsetEntry] = field(default_factory=dict, repr=False)
+    _parsed: dict[int, OffsetEntry] = field(default_factory=dict, repr=False)
     _listed: dict[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -271,19 +279,17 @@ class Subject:
     def offset_entry(self, batch_id: int) -> OffsetEntry | None:
         if batch_id not in self.offsets:
             return None
-        path = f"{OFFSETS}/{batch_id}"
-        if path not in self._parsed:
+        if batch_id not in self._parsed:
             try:
-                self._parsed[path] = parse_offset_entry(self.folder.read(path), f"{self.live.url}/{path}")
+                self._parsed[batch_id] = read_offset_entry(self.folder, batch_id)
             except (FileNotFoundError, LiveDirectoryError):
                 return None
-        return self._parsed[path]
+        return self._parsed[batch_id]
 
     @cached_property
     def commit_entry(self) -> CommitEntry | None:
-        path = f"{COMMITS}/{self.commit}"
         try:
-            return parse_commit_entry(self.folder.read(path), f"{self.live.url}/{path}")
+            return read_commit_entry(self.folder, self.commit) if self.commit is not None else None
         except (FileNotFoundError, LiveDirectoryError):
             return None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dagster_ckpt.errors import ChecksumDiffersError, IncompleteCutError, LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.spark.checkpoint_dir.layout import (
+    COMMITS,
     OFFSETS,
     STATE,
     LiveDirectory,
@@ -18,14 +19,10 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
     batch_ids,
     store_directory,
 )
-from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, check_schemas, read_operators
-from dagster_ckpt.spark.checkpoint_dir.state.formats import CommittedState, state_files
-from dagster_ckpt.spark.checkpoint_dir.state.version_files import (
+from dagster_ckpt.spark.checkpoint_dir.state_files import CommittedState, files_of_store, state_files, store_places
+from dagster_ckpt.spark.checkpoint_dir.version_files import (
     StoreDirectory,
-    format_v2_files,
-    heap_files,
-    rocksdb_files,
     snapshot_files,
 )
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Subject, error, note, warning
@@ -121,11 +118,11 @@ def examine_state_files(subject: Subject) -> StateExamination:
         return StateExamination((), ())
     needed: tuple[NeededFile, ...] = ()
     findings: list[Finding] = []
+    state = CommittedState(subject.folder, "", operators, committed, commit)
     try:
-        state = CommittedState(subject.folder, "", operators, committed, commit)
         needed = tuple(state_files(state).files)
     except (LiveDirectoryError, FileNotFoundError) as trouble:
-        findings = _each_store(subject, operators, committed) or [_finding(subject, trouble)]
+        findings = _each_store(subject, state) or [_finding(subject, trouble)]
     findings += _ahead(subject, operators)
     if subject.deep:
         names = {file.source for file in needed}
@@ -133,40 +130,22 @@ def examine_state_files(subject: Subject) -> StateExamination:
     return StateExamination(needed, tuple(findings))
 
 
-def _each_store(subject: Subject, operators: list[Operator], committed: OffsetEntry) -> list[Finding]:
+def _each_store(subject: Subject, state: CommittedState) -> list[Finding]:
     """One finding per store: the check of the whole state stops at the first."""
+    try:
+        places = store_places(state)
+    except LiveDirectoryError as trouble:
+        # A log does not name the state.
+        is_commit = isinstance(trouble, IncompleteCutError)
+        code, log = (Code.COMMIT_UNREADABLE, COMMITS) if is_commit else (Code.OFFSET_UNREADABLE, OFFSETS)
+        return [error(code, f"{log}/{state.commit.batch_id}", str(trouble))]
     findings = []
-    for operator in operators:
-        for partition in range(1 if operator.single_partition else committed.partitions or 0):
-            for index, name in enumerate(operator.stores):
-                store = StoreDirectory(subject.folder, store_directory(operator.number, partition, name))
-                try:
-                    _version_files(subject, store, (operator.number, partition, index))
-                except (LiveDirectoryError, FileNotFoundError) as trouble:
-                    findings.append(_finding(subject, trouble))
-                except (KeyError, IndexError):
-                    path = f"commits/{subject.commit}"
-                    findings.append(
-                        error(
-                            Code.COMMIT_UNREADABLE,
-                            path,
-                            f"It does not name the state of {store.path}, so the files that contain it are unknown.",
-                        )
-                    )
+    for place in places:
+        try:
+            files_of_store(state, place)
+        except (LiveDirectoryError, FileNotFoundError) as trouble:
+            findings.append(_finding(subject, trouble))
     return findings
-
-
-def _version_files(subject: Subject, store: StoreDirectory, place: tuple[int, int, int]) -> list[NeededFile]:
-    commit, committed, (operator, partition, index) = subject.commit_entry, subject.commit or 0, place
-    version = committed + 1
-    if commit is not None and commit.state_ids is not None:
-        return format_v2_files(store, version, commit.state_ids[operator][partition][index])
-    names = subject.folder.list(store.path)
-    offsets = subject.offset_entry(committed)
-    is_rocksdb = offsets is not None and (offsets.provider_class or "").endswith("RocksDBStateStoreProvider")
-    if is_rocksdb or any(name.endswith((".zip", ".changelog")) for name in names):
-        return rocksdb_files(store, version)
-    return heap_files(store, version)
 
 
 def _finding(subject: Subject, trouble: Exception) -> Finding:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_ckpt.values.modes import TimeCharacteristic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
@@ -32,6 +33,7 @@ _NO_TRIGGER = "ProcessingTimeTrigger(0)"
 _SINK, _SOURCE, _OPERATOR = "Data Sink", "Data Source", "Operator"
 
 _Node = dict[str, Any]
+_Seen = TypeVar("_Seen")
 
 
 class QueryToStart:
@@ -63,9 +65,8 @@ def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
     """In the order of the offset log; empty over Spark Connect."""
     if not is_described_query(writer):
         return []
-    leaves = writer._df._jdf.queryExecution().analyzed().collectLeaves()
     found: list[Any] = []
-    for leaf in (leaves.apply(index) for index in range(leaves.size())):
+    for leaf in items_of(writer._df._jdf.queryExecution().analyzed().collectLeaves()):
         if bool(leaf.isStreaming()) and not any(leaf.equals(each) for each in found):
             found.append(leaf)
     return found
@@ -98,8 +99,7 @@ def execution_plan(writers: Mapping[str, DataStreamWriter], parallelism: int) ->
 
 
 def _add_plan(nodes: list[_Node], plan: Any, parallelism: int) -> _Node:
-    children = plan.children()
-    below = [_add_plan(nodes, children.apply(index), parallelism) for index in range(children.size())]
+    below = [_add_plan(nodes, child, parallelism) for child in items_of(plan.children())]
     number, name = len(nodes) + 1, str(plan.nodeName())
     node = _node(number, name if below else f"Source: {name}", str(plan.simpleString(100)), parallelism)
     nodes.append(node | ({"pact": _OPERATOR, "predecessors": below} if below else {"pact": _SOURCE}))
@@ -119,9 +119,33 @@ def described_field(described: Any, name: str) -> Any:
 
 def described_options(writer: DataStreamWriter) -> dict[str, str]:
     """Names in lower case, as Spark compares them."""
-    pairs = described_field(writer._jwrite, "extraOptions").iterator()
-    options = {}
+    return {str(name).lower(): str(value) for name, value in pairs_of(described_field(writer._jwrite, "extraOptions"))}
+
+
+def execution_of(query: StreamingQuery) -> Any | None:
+    """Its `StreamExecution` in the JVM; None over Spark Connect."""
+    jvm_query: Any = getattr(query, "_jsq", None)
+    return jvm_query.streamingQuery() if jvm_query is not None else None
+
+
+def seen_in(query: StreamingQuery, look: Callable[[Any], _Seen]) -> _Seen | None:
+    """What is seen in the query's `StreamExecution`; None if that fails, which must not end the query."""
+    from py4j.protocol import Py4JError
+
+    try:
+        execution = execution_of(query)
+        return look(execution) if execution is not None else None
+    except Py4JError:
+        return None
+
+
+def items_of(sequence: Any) -> list[Any]:
+    """Of a Scala sequence."""
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
+def pairs_of(scala_map: Any) -> Iterator[tuple[Any, Any]]:
+    pairs = scala_map.iterator()
     while pairs.hasNext():
         pair = pairs.next()
-        options[str(pair._1()).lower()] = str(pair._2())
-    return options
+        yield pair._1(), pair._2()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.spark.query.description import described_field, described_options, session_of
+from dagster_ckpt.spark.query.description import described_field, described_options, execution_of, items_of, session_of
 from dagster_ckpt.spark.query.session import active_in_thread
 from dagster_ckpt.values.modes import KAFKA_WRITERS, MOST_KAFKA_WRITERS, TRANSACTIONAL_ID
 
@@ -72,7 +72,7 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
 
 def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> NamedOutput | None:
     """The start may have created the table."""
-    execution: Any = getattr(query, "_jsq", None) and query._jsq.streamingQuery()
+    execution = execution_of(query)
     sink = sink_of(execution.sink()) if execution is not None else None
     if sink is None or described is None:
         return described
@@ -150,8 +150,7 @@ def load_table(session: SparkSession, name: str) -> Any | None:
     wrong: ParseException | None = None
     found = None
     try:
-        parsed = state.sqlParser().parseMultipartIdentifier(name)
-        parts = [str(parsed.apply(index)) for index in range(parsed.size())]
+        parts = [str(part) for part in items_of(state.sqlParser().parseMultipartIdentifier(name))]
         if len(parts) > 1 and catalogs.isCatalogRegistered(parts[0]):
             found = _table_in(session, catalogs.catalog(parts[0]), parts[1:])
         else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from dagster_ckpt.spark.query.description import described_field
+from dagster_ckpt.spark.query.description import described_field, items_of, seen_in
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -77,8 +77,8 @@ class PlanDescription:
                 "kind": operator.kind,
                 **{
                     name: [[_short(each, limits.text) for each in pair] for pair in _few(pairs, limits.items)]
-                    for name, pairs in _lists(operator)
-                    if pairs
+                    for name in ("keys", "values", "settings", "definitions")
+                    if (pairs := getattr(operator, name))
                 },
             }
             for operator in self.operators[:_MAX_OPERATORS]
@@ -95,18 +95,10 @@ class PlanDescription:
         return f"plan-2:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-class _Operator(BaseModel):
-    kind: str
-    keys: list[Pair] = []
-    values: list[Pair] = []
-    settings: list[Pair] = []
-    definitions: list[Pair] = []
-
-
 class _Record(BaseModel):
     version: int
     output_mode: str | None = None
-    operators: list[_Operator]
+    operators: tuple[PlanOperator, ...]
 
 
 def read_plan(record: object) -> PlanDescription | None:
@@ -115,22 +107,7 @@ def read_plan(record: object) -> PlanDescription | None:
         read = _Record.model_validate(record)
     except ValidationError:
         return None
-    if read.version != _VERSION:
-        return None
-    operators = (
-        PlanOperator(each.kind, tuple(each.keys), tuple(each.values), tuple(each.settings), tuple(each.definitions))
-        for each in read.operators
-    )
-    return PlanDescription(tuple(operators), read.output_mode)
-
-
-def _lists(operator: PlanOperator) -> tuple[tuple[str, Sequence[Pair]], ...]:
-    return (
-        ("keys", operator.keys),
-        ("values", operator.values),
-        ("settings", operator.settings),
-        ("definitions", operator.definitions),
-    )
+    return PlanDescription(read.operators, read.output_mode) if read.version == _VERSION else None
 
 
 def _few(pairs: Sequence[Pair], limit: int) -> Sequence[Pair]:
@@ -169,22 +146,20 @@ _SEED = re.compile(r"-?\d{5,}L?")
 
 def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
     """None over Spark Connect, or before Spark has created the plan."""
-    jvm_query: Any = getattr(query, "_jsq", None)
-    if jvm_query is None:
-        return None
-    return _seen(
-        lambda: describe_plan(jvm_query.streamingQuery().logicalPlan(), jvm_query.streamingQuery().outputMode())
-    )
+    return seen_in(query, lambda execution: describe_plan(execution.logicalPlan(), execution.outputMode()))
 
 
 def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
     """None over Spark Connect."""
+    from py4j.protocol import Py4JError
+
     jvm_writer: Any = getattr(writer, "_jwrite", None)
     if jvm_writer is None:
         return None
-    return _seen(
-        lambda: describe_plan(writer._df._jdf.queryExecution().analyzed(), described_field(jvm_writer, "outputMode"))
-    )
+    try:
+        return describe_plan(writer._df._jdf.queryExecution().analyzed(), described_field(jvm_writer, "outputMode"))
+    except Py4JError:
+        return None
 
 
 def describe_plan(plan: Any, output_mode: object = None) -> PlanDescription:
@@ -194,15 +169,6 @@ def describe_plan(plan: Any, output_mode: object = None) -> PlanDescription:
         # A watermark alone keeps no state.
         return PlanDescription()
     return PlanDescription(tuple(walk.operators), str(output_mode) if output_mode is not None else None)
-
-
-def _seen(describe: Callable[[], PlanDescription]) -> PlanDescription | None:
-    from py4j.protocol import Py4JError
-
-    try:
-        return describe()
-    except Py4JError:
-        return None
 
 
 class _Walk:
@@ -218,11 +184,11 @@ class _Walk:
         name = str(node.nodeName())
         name = _RENAMED.get(name, name)
         below = _needed_below(node, name, needed)
-        for child in _items(node.children()):
+        for child in items_of(node.children()):
             if child.isStreaming():
                 self.visit(child, below)
         describe = _STATEFUL.get(name)
-        joins_a_table = name == "Join" and not all(child.isStreaming() for child in _items(node.children()))
+        joins_a_table = name == "Join" and not all(child.isStreaming() for child in items_of(node.children()))
         if describe is not None and node.isStreaming() and not joins_a_table:
             described = describe(node, below)
             definitions = () if name == WATERMARK else tuple(self._definitions(_used(node, name, below)))
@@ -231,22 +197,22 @@ class _Walk:
 
     def _note_computed(self, node: Any, name: str) -> None:
         if name in ("Project", "Aggregate"):
-            for column in _items(node.projectList() if name == "Project" else node.aggregateExpressions()):
+            for column in items_of(node.projectList() if name == "Project" else node.aggregateExpressions()):
                 if column.nodeName() == "Alias":
                     self._computed[_id(column)] = (str(column.name()), [column.child()])
         elif name == "Expand":
             # Sliding windows: a row for each window.
-            rows = [_items(row) for row in _items(node.projections())]
-            for index, column in enumerate(_items(node.output())):
+            rows = [items_of(row) for row in items_of(node.projections())]
+            for index, column in enumerate(items_of(node.output())):
                 expressions = [row[index] for row in rows]
                 if any(each.nodeName() != "AttributeReference" for each in expressions):
                     self._computed[_id(column)] = (str(column.name()), expressions)
         elif name == "Generate":
-            for column in _items(node.generatorOutput()):
+            for column in items_of(node.generatorOutput()):
                 self._computed[_id(column)] = (str(column.name()), [node.generator()])
         elif name == "Union":
-            first, *others = [_items(child.output()) for child in _items(node.children())]
-            for index, column in enumerate(_items(node.output())):
+            first, *others = [items_of(child.output()) for child in items_of(node.children())]
+            for index, column in enumerate(items_of(node.output())):
                 from_others = [other[index] for other in others]
                 known = self._computed.pop(_id(first[index]), None)
                 from_first = known[1] if known is not None else []
@@ -269,7 +235,7 @@ class _Walk:
 
 def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | None:
     if name == "Project":
-        columns = [column for column in _items(node.projectList()) if needed is None or _id(column) in needed]
+        columns = [column for column in items_of(node.projectList()) if needed is None or _id(column) in needed]
         return {number for column in columns for number in _references(column)}
     if name == "Aggregate":
         return _references(node)
@@ -280,17 +246,17 @@ def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | N
 
 def _used(node: Any, name: str, below: set[int] | None) -> set[int]:
     if name == "Join":
-        return {_id(column) for column in _items(node.output()) if below is None or _id(column) in below}
+        return {_id(column) for column in items_of(node.output()) if below is None or _id(column) in below}
     return _references(node)
 
 
 def _references(node: Any) -> set[int]:
-    return {_id(column) for column in _items(node.references().toSeq())}
+    return {_id(column) for column in items_of(node.references().toSeq())}
 
 
 def _aggregate(node: Any, _needed: set[int] | None) -> PlanOperator:
     functions: dict[str, Pair] = {}
-    for expression in _items(node.aggregateExpressions()):
+    for expression in items_of(node.aggregateExpressions()):
         for function in _functions(expression):
             functions.setdefault(_sql(function), _column(function))
     return PlanOperator("", _columns(node.groupingExpressions()), tuple(functions.values()))
@@ -300,7 +266,7 @@ def _functions(expression: Any) -> Iterable[Any]:
     if expression.nodeName() == "AggregateExpression":
         yield expression
         return
-    for child in _items(expression.children()):
+    for child in items_of(expression.children()):
         yield from _functions(child)
 
 
@@ -325,7 +291,7 @@ def _join(node: Any, needed: set[int] | None) -> PlanOperator:
     kept = [
         (f"{side}.{column.name()}", _type(column))
         for side, child in (("left", node.left()), ("right", node.right()))
-        for column in _items(child.output())
+        for column in items_of(child.output())
         if needed is None or _id(column) in needed
     ]
     condition = node.condition()
@@ -337,9 +303,9 @@ def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
 
     def describe(node: Any, _needed: set[int] | None) -> PlanOperator:
         keys = (
-            _items(node.child().output())[: int(node.groupingAttributesLen())]
+            items_of(node.child().output())[: int(node.groupingAttributesLen())]
             if node.nodeName() in ("TransformWithStateInPySpark", *_RENAMED)
-            else _items(node.groupingAttributes())
+            else items_of(node.groupingAttributes())
         )
         settings = tuple((detail, _setting(node, detail)) for detail in details)
         return PlanOperator("", tuple(_column(key) for key in keys), settings=settings)
@@ -368,7 +334,7 @@ _STATEFUL: dict[str, Callable[[Any, set[int] | None], PlanOperator]] = {
 
 
 def _columns(expressions: Any) -> tuple[Pair, ...]:
-    return tuple(_column(expression) for expression in _items(expressions))
+    return tuple(_column(expression) for expression in items_of(expressions))
 
 
 def _column(expression: Any) -> Pair:
@@ -405,7 +371,7 @@ def _without_between(expression: Any) -> str:
         return _without_between(expression.child()).replace(_REFERENCE, value)
     if "between(" not in text:
         return text
-    for child in _items(expression.children()):
+    for child in items_of(expression.children()):
         text = text.replace(str(child.sql()), _without_between(child))
     return text
 
@@ -430,7 +396,3 @@ def _duration(micros: int) -> str:
 
 def _id(column: Any) -> int:
     return int(column.exprId().id())
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(index) for index in range(sequence.size())]

@@ -6,10 +6,11 @@ Spark reports what a query does, not since when. No listener is used: the JVM wo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from dagster_ckpt.spark.query.description import seen_in
 from dagster_ckpt.spark.query.output import NamedOutput, qualified
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.values.redaction import without_secrets
@@ -36,11 +37,12 @@ class SourceProgress:
     @staticmethod
     def of(report: Mapping[str, Any]) -> SourceProgress:
         read, newest = _offset(report.get("endOffset")), _offset(report.get("latestOffset"))
+        lags = _lags(read, newest) if _is_kafka(read) and _is_kafka(newest) else None
         return SourceProgress(
             source=str(report.get("description")),
-            behind=_records_between(read, newest),
+            behind=sum(lags.values()) if lags is not None else None,
             read_up_to=json.dumps(read) if _is_kafka(read) else None,
-            lags=_lags(read, newest),
+            lags=lags or {},
         )
 
 
@@ -105,13 +107,7 @@ def _is_kafka(offset: Any) -> bool:
     )
 
 
-def _records_between(read: Any, newest: Any) -> int | None:
-    return sum(_lags(read, newest).values()) if _is_kafka(read) and _is_kafka(newest) else None
-
-
 def _lags(read: Any, newest: Any) -> dict[str, int]:
-    if not (_is_kafka(read) and _is_kafka(newest)):
-        return {}
     return {
         f"{topic}-{partition}": max(0, offset - read.get(topic, {}).get(partition, 0))
         for topic, partitions in newest.items()
@@ -125,7 +121,6 @@ def _speed(value: Any) -> float | None:
 
 
 STARTING = "Initializing"
-Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,9 @@ class QueryActivity:
 def activity_of(query: StreamingQuery) -> QueryActivity:
     status = query.status
     # May be a failed query's exception, and the catalog keeps heartbeats.
-    return QueryActivity(without_secrets(str(status["message"])), bool(status["isTriggerActive"]), _trigger_of(query))
+    return QueryActivity(
+        without_secrets(str(status["message"])), bool(status["isTriggerActive"]), seen_in(query, _started_at)
+    )
 
 
 def tasks_of(query: StreamingQuery) -> TaskCounts | None:
@@ -173,12 +170,12 @@ def tasks_of(query: StreamingQuery) -> TaskCounts | None:
 
     Jobs that a `foreachBatch` function starts in other threads are not in the query's job group.
     """
-    return _seen(query, lambda execution: _tasks(execution, str(query.runId)))
+    return seen_in(query, lambda execution: _tasks(execution, str(query.runId)))
 
 
 def stack_of(query: StreamingQuery) -> list[str]:
     """Innermost frame first; empty over Spark Connect."""
-    return _seen(query, lambda it: [str(frame) for frame in it.queryExecutionThread().getStackTrace()]) or []
+    return seen_in(query, lambda it: [str(frame) for frame in it.queryExecutionThread().getStackTrace()]) or []
 
 
 def _tasks(execution: Any, group: str) -> TaskCounts:
@@ -201,29 +198,12 @@ def _tasks(execution: Any, group: str) -> TaskCounts:
     return TaskCounts(len(own), running, done, total)
 
 
-def _trigger_of(query: StreamingQuery) -> int | None:
-    return _seen(query, lambda it: int(_started_at(it)))
-
-
-def _started_at(execution: Any) -> Any:
+def _started_at(execution: Any) -> int:
     if installed_release().has(Feature.TRIGGER_CONTEXT):
-        return execution.getLatestExecutionContext().currentTriggerStartTimestamp()
+        return int(execution.getLatestExecutionContext().currentTriggerStartTimestamp())
     # Java's name of the trait's private variable.
     reporter = "org$apache$spark$sql$execution$streaming$ProgressReporter$"
-    return getattr(execution, f"{reporter}$currentTriggerStartTimestamp")()
-
-
-def _seen(query: StreamingQuery, look: Callable[[Any], Seen]) -> Seen | None:
-    """On the query's `StreamExecution`; None if it fails, which must not end the query."""
-    from py4j.protocol import Py4JError
-
-    jvm_query: Any = getattr(query, "_jsq", None)
-    if jvm_query is None:
-        return None
-    try:
-        return look(jvm_query.streamingQuery())
-    except Py4JError:
-        return None
+    return int(getattr(execution, f"{reporter}$currentTriggerStartTimestamp")())
 
 
 def _numbers(array: Any) -> set[int]:

@@ -17,7 +17,7 @@ from dagster_ckpt.errors import QueryStopError
 from dagster_ckpt.spark.checkpoint_dir.inspect import refuse_unknown_state
 from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.description import is_described_query, session_of
+from dagster_ckpt.spark.query.description import execution_of, is_described_query, session_of
 from dagster_ckpt.spark.query.output import NamedOutput, named_output, output_of_started, table_of
 from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_query
 from dagster_ckpt.spark.query.progress import (
@@ -137,7 +137,7 @@ class SupervisedQuery:
         """Without the plan until Spark has created one."""
         if self._facts is not None:
             return self._facts
-        execution: Any = getattr(self._query, "_jsq", None) and self._query._jsq.streamingQuery()
+        execution = execution_of(self._query)
         if execution is None:
             return QueryFacts()
         planned = not str(self._query.status["message"]).startswith(STARTING)
@@ -195,7 +195,7 @@ class SupervisedQuery:
             return True
 
     def _limit_stop(self, within_ms: int) -> None:
-        execution: Any = getattr(self._query, "_jsq", None) and self._query._jsq.streamingQuery()
+        execution = execution_of(self._query)
         if execution is not None:
             conf = execution.sparkSession().sessionState().conf()
             conf.setConfString("spark.sql.streaming.stopTimeout", str(within_ms))

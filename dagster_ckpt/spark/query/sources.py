@@ -5,19 +5,20 @@ Spark records only offsets, so another folder or swapped sources go unnoticed un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.delta_source import delta_folder, delta_offset
-from dagster_ckpt.spark.query.description import session_of, streaming_leaves
-from dagster_ckpt.spark.query.iceberg_source import iceberg_offset, iceberg_table
+from dagster_ckpt.spark.query.description import pairs_of, session_of, streaming_leaves
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
+from dagster_ckpt.spark.query.table_sources import delta_folder, delta_offset, iceberg_offset, iceberg_table
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json, reading
 
@@ -75,27 +76,16 @@ class SourceIdentity:
         known = {name: text for name, text in (("name", self.name), ("side", self.side)) if text is not None}
         return {"kind": self.kind, **known, "identity": dict(self.identity), "options": dict(self.options)}
 
-    @staticmethod
-    def of_record(record: object) -> SourceIdentity | None:
-        if not isinstance(record, Mapping) or not isinstance(record.get("kind"), str):
-            return None
-        name, side = record.get("name"), record.get("side")
-        return SourceIdentity(
-            record["kind"],
-            name if isinstance(name, str) else None,
-            _texts(record.get("identity")),
-            _texts(record.get("options")),
-            side if isinstance(side, str) else None,
-        )
+
+_IDENTITIES = TypeAdapter(tuple[SourceIdentity, ...])
 
 
 def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
     """None if any cannot be read, or none was recorded."""
-    if not isinstance(record, Sequence) or isinstance(record, str):
+    try:
+        return _IDENTITIES.validate_python(record) or None
+    except ValidationError:
         return None
-    found = [SourceIdentity.of_record(each) for each in record]
-    known = [each for each in found if each is not None]
-    return tuple(known) if known and len(known) == len(found) else None
 
 
 def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
@@ -157,7 +147,7 @@ def _sides(writer: DataStreamWriter, leaves: Sequence[Any]) -> dict[int, str]:
 def source_options(leaf: Any) -> dict[str, str]:
     """Names in lower case; values may be secrets."""
     if str(leaf.getClass().getSimpleName()) == "StreamingRelation":
-        return _pairs(leaf.dataSource().options())
+        return {str(name).lower(): str(text) for name, text in pairs_of(leaf.dataSource().options())}
     return {str(name).lower(): str(text) for name, text in dict(leaf.extraOptions()).items()}
 
 
@@ -242,19 +232,6 @@ def _known(name: str, find: Callable[[], str]) -> dict[str, str]:
         return {name: find()}
     except Exception:  # noqa: BLE001 - py4j raises whatever the JVM raises; unknown then
         return {}
-
-
-def _pairs(scala_map: Any) -> dict[str, str]:
-    pairs, found = scala_map.iterator(), {}
-    while pairs.hasNext():
-        pair = pairs.next()
-        found[str(pair._1()).lower()] = str(pair._2())
-    return found
-
-
-def _texts(values: object) -> dict[str, str]:
-    items: Iterable[tuple[object, object]] = values.items() if isinstance(values, Mapping) else ()
-    return {str(name): str(text) for name, text in items}
 
 
 @dataclass(frozen=True)

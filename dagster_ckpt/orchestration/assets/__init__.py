@@ -1,1 +1,0 @@
-"""Streaming assets: the decorators, their definitions, and support for downstream assets."""

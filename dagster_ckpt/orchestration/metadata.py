@@ -1,0 +1,163 @@
+"""What Dagster's pages show of streams: keys of metadata, tables, links, and snapshots as asset events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import dagster as dg
+
+from dagster_ckpt.catalog.history import SnapshotTally
+from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord
+from dagster_ckpt.errors import OptionError
+
+SEQUENCE_KEY = "dagster_ckpt/sequence"
+SNAPSHOT_ID_KEY = "dagster_ckpt/snapshot_id"
+BATCH_ID_KEY = "dagster_ckpt/batch_id"
+STREAM_ID_KEY = "dagster_ckpt/stream_id"
+# Kafka partitions whose lag a report plots.
+PLOTTED_PARTITIONS = 16
+TIMELINE_KEY = "dagster_ckpt/timeline"
+PAGE_KEY = "dagster_ckpt/checkpoint_page"
+
+
+@dataclass(frozen=True)
+class CheckpointPage:
+    """Links to the page of `dagster-ckpt ui`, by its address in users' browsers."""
+
+    url: str
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.url).scheme not in ("http", "https"):
+            raise OptionError(f"checkpoint_page is {self.url!r}, but must be an address such as http://localhost:3080.")
+
+    def of_stream(self, stream_id: str) -> dg.UrlMetadataValue:
+        """The overview of a stream."""
+        return dg.MetadataValue.url(f"{self.url.rstrip('/')}/streams/{quote(stream_id)}")
+
+    def of_snapshot(self, stream_id: str, snapshot_id: str) -> dg.UrlMetadataValue:
+        """One snapshot of a stream."""
+        return dg.MetadataValue.url(f"{self.of_stream(stream_id).url}/-/snapshots/{quote(snapshot_id)}")
+
+
+def identity(event: EventRecord) -> str:
+    """Identify an event, even in a re-created catalog, which counts from one again."""
+    return event.snapshot_id or f"event {event.sequence}"
+
+
+def materialization(
+    key: dg.AssetKey,
+    event: EventRecord,
+    snapshot: SnapshotRecord | None,
+    tally: SnapshotTally | None,
+    page: CheckpointPage | None = None,
+) -> dg.AssetMaterialization:
+    """A snapshot as a materialization of its asset.
+
+    `snapshot` None: its row cannot be read. `tally`: the checkpoints since the previous report, including this one.
+    """
+    metadata = snapshot_metadata(snapshot) if snapshot is not None else dict(event.payload)
+    batch_id = metadata.get(BATCH_ID_KEY, "unknown")
+    since = (
+        {}
+        if tally is None
+        else {
+            "dagster_ckpt/checkpoints_since_report": tally.count,
+            "dagster_ckpt/rows_since_report": tally.rows,
+            "dagster_ckpt/bytes_since_report": tally.incremental_bytes,
+        }
+    )
+    if page is not None and event.snapshot_id is not None:
+        metadata[PAGE_KEY] = page.of_snapshot(event.stream_id, event.snapshot_id)
+    return dg.AssetMaterialization(
+        key,
+        description=f"{metadata.get('dagster_ckpt/kind', event.type.value)} at batch {batch_id}",
+        metadata={SEQUENCE_KEY: event.sequence, SNAPSHOT_ID_KEY: identity(event), **metadata, **since},
+        tags={"dagster/data_version": str(batch_id)},
+    )
+
+
+def failure_observation(key: dg.AssetKey, event: EventRecord) -> dg.AssetObservation:
+    """Report a failed attempt: nothing was materialized."""
+    kind = "savepoint" if event.type is EventType.SAVEPOINT_FAILED else "checkpoint"
+    return dg.AssetObservation(
+        key,
+        description=f"a {kind} failed",
+        metadata={
+            SEQUENCE_KEY: event.sequence,
+            SNAPSHOT_ID_KEY: identity(event),
+            "dagster_ckpt/failure": str(event.payload.get("reason", "unknown")),
+        },
+    )
+
+
+def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
+    """The figures of a snapshot; the asset's page plots numbers."""
+    figures: dict[str, Any] = {
+        BATCH_ID_KEY: snapshot.batch_id,
+        STREAM_ID_KEY: snapshot.stream_id,
+        TIMELINE_KEY: snapshot.timeline,
+        "dagster_ckpt/rows": snapshot.rows,
+        "dagster_ckpt/state_rows": snapshot.state_rows,
+        "dagster_ckpt/duration_ms": snapshot.duration_ms,
+        "dagster_ckpt/full_bytes": snapshot.full_bytes,
+        "dagster_ckpt/incremental_bytes": snapshot.incremental_bytes,
+        "dagster_ckpt/number": snapshot.number,
+        "dagster_ckpt/kind": snapshot.kind.value,
+        "dagster_ckpt/trigger": snapshot.trigger.value,
+        "dagster_ckpt/location": dg.MetadataValue.path(snapshot.location or ""),
+        SNAPSHOT_ID_KEY: snapshot.snapshot_id,
+        "dagster_ckpt/watermark": snapshot.watermark,
+    }
+    if lags := snapshot.lags:
+        figures["dagster_ckpt/records_behind"] = sum(lags.values())
+        # Those furthest behind, of thousands.
+        worst = sorted(lags, key=lambda name: (-lags[name], name))[:PLOTTED_PARTITIONS]
+        figures |= {f"dagster_ckpt/records_behind/{name}": lags[name] for name in sorted(worst)}
+    watermark_ms = snapshot.watermark_ms
+    if watermark_ms is not None:
+        figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(watermark_ms / 1000)
+        # The page plots only integers and floats, not timestamps.
+        figures["dagster_ckpt/watermark_ms"] = watermark_ms
+    return known(figures)
+
+
+def known(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is unknown."""
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, at_most: int | None = None) -> str:
+    """A Markdown table, or "none" without rows.
+
+    Args:
+        at_most: Maximum number of rows; the number of others is shown below.
+    """
+    every = list(rows)
+    shown = every if at_most is None else every[:at_most]
+    if not shown:
+        return "none"
+    lines = map(_row, [header, ["---"] * len(header), *shown])
+    more = len(every) - len(shown)
+    return "\n".join(lines) + (f"\n\nand {more} more" if more else "")
+
+
+def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | None]]) -> dg.TableMetadataValue:
+    """A sortable table on a page of Dagster.
+
+    Args:
+        columns: Types, by name.
+        rows: Cells by column; a cell must not be empty there, so None and "" are shown as a dash.
+    """
+    records = [
+        dg.TableRecord({name: "-" if value in (None, "") else value for name, value in row.items()}) for row in rows
+    ]
+    schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
+    return dg.MetadataValue.table(records=records, schema=schema)
+
+
+def _row(cells: Sequence[object]) -> str:
+    # A vertical bar or a line break would end the cell.
+    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -1,1 +1,0 @@
-"""Dagster resources and config: checkpoint storage, state backend, catalog, and a stream."""

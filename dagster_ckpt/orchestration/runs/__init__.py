@@ -1,1 +1,0 @@
-"""The code that executes inside a Dagster run of a stream."""

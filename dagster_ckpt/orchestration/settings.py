@@ -1,0 +1,246 @@
+"""Options as Dagster config: `CheckpointConfig`, `RestartStrategies`, `UpgradePolicy`, and where a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import Enum
+from typing import Any, TypeVar, get_type_hints
+
+import dagster as dg
+from pydantic import Field, create_model
+
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.policies.restart import (
+    RestartPolicy,
+    RestartStrategies,
+    RestartStrategyConfiguration,
+    checked_restart,
+)
+from dagster_ckpt.policies.serialization import own_policy
+from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.stream.start_from import StartFrom, start_options
+from dagster_ckpt.values.validation import Choice, Option, WholeNumber, options_of
+
+
+def described_fields(kind: type) -> dict[str, Any]:
+    """Fields of a pydantic model, from a dataclass whose types are annotated with descriptions."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        each.name: (
+            hints[each.name].__origin__,
+            Field(default=each.default, description=hints[each.name].__metadata__[0]),
+        )
+        for each in fields(kind)
+    }
+
+
+_UpgradeFields: Any = create_model("UpgradeFields", __base__=dg.Config, **described_fields(UpgradePolicy))
+
+
+class UpgradeSettings(_UpgradeFields):
+    """Every option of `UpgradePolicy`; durations are milliseconds.
+
+    Example:
+        >>> UpgradeSettings.model_validate({"mode": "LAST_STATE"}).upgrade_policy().preflight
+        True
+    """
+
+    def upgrade_policy(self) -> UpgradePolicy:
+        """The settings as a policy."""
+        return UpgradePolicy(**dict(self))
+
+
+def _description(option: Option[Any, Any]) -> str:
+    parts = [option.description]
+    match option.rule:
+        case Choice(enum=enum):
+            parts.append(f"One of {', '.join(enum.__members__)}.")
+        case WholeNumber(minimum=minimum) if minimum > 0:
+            parts.append(f"At least {minimum}.")
+    if option.unset:
+        parts.append(f"Default: {option.unset}.")
+    return " ".join(parts)
+
+
+def fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
+    """Options as fields of Dagster's config: enums by name, durations in milliseconds."""
+    found: dict[str, Any] = {}
+    for name, option in options_of(options).items():
+        default = option.default.name if isinstance(option.default, Enum) else option.default
+        plain = option.rule.plain if default is not None else option.rule.plain | None
+        found[name] = (plain, Field(default=default, description=_description(option)))
+    return found
+
+
+_Fields: Any = create_model("CheckpointFields", __base__=dg.Config, **fields_of(CheckpointOptions))
+
+
+class CheckpointSettings(_Fields):
+    """Every option of `CheckpointConfig`; durations are milliseconds.
+
+    Example:
+        >>> settings = CheckpointSettings.model_validate({"interval": 60_000, "mode": "AT_LEAST_ONCE"})
+        >>> settings.checkpoint_config().get_checkpoint_interval()
+        60000
+    """
+
+    def checkpoint_config(self) -> CheckpointConfig:
+        """The settings as a `CheckpointConfig`."""
+        options: dict[str, Any] = dict(self)
+        if options["trigger"] is not None and "interval" not in self.model_fields_set:
+            # A subclass may have an interval by default.
+            del options["interval"]
+        return CheckpointConfig(**options)
+
+
+def unset_fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
+    """The same fields, all unset: what one run is given in place of its asset's."""
+    set_here = fields_of(options).items()
+    return {name: (plain | None, Field(default=None, description=each.description)) for name, (plain, each) in set_here}
+
+
+CheckpointOverrides = create_model(
+    "CheckpointOverrides",
+    __base__=dg.Config,
+    __doc__="The options of `CheckpointSettings`, each of them unset: what one run is given in place of its asset's.",
+    **unset_fields_of(CheckpointOptions),
+)
+
+
+class RestartStrategyKind(Enum):
+    """Flink's restart strategies, and OWN. Dagster's config uses member names, other YAML values: they are the same."""
+
+    NONE = "NONE"
+    FIXED_DELAY = "FIXED_DELAY"
+    FAILURE_RATE = "FAILURE_RATE"
+    EXPONENTIAL_DELAY = "EXPONENTIAL_DELAY"
+    FALLBACK = "FALLBACK"
+    OWN = "OWN"
+
+
+class RestartSettings(dg.Config):
+    """Every option of `RestartStrategies`, with the names and defaults of Flink's configuration; in ms.
+
+    Example:
+        >>> RestartSettings(kind=RestartStrategyKind.FIXED_DELAY, attempts=3, delay=10_000)
+    """
+
+    kind: RestartStrategyKind = Field(
+        default=RestartStrategyKind.FALLBACK,
+        description="NONE, FIXED_DELAY, FAILURE_RATE, EXPONENTIAL_DELAY, OWN, or FALLBACK: Flink's default, which is "
+        "NONE without checkpointing and EXPONENTIAL_DELAY with it.",
+    )
+    own: str | None = Field(
+        default=None,
+        description="OWN: import path of a restart policy, such as company.policies:OfficeHours.",
+    )
+    attempts: int = Field(default=1, description="FIXED_DELAY: maximum number of restarts.")
+    delay: int = Field(default=1_000, description="FIXED_DELAY, FAILURE_RATE: delay between a failure and the restart.")
+    max_failures_per_interval: int = Field(
+        default=1, description="FAILURE_RATE: maximum number of failures per interval."
+    )
+    failure_rate_interval: int = Field(default=60_000, description="FAILURE_RATE: length of the interval.")
+    initial_backoff: int = Field(default=1_000, description="EXPONENTIAL_DELAY: initial delay.")
+    max_backoff: int = Field(default=60_000, description="EXPONENTIAL_DELAY: maximum delay.")
+    backoff_multiplier: float = Field(
+        default=1.5, description="EXPONENTIAL_DELAY: factor by which the delay grows, above 1."
+    )
+    reset_backoff_threshold: int = Field(
+        default=3_600_000, description="EXPONENTIAL_DELAY: time without a failure after which the delay is reset."
+    )
+    jitter_factor: float = Field(default=0.1, description="EXPONENTIAL_DELAY: maximum random share of a delay, 0 to 1.")
+    attempts_before_reset_backoff: int = Field(
+        default=2**31 - 1, description="EXPONENTIAL_DELAY: maximum number of restarts before the delay is reset."
+    )
+
+    def restart_strategy(self) -> RestartStrategyConfiguration | RestartPolicy:
+        """The settings as a strategy."""
+        if (self.kind is RestartStrategyKind.OWN) is not (self.own is not None):
+            raise OptionError(
+                f"kind is {self.kind.name} and own is {self.own!r}, but own must be the import path of a policy with "
+                "kind OWN, and left out with every other kind."
+            )
+        if self.own is not None:
+            return checked_restart("own", own_policy("own", self.own))
+        if self.kind is RestartStrategyKind.NONE:
+            return RestartStrategies.no_restart()
+        if self.kind is RestartStrategyKind.FIXED_DELAY:
+            return RestartStrategies.fixed_delay_restart(self.attempts, self.delay)
+        if self.kind is RestartStrategyKind.FAILURE_RATE:
+            return RestartStrategies.failure_rate_restart(
+                self.max_failures_per_interval, self.failure_rate_interval, self.delay
+            )
+        if self.kind is RestartStrategyKind.EXPONENTIAL_DELAY:
+            return RestartStrategies.exponential_delay_restart(
+                self.initial_backoff,
+                self.max_backoff,
+                self.backoff_multiplier,
+                self.reset_backoff_threshold,
+                self.jitter_factor,
+                attempts_before_reset_backoff=self.attempts_before_reset_backoff,
+            )
+        return RestartStrategies.fall_back_restart()
+
+
+_Config = TypeVar("_Config", bound=dg.Config)
+
+
+def with_start_options(config: type[_Config]) -> type[_Config]:
+    """Add the options of `StartFrom` to a config."""
+    return with_fields(
+        config, {each.name: field_of(each.kind, each.default, each.description) for each in start_options()}
+    )
+
+
+def field_of(kind: Any, default: Any, description: str, **limits: Any) -> tuple[Any, Any]:
+    """A field of a config; without a default it may stay unset."""
+    return kind if default is not None else kind | None, Field(default=default, description=description, **limits)
+
+
+def with_fields(config: type[_Config], added: Mapping[str, Any]) -> type[_Config]:
+    """The config with more fields."""
+    about: dict[str, Any] = {"__doc__": config.__doc__, "__module__": config.__module__}
+    return create_model(config.__name__, __base__=config, **about, **added)
+
+
+@with_start_options
+class StartConfig(dg.Config):
+    """Where a stream starts, and what the start may do."""
+
+    # Type checkers do not see the options.
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+    def parsed(self) -> StartFrom:
+        """The options as a `StartFrom`."""
+        return StartFrom.from_record(dict(self))
+
+
+class StreamRunConfig(StartConfig):
+    """The launchpad options of a start of a streaming asset.
+
+    Example:
+        >>> StreamRunConfig(start_from="before-release-42", accept_loss=True)
+    """
+
+    checkpointing: CheckpointOverrides | None = Field(
+        default=None,
+        description="Checkpointing options that override the asset's for this run, each on its own. Runs that the "
+        "supervisor starts later use the asset's options again.",
+    )
+    preflight: bool = Field(
+        default=False,
+        description="Do not start the stream; only check, on a copy of the state and without output, whether the "
+        "loaded code can continue from it. The stream may be running.",
+    )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+    @classmethod
+    def from_op_config(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:
+        """Parse an op's config, which may have further fields, or none at all."""
+        return cls(**{name: value for name, value in (op_config or {}).items() if name in cls.model_fields})

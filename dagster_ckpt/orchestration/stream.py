@@ -1,0 +1,351 @@
+"""`StreamSpec`, a stream for its run; `Stream`, also for sensors and operators; and how both are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, get_type_hints
+
+import dagster as dg
+
+from dagster_ckpt.client.connection import GivenStreams
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.errors import OptionError, StreamNotFoundError
+from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
+from dagster_ckpt.orchestration.resources import DeploymentResources
+from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.orchestration.translator import StreamTranslator
+from dagster_ckpt.policies.restart import (
+    RestartPolicy,
+    RestartStrategyConfiguration,
+    effective_restart_strategy,
+    restart_description,
+)
+from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.values.validation import checked_stream_id, policy_name
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+STREAM_TAGS = {
+    # No limit on the run time of a stream, and no retries except by the restart strategy.
+    "dagster/max_runtime": "0",
+    "dagster/max_retries": "0",
+}
+
+SHORTEST_STALL_MS = 30_000
+# Describes a query from a Dagster context and an object that has the resources as attributes.
+QueryDescriber = Callable[[Any, Any], "DataStreamWriter"]
+_STREAM = "dagster_ckpt_stream"
+
+
+def refuse_unknown(function: str, given: Mapping[str, object], *known: type) -> None:
+    """Raise a TypeError for keywords that no dictionary type names."""
+    names = [name for kind in known for name in kind.__annotations__]
+    for name in given:
+        if name not in names:
+            near = get_close_matches(name, names, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}.{hint}")
+
+
+class StreamOptions(TypedDict, total=False):
+    """How a stream runs: keywords of every decorator, and fields of `StreamsComponent` under the same names."""
+
+    checkpointing: Annotated[
+        CheckpointConfig | CheckpointSettings | None,
+        "When checkpoints are taken, how many are retained, and what outlives the stream.",
+    ]
+    restart_strategy: Annotated[
+        RestartStrategyConfiguration | RestartPolicy | RestartSettings | None,
+        "What happens after a failure. Default: Flink's, exponential delay with checkpointing and none without.",
+    ]
+    desired_state: Annotated[
+        DesiredState | None,
+        "RUNNING: the supervisor sensor starts the stream as soon as its code is loaded, and upgrades it to each new "
+        "code_version. A state that an operator sets later takes precedence. Default: you start and stop it.",
+    ]
+    upgrade: Annotated[
+        UpgradePolicy | UpgradeSettings | None,
+        "How the stream is upgraded to another code_version. Default: with a savepoint.",
+    ]
+    stall_timeout_ms: Annotated[
+        int | None,
+        "Fail the run if the query makes no progress for this long: no batch completes, it is not idle, and no Spark "
+        "task is running. The restart strategy then starts a new run. At least 30000. Default: no timeout.",
+    ]
+    restart_in_run: Annotated[
+        bool,
+        "If the driver or its JVM dies, start the stream again within the same Dagster run: the run's process forks a "
+        "child that runs the stream. False: one process, and the supervisor sensor launches a new run, as it does "
+        "where Spark is started before the step (PySparkResource) and on systems other than Linux. Default: true.",
+    ]
+
+
+def description_of(option: str) -> str:
+    """Description of one of `StreamOptions`."""
+    described: str = get_type_hints(StreamOptions, include_extras=True)[option].__metadata__[0]
+    return described
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """A stream, independent of what runs it in Dagster; `StreamOptions` describes the options.
+
+    Example:
+        >>> ORDERS = StreamSpec.of("orders", checkpointing=CheckpointConfig(interval=60_000))
+    """
+
+    stream_id: str
+    options: CheckpointOptions
+    restart: RestartPolicy
+    desired_state: DesiredState | None = None
+    upgrade: UpgradePolicy = field(default_factory=UpgradePolicy)
+    stall_timeout_ms: int | None = None
+    restart_in_run: bool = True
+
+    @staticmethod
+    def of(stream_id: str, **options: Unpack[StreamOptions]) -> StreamSpec:
+        """Create a stream from options as objects, or as settings read from YAML."""
+        refuse_unknown("StreamSpec.of", options, StreamOptions)
+        checked_stream_id(stream_id)
+        stall_timeout_ms = options.get("stall_timeout_ms")
+        if stall_timeout_ms is not None and stall_timeout_ms < SHORTEST_STALL_MS:
+            raise OptionError(
+                f"stall_timeout_ms of stream {stream_id!r} is {stall_timeout_ms}, but must be at least "
+                f"{SHORTEST_STALL_MS}, or None for no limit: shorter waits are normal."
+            )
+        checkpointing = options.get("checkpointing")
+        strategy, upgrade = options.get("restart_strategy"), options.get("upgrade")
+        if isinstance(checkpointing, CheckpointSettings):
+            checkpointing = checkpointing.checkpoint_config()
+        if isinstance(strategy, RestartSettings):
+            strategy = strategy.restart_strategy()
+        checkpoint_options = (checkpointing or CheckpointConfig()).options
+        return StreamSpec(
+            stream_id,
+            checkpoint_options,
+            effective_restart_strategy(strategy, checkpointing_enabled=checkpoint_options.is_checkpointing_enabled),
+            options.get("desired_state"),
+            upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy(),
+            stall_timeout_ms,
+            options.get("restart_in_run", True),
+        )
+
+    def metadata(self) -> dict[str, Any]:
+        """Metadata for the asset's page."""
+        options = self.options
+        return {
+            "dagster_ckpt/stream_id": self.stream_id,
+            "dagster_ckpt/interval_ms": options.interval if options.interval is not None else "off",
+            **({"dagster_ckpt/trigger": policy_name(options.trigger)} if options.trigger is not None else {}),
+            "dagster_ckpt/mode": options.mode.name,
+            "dagster_ckpt/cleanup": options.cleanup.name,
+            "dagster_ckpt/retained": (
+                options.num_retained if options.retention is None else policy_name(options.retention)
+            ),
+            "dagster_ckpt/restart_strategy": restart_description(self.restart),
+        }
+
+
+def asset_names(keys: Sequence[dg.AssetKey]) -> str:
+    """Asset keys as one string."""
+    return ", ".join(key.to_user_string() for key in keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """A stream of a code location, with what sensors and operator jobs need.
+
+    Attributes:
+        name: Name of the op that runs it, and of the query in Spark.
+        untranslated_name: That, without a translator.
+        keys: The assets it writes, each with reports of snapshots; empty for an op outside assets.
+        start_job: The Dagster job that runs it; None if something else starts it.
+        runs_externally: Its query outlives the runs of its start job.
+        describe: Describes its query, from a Dagster context and an object with the resources as attributes; None if
+            its code is in an asset or program of the user's own.
+    """
+
+    spec: StreamSpec
+    name: str
+    untranslated_name: str
+    keys: tuple[dg.AssetKey, ...]
+    code_version: str | None
+    start_job: UnresolvedAssetJobDefinition | dg.JobDefinition | None
+    runs_externally: bool = False
+    translator: StreamTranslator = field(default_factory=StreamTranslator)
+    describe: QueryDescriber | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def stream_id(self) -> str:
+        """Id in catalog and storage."""
+        return self.spec.stream_id
+
+    @property
+    def writes(self) -> str:
+        """Its assets, as the catalog names them."""
+        return asset_names(self.keys) or self.name
+
+    def is_called(self, name: str) -> bool:
+        """Whether `name` is its stream id, or the key of one of its assets."""
+        return name == self.stream_id or name in {key.to_user_string() for key in self.keys}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamingAsset(Stream):
+    """A stream that writes one or more assets; `asset` is their Dagster definition."""
+
+    asset: dg.AssetsDefinition
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """Key of the asset; the first one of several."""
+        return self.keys[0]
+
+    @staticmethod
+    def of(
+        asset: dg.AssetsDefinition,
+        spec: StreamSpec,
+        *,
+        runs_externally: bool = False,
+        translator: StreamTranslator | None = None,
+        name: str | None = None,
+        describe: QueryDescriber | None = None,
+    ) -> StreamingAsset:
+        """Create a streaming asset from a definition whose op runs the stream, or that has no op.
+
+        `name` of its op without a translator; default: the op's. The assets must have one code version.
+        """
+        translator = translator or StreamTranslator()
+        described = asset.map_asset_specs(lambda each: each.merge_attributes(metadata=spec.metadata()))
+        keys = tuple(each.key for each in described.specs)
+        versions = {each.code_version for each in described.specs}
+        if len(versions) > 1:
+            raise OptionError(
+                f"{spec.stream_id}: its assets have the code versions {sorted(map(str, versions))}, but one query "
+                "writes them all. Give every spec the same code_version."
+            )
+        op_name = described.op.name if described.is_executable else "__".join(keys[0].path)
+        base = keys[0].path[-1] if len(keys) == 1 else name or op_name
+        stream = StreamingAsset(
+            spec=spec,
+            name=op_name,
+            untranslated_name=name or op_name,
+            keys=keys,
+            code_version=versions.pop(),
+            start_job=_start_job(spec, translator.get_start_job_name(base), keys) if described.is_executable else None,
+            runs_externally=runs_externally,
+            translator=translator,
+            asset=described,
+            describe=describe,
+        )
+        function = _function_of(described)
+        if function is not None:
+            # From the definitions of a code location, `stream_of_asset` finds the stream again.
+            vars(function)[_STREAM] = stream
+        return stream
+
+
+def stream_of_asset(asset: dg.AssetsDefinition) -> StreamingAsset | None:
+    """The stream that a streaming asset of a code location is; None for another asset."""
+    function = _function_of(asset)
+    found = vars(function).get(_STREAM) if function is not None else None
+    return found if isinstance(found, StreamingAsset) else None
+
+
+def _function_of(asset: dg.AssetsDefinition) -> Callable[..., Any] | None:
+    """Of its op, if it has one of its own."""
+    if not asset.is_executable or not isinstance(asset.node_def, dg.OpDefinition):
+        return None
+    return getattr(asset.node_def.compute_fn, "decorated_fn", None)
+
+
+def _start_job(spec: StreamSpec, name: str, keys: tuple[dg.AssetKey, ...]) -> UnresolvedAssetJobDefinition:
+    return dg.define_asset_job(
+        name,
+        # The sensor evaluates these; here they would run when the stream ends.
+        selection=dg.AssetSelection.assets(*keys).without_checks(),
+        description=f"Start the stream {spec.stream_id}, from where it stopped or from start_from.",
+        # One process for run and step: a killed run worker leaves no orphaned step.
+        executor_def=dg.in_process_executor,
+        tags={**STREAM_TAGS, "dagster_ckpt/stream_id": spec.stream_id},
+    )
+
+
+def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
+    """Find a stream by its id, or by the key of one of its assets."""
+    for stream in streams:
+        if stream.is_called(stream_id):
+            return stream
+    known = ", ".join(sorted(stream.stream_id for stream in streams)) or "none"
+    raise StreamNotFoundError(
+        f"No streaming asset with stream id {stream_id!r} in this code location. It has: {known}. "
+        "Give one of these as stream_id in the launchpad."
+    )
+
+
+def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
+    """The one translator of streams that share jobs and sensors."""
+    first = streams[0].translator if streams else StreamTranslator()
+    for stream in streams:
+        if stream.translator != first:
+            raise OptionError(
+                f"Streams {streams[0].stream_id!r} and {stream.stream_id!r} have different translators, so they cannot "
+                "share jobs and sensors. Give both the same translator, or call stream_definitions once for each."
+            )
+    return first
+
+
+def stream_handle(stream: Stream, resources: DeploymentResources) -> StreamHandle:
+    """The handle of a stream, for operators."""
+    return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
+
+
+def open_stream(
+    spec: StreamSpec,
+    resources: DeploymentResources,
+    *,
+    name: str,
+    writes: str,
+    code_version: str | None,
+) -> StreamHandle:
+    """The handle of a stream; `name` is that of its query in Spark.
+
+    A storage in the stream's `CheckpointConfig` overrides the resource, as in Flink, and inherits its other options.
+    """
+    deployment = resources.checkpoint_storage
+    configured = spec.options.storage
+    backend = resources.state_backend.backend()
+    storage = deployment.storage() if configured is None else configured.configure(deployment.deployment())
+    return StreamHandle(
+        stream_id=spec.stream_id,
+        name=name,
+        asset_key=writes,
+        catalog=resources.checkpoint_catalog.catalog(),
+        store=open_store(storage, spec.stream_id, transfer_threads=backend.transfer_threads),
+        options=spec.options,
+        restart=spec.restart,
+        live_root=resources.state_backend.live_directory,
+        code_version=code_version,
+        backend=backend,
+        on_backend_change=resources.state_backend.on_change,
+        executor_copy_bytes=deployment.executor_copy_bytes,
+        stall_timeout_ms=spec.stall_timeout_ms,
+        storage=storage,
+    )
+
+
+def defined_streams(streams: Sequence[Stream], resources: DeploymentResources) -> GivenStreams:
+    """The streams of a code location for a client, with the settings of their definitions."""
+    return GivenStreams(
+        resources.checkpoint_catalog.catalog(),
+        id_of=lambda name: find_stream(streams, name).stream_id,
+        open_stream=lambda name: stream_handle(find_stream(streams, name), resources),
+        ids=lambda: [stream.stream_id for stream in streams],
+    )

@@ -1,0 +1,244 @@
+"""Table sources of a described query (Delta, Iceberg): whether the tables still have what it would read next.
+
+A Delta source continues at a version of the table. It needs the commits from there on (`delta.logRetentionDuration`)
+and the data files that they add, even if a later commit has removed them (`VACUUM`). An Iceberg source continues at a
+snapshot, which must be in the history of the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
+
+from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.output import is_delta, is_iceberg
+from dagster_ckpt.values.redaction import without_secrets
+from dagster_ckpt.values.untrusted import from_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+LOG = "_delta_log"
+_ENTRY = re.compile(r"(\d{20})\.(json|checkpoint\b)")
+# Commits to check for their data files; VACUUM deletes the oldest first.
+_COMMITS_LOOKED_AT = 200
+_SHOWN = 3
+_Action = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DeltaOffset:
+    """Where a Delta source continues (`DeltaSourceOffset`).
+
+    Attributes:
+        version: Is read next, or in part.
+        index: The last file of the version that was read; negative before the first.
+        is_initial: The source still reads the table as it was at that version.
+    """
+
+    table_id: str
+    version: int
+    index: int
+    is_initial: bool
+
+
+def delta_offset(text: str | None) -> DeltaOffset | None:
+    try:
+        found = from_json(text or "")
+        return DeltaOffset(
+            str(found["reservoirId"]),
+            int(found["reservoirVersion"]),
+            int(found["index"]),
+            bool(found["isStartingVersion"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def delta_sources(writer: DataStreamWriter) -> list[str | None]:
+    """Folders in the order of the offset log; None for other sources."""
+    return [delta_folder(leaf) for leaf in streaming_leaves(writer)]
+
+
+def delta_folder(leaf: Any) -> str | None:
+    """None for another source."""
+    kind = str(leaf.getClass().getSimpleName())
+    if kind == "StreamingRelationV2" and is_delta(leaf.table()):
+        return str(leaf.table().path())
+    if kind != "StreamingRelation" or str(leaf.dataSource().className()).lower() != "delta":
+        return None
+    path = leaf.dataSource().options().get("path")
+    return str(path.get()) if path.isDefined() else None
+
+
+class TableFiles(Protocol):
+    def log(self) -> Sequence[str]:
+        """Empty without a log."""
+
+    def read(self, name: str) -> str:
+        """Of a file of the log."""
+
+    def exists(self, path: str) -> bool:
+        """The path is that of an `add` action."""
+
+
+def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
+    """One message for each reason."""
+    entries = {(int(match[1]), match[2]) for match in map(_ENTRY.match, files.log()) if match}
+    versions = {version for version, kind in entries if kind == "json"}
+    if not versions:
+        yield f"The Delta table {folder} no longer exists."
+        return
+    newest, next_read = max(versions), offset.version
+    if next_read > newest + 1:
+        yield (
+            f"The Delta table {folder} ends at version {newest}, and the query continues at {next_read}: it was "
+            "re-created or brought back from a copy."
+        )
+        return
+    needed = range(_base(entries, next_read) if offset.is_initial else next_read, newest + 1)
+    missing = [version for version in needed if version not in versions and (version, "checkpoint") not in entries]
+    if missing:
+        begins = min(version for version in versions if set(range(version, newest + 1)) <= versions)
+        yield (
+            f"The Delta table {folder}: the query continues at version {next_read}, and the log begins at {begins}: "
+            f"versions {missing[0]} to {missing[-1]} are gone (delta.logRetentionDuration)."
+        )
+        return
+    yield from _gone_files(folder, offset, newest, files, reads_id=0 in versions)
+
+
+def _base(entries: set[tuple[int, str]], version: int) -> int:
+    checkpoints = [at for at, kind in entries if kind != "json" and at <= version]
+    return max(checkpoints, default=0)
+
+
+def _gone_files(folder: str, offset: DeltaOffset, newest: int, files: TableFiles, *, reads_id: bool) -> Iterator[str]:
+    added: dict[str, int] = {}
+    removed: set[str] = set()
+    ids: set[str] = set()
+    last = min(newest, offset.version + _COMMITS_LOOKED_AT - 1)
+    for version in dict.fromkeys([*([0] if reads_id else []), *range(offset.version, last + 1)]):
+        actions = [from_json(line) for line in files.read(f"{version:020}.json").splitlines() if line.strip()]
+        ids |= {str(action["metaData"].get("id")) for action in actions if "metaData" in action}
+        if version < offset.version:
+            continue
+        new = [action["add"]["path"] for action in actions if _adds_rows(action)]
+        if version == offset.version:
+            new = [] if offset.is_initial else new[max(0, offset.index + 1) :]
+        added |= dict.fromkeys(new, version)
+        removed |= {action["remove"]["path"] for action in actions if "remove" in action}
+    if ids - {offset.table_id}:
+        yield f"The Delta table {folder} is not the one that the query has read: it was re-created or replaced."
+        return
+    deleted = [path for path in added if path in removed and not files.exists(path)]
+    if deleted:
+        listed = ", ".join(unquote(path) for path in deleted[:_SHOWN])
+        yield (
+            f"The Delta table {folder}: the query continues at version {offset.version}, and {len(deleted)} data files "
+            f"that it would read were deleted (VACUUM), such as {listed}."
+        )
+
+
+def _adds_rows(action: _Action) -> bool:
+    return "add" in action and bool(action["add"].get("dataChange", True))
+
+
+def gone_from(writer: DataStreamWriter, folder: str, offset: DeltaOffset) -> list[str]:
+    """For a source of a described query."""
+    try:
+        return list(gone(folder, offset, _HadoopFiles(session_of(writer), folder)))
+    except Exception as error:  # py4j raises what the file system raises
+        raise StorageAccessError(
+            f"The versions of the Delta table {folder} cannot be read: {without_secrets(str(error))[:300]}"
+        ) from error
+
+
+class _HadoopFiles:
+    def __init__(self, session: SparkSession, folder: str) -> None:
+        jvm: Any = session._jvm
+        self._jvm = jvm
+        self._root = jvm.org.apache.hadoop.fs.Path(folder)
+        self._system = self._root.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+        self._log = jvm.org.apache.hadoop.fs.Path(self._root, LOG)
+
+    def log(self) -> list[str]:
+        if not self._system.exists(self._log):
+            return []
+        # One JVM call for all files.
+        listed = str(self._jvm.scala.runtime.ScalaRunTime.stringOf(self._system.listStatus(self._log)))
+        return re.findall(rf"path=[^;]*/{LOG}/([^;/]+);", listed)
+
+    def read(self, name: str) -> str:
+        opened = self._system.open(self._jvm.org.apache.hadoop.fs.Path(self._log, name))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8"))
+        finally:
+            opened.close()
+
+    def exists(self, path: str) -> bool:
+        # Encoded as a URI; absolute in a shallow clone.
+        place = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(path))
+        return bool(
+            self._system.exists(place if place.isAbsolute() else self._jvm.org.apache.hadoop.fs.Path(self._root, place))
+        )
+
+
+# Offset of a source of an empty table.
+_BEFORE_THE_FIRST = -1
+
+
+@dataclass(frozen=True)
+class IcebergOffset:
+    """The snapshot that is read, in part or as a whole (`StreamingOffset`)."""
+
+    snapshot_id: int
+
+
+def iceberg_offset(text: str | None) -> IcebergOffset | None:
+    try:
+        found = from_json(text or "")
+        return IcebergOffset(int(found["snapshot_id"])) if "position" in found else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def iceberg_table(leaf: Any) -> Any | None:
+    """An `org.apache.iceberg.Table`; None for another source."""
+    if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2":
+        return None
+    table = leaf.table()
+    return table.table() if is_iceberg(table) else None
+
+
+def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:
+    """In the order of the offset log; None for other sources."""
+    return [iceberg_table(leaf) for leaf in streaming_leaves(writer)]
+
+
+def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) -> list[str]:
+    if offset.snapshot_id == _BEFORE_THE_FIRST:
+        return []
+    jvm: Any = session_of(writer)._jvm
+    try:
+        table.refresh()
+        name, current = str(table.name()), table.currentSnapshot()
+        util = jvm.org.apache.iceberg.util.SnapshotUtil
+        if current is not None and bool(util.isAncestorOf(table, current.snapshotId(), offset.snapshot_id)):
+            return []
+        known = {int(each.snapshotId()) for each in table.snapshots()}
+    except Exception as error:  # py4j raises what the catalog raises
+        raise StorageAccessError(
+            f"The snapshots of an Iceberg table cannot be read: {without_secrets(str(error))[:300]}"
+        ) from error
+    why = (
+        "is no longer part of its history: the table was rolled back or replaced"
+        if offset.snapshot_id in known
+        else "no longer exists (expire_snapshots), or the table was created again"
+    )
+    return [f"The Iceberg table {name}: the query continues at snapshot {offset.snapshot_id}, which {why}."]

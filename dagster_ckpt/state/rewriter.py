@@ -1,0 +1,412 @@
+"""Who rewrites state: Spark's `StateRewriter` (4.2.1 and 4.3.0) in this session, or another Spark in a child process.
+
+`StateRewriter` writes the rows that a function returns for each state store. Ours ignores the offered frame, a reading
+of the directory to be filled, and returns rows of the source, which may have another shape.
+
+A rewrite reads files and writes files, so the Spark that does it need not be the one that runs the query, which may be
+3.5, 4.0, 4.1 or Spark Connect. The other one runs in a child process: this Python with another PySpark before its own,
+or another interpreter. The child ends with this process, because a successor may own the stream by then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dagster_ckpt.errors import CkptError, StateRewriteError, UnsupportedSparkError
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
+from dagster_ckpt.spark.query.description import pairs_of
+from dagster_ckpt.spark.query.session import is_classic_session
+from dagster_ckpt.spark.versions import RELEASES, Feature, release_of
+from dagster_ckpt.state.reading import cause_in
+from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateIds, state_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+# A state store in a plan.
+_STORE_IN_PLAN = re.compile(r"\[operatorId=(\d+)\]\[storeName=([^\]]+)\]")
+_ARGUMENTS = 8
+_CLASS = "org.apache.spark.sql.execution.streaming.state.StateRewriter"
+# Operator number and store name to rows.
+RowsOf = Callable[[int, str], "DataFrame"]
+
+
+def require_rewriter(spark: SparkSession) -> None:
+    what = "A rewrite of state (other partitions, another backend, other rows)"
+    release_of(spark.version).require(Feature.STATE_REWRITER, what)
+    if not is_classic_session(spark):
+        raise UnsupportedSparkError(
+            f"{what} needs the JVM of the driver, which a Spark Connect session does not have. Run it in the driver."
+        )
+    found = _arities(spark)
+    if _ARGUMENTS not in found:
+        raise UnsupportedSparkError(
+            f"{what} needs the StateRewriter of Spark 4.3, but that of this Spark {spark.version} "
+            f"{'is missing' if not found else f'takes {found} arguments'}. Use a release of Apache Spark."
+        )
+
+
+class _RowsForSpark:
+    """A `scala.Function1` that returns the rows of each store that Spark's rewriter asks for.
+
+    `error` keeps what went wrong: Spark only reports that a Python function failed.
+    """
+
+    def __init__(self, rows_of: RowsOf, writing: SparkSession) -> None:
+        self._rows_of = rows_of
+        self._writing = writing
+        self.error: Exception | None = None
+
+    def apply(self, offered: Any) -> Any:
+        try:
+            return self._rows(offered)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _rows(self, offered: Any) -> Any:
+        named = _STORE_IN_PLAN.search(offered.queryExecution().analyzed().toString())
+        if named is None:
+            raise StateRewriteError(
+                "The plan of Spark's StateRewriter does not name the state store that it "
+                "is about to write. Use a release of Apache Spark."
+            )
+        rows = self._rows_of(int(named[1]), named[2])
+        if rows._jdf.schema().equals(offered.schema()):
+            return rows._jdf
+        # Nullability must match, of which internal rows say nothing. Heap state lacks the partition key, which is no
+        # longer read.
+        columns = [rows[name] if name in rows.columns else _null(offered, name) for name in offered.columns()]
+        plain = rows.select(*columns)._jdf.queryExecution().toRdd()
+        return self._writing._jsparkSession.internalCreateDataFrame(plain, offered.schema(), False)
+
+    def toString(self) -> str:  # noqa: N802 - Java's name
+        return "rows of the state to rewrite"
+
+    class Java:
+        """Read by py4j."""
+
+        implements: ClassVar[list[str]] = ["scala.Function1"]
+
+
+def _null(offered: Any, column: str) -> Column:
+    from pyspark.sql import functions as F
+
+    kind = offered.schema().apply(column).dataType()
+    return F.lit(None).cast(kind.sql()).alias(column)
+
+
+def run_rewriter(
+    spark: SparkSession, target: LiveDirectory, batch_id: int, shape: StateShape, rows_of: RowsOf
+) -> StateIds:
+    """Let Spark write the state of every operator into a directory that has everything else; blocks.
+
+    Returns the unique ids of the state, in checkpoint format v2.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    writing = state_session(spark, shape)
+    jvm = _jvm(spark)
+    some = jvm.scala.Option.apply
+    rows = _RowsForSpark(rows_of, writing)
+    ensure_callback_server_started(spark.sparkContext._gateway)  # type: ignore[no-untyped-call]
+    location = target.spark_location
+    try:
+        rewriter = jvm.org.apache.spark.sql.execution.streaming.state.StateRewriter(
+            writing._jsparkSession,
+            batch_id,
+            batch_id,
+            location,
+            writing._jsparkSession.sessionState().newHadoopConf(),
+            some(location),
+            some(rows),
+            jvm.scala.Option.empty(),
+        )
+        return _state_ids(rewriter.run())
+    except (PySparkException, Py4JError) as error:
+        if isinstance(rows.error, CkptError):
+            raise rows.error from error
+        raise StateRewriteError(
+            f"Spark could not write the state to {target.url}: {cause_in(rows.error or error)} The stream is unchanged."
+        ) from error
+
+
+def _state_ids(found: Any) -> StateIds:
+    operators = pairs_of(found.get()) if found.isDefined() else ()
+    return {int(number): tuple(tuple(map(str, stores)) for stores in ids) for number, ids in operators}
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return spark.sparkContext._jvm
+
+
+def _arities(spark: SparkSession) -> list[int]:
+    from py4j.protocol import Py4JError
+
+    loader = spark._jsparkSession.getClass().getClassLoader()
+    try:
+        found = _jvm(spark).java.lang.Class.forName(_CLASS, True, loader)
+        return [constructor.getParameterCount() for constructor in found.getConstructors()]
+    except Py4JError:
+        return []
+
+
+VARIABLE = "DAGSTER_CKPT_REWRITER"
+_TAKEN_OVER = "_DAGSTER_CKPT_IN_REWRITER"
+_POLL_S = 0.2
+# The child keeps to what the session was started with, as far as it concerns files and their formats.
+_PASSED_ON = ("spark.hadoop.", "spark.sql.streaming.stateStore.")
+_OF_ANOTHER_SPARK = ("SPARK_HOME", "PYSPARK_", "SPARK_CONNECT_", "_PYSPARK_")
+
+
+@dataclass(frozen=True)
+class Rewriter:
+    """A Spark that can rewrite state.
+
+    Attributes:
+        place: An interpreter that has PySpark and dagster_ckpt, or a folder with PySpark for this interpreter.
+    """
+
+    place: Path
+
+    @staticmethod
+    def find() -> Rewriter | None:
+        """The one that `DAGSTER_CKPT_REWRITER` names, else the installed one; None if there is neither."""
+        named = os.environ.get(VARIABLE)
+        place = Path(named) if named else installed_place()
+        return Rewriter(place) if named or place.is_dir() else None
+
+    def command(self) -> list[str]:
+        """The command of the child."""
+        return [self._interpreter, "-m", "dagster_ckpt.state.rewriting"]
+
+    @property
+    def _interpreter(self) -> str:
+        return str(self.place) if self.place.is_file() else sys.executable
+
+    def take_over(self, program: str, arguments: Sequence[str]) -> None:
+        """Replace this process by a Python program with the other Spark; in such a process nothing happens."""
+        if _TAKEN_OVER not in os.environ:
+            command = [self._interpreter, "-c", program, *arguments]
+            os.execve(command[0], command, {**self.environment(), _TAKEN_OVER: "1"})
+
+    def environment(self) -> dict[str, str]:
+        """Its environment: this one, without what names the Spark of this process."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_ANOTHER_SPARK)}
+        paths = [str(self.place)] if self.place.is_dir() else []
+        root = Path(__file__).parents[2]
+        if root.name != "site-packages":
+            paths.append(str(root))
+        if self.place.is_dir():
+            paths += filter(None, [os.environ.get("PYTHONPATH")])
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        # Heap state is read and written by tasks in Python.
+        environment["PYSPARK_PYTHON"] = self._interpreter
+        return environment
+
+
+def installed_place() -> Path:
+    """The folder of `dagster-ckpt rewriter install`; it need not exist."""
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
+    return Path(data) / "dagster_ckpt/rewriter"
+
+
+def install_rewriter(report: Callable[[str], None]) -> Path:
+    """Install PySpark into the folder of the rewriter, with pip. Replaces what is there.
+
+    Raises:
+        StateRewriteError: pip failed.
+    """
+    place = installed_place()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    release = next(each for each in reversed(RELEASES) if each.has(Feature.STATE_REWRITER))
+    wanted = f"pyspark=={release.minor}.*"
+    report(f"installing {wanted} into {place}")
+    with TemporaryDirectory(dir=place.parent) as unfinished:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", unfinished, wanted]
+        done = subprocess.run(pip, check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise StateRewriteError(
+                f"pip could not install {wanted} ({' '.join(pip)}):\n{done.stderr.strip()}\nInstall PySpark "
+                f"{release.minor} elsewhere, and name its folder or its interpreter in {VARIABLE}."
+            )
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(unfinished, place, symlinks=True)
+    return place
+
+
+def rewriter_for(spark: SparkSession, *, changes_rows: bool = False) -> Rewriter | None:
+    """What rewrites the state of a session's query: another Spark, or None for the session itself.
+
+    Raises:
+        UnsupportedSparkError: Neither can.
+    """
+    can_itself = release_of(spark.version).has(Feature.STATE_REWRITER) and is_classic_session(spark)
+    if can_itself or changes_rows:
+        require_rewriter(spark)
+        return None
+    found = Rewriter.find()
+    if found is None:
+        raise UnsupportedSparkError(
+            f"A rewrite of state (other partitions, another backend) needs a Spark 4.2 or later, and this session has "
+            f"Spark {spark.version}. The query can stay on its Spark: run `dagster-ckpt rewriter install` once on the "
+            f"machine of the driver, which installs another PySpark beside it, or name one in {VARIABLE} (an "
+            "interpreter, or a folder with PySpark), and start again."
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the child has written; see `rewriting.Rewritten`."""
+
+    rewrite_id: str
+    batch_id: int
+    rows: Mapping[tuple[int, str, str], tuple[int, int]]
+
+
+def rewrite_elsewhere(
+    rewriter: Rewriter,
+    source: LiveDirectory,
+    target: LiveDirectory,
+    shape: StateShape,
+    *,
+    settings: Mapping[str, str],
+    watch: Watch,
+    report: Callable[[str], None],
+) -> Written:
+    """Let the rewriter fill a new directory. On any error, it is deleted.
+
+    A directory that is not on a local disk is copied to this machine, rewritten there, and copied back: another
+    Spark would need other jars for the same object store.
+    """
+    try:
+        if source.local_path is not None and target.local_path is not None:
+            return _written(ask(rewriter, _order(source, target, shape, settings), watch, report))
+        with TemporaryDirectory(prefix="dagster-ckpt-rewrite-") as folder:
+            near, rewritten = (LiveDirectory(f"{folder}/{name}") for name in ("source", "rewritten"))
+            report(f"copying {source.url} to this machine")
+            clone(source, near, watch=watch, is_scratch=True)
+            written = _written(ask(rewriter, _order(near, rewritten, shape, settings), watch, report))
+            report(f"copying the rewritten state to {target.url}")
+            clone(rewritten, target, watch=watch, marked=True)
+            return written
+    except BaseException:
+        target.delete()
+        raise
+
+
+def settings_of(spark: SparkSession) -> dict[str, str]:
+    """The settings of a session that the rewriter shares."""
+    found = {row.key: row.value for row in spark.sql("SET").collect()}
+    return {name: str(value) for name, value in found.items() if name.startswith(_PASSED_ON)}
+
+
+def _order(
+    source: LiveDirectory, target: LiveDirectory, shape: StateShape, settings: Mapping[str, str]
+) -> dict[str, object]:
+    return {
+        "source": source.url,
+        "target": target.url,
+        "shape": [shape.provider, shape.partitions, shape.checkpoint_format],
+        "settings": dict(settings),
+    }
+
+
+def _written(answer: Mapping[str, Any]) -> Written:
+    rows = {(int(o), str(n), str(s)): (int(c), int(d)) for o, n, s, c, d in answer["stores"]}
+    return Written(answer["rewrite_id"], answer["batch_id"], rows)
+
+
+def ask(
+    rewriter: Rewriter, order: Mapping[str, object], watch: Watch, report: Callable[[str], None]
+) -> Mapping[str, Any]:
+    """Let the rewriter carry out an order; returns its last answer. `watch` may raise to end it."""
+    with _child(rewriter, order) as (process, answers):
+        while True:
+            watch()
+            try:
+                answer = answers.get(timeout=_POLL_S)
+            except Empty:
+                continue
+            if answer is None:
+                break
+            match answer:
+                case {"progress": message}:
+                    report(message)
+                case {"error": message}:
+                    raise StateRewriteError(message)
+                case {"stores": _} | {"states": _}:
+                    done: Mapping[str, Any] = answer
+                    return done
+        status = process.wait()
+    raise StateRewriteError(
+        f"The rewriter {rewriter.place} ended with status {status} before it had rewritten the state; its log is "
+        "above. The stream is unchanged."
+    )
+
+
+@contextmanager
+def _child(rewriter: Rewriter, order: object) -> Iterator[tuple[subprocess.Popen[str], SimpleQueue[Any]]]:
+    """The child, and what it says; None at its end. Killed on leaving, if it still runs."""
+    process = subprocess.Popen(
+        rewriter.command(),
+        env=rewriter.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    answers: SimpleQueue[Any] = SimpleQueue()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    lines = process.stdout
+
+    def listen() -> None:
+        for line in lines:
+            try:
+                answers.put(json.loads(line))
+            except ValueError:
+                sys.stderr.write(line)
+        answers.put(None)
+
+    listener = threading.Thread(target=listen, name="rewriter", daemon=True)
+    listener.start()
+    try:
+        # The caller notices that it has ended.
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+        yield process, answers
+    finally:
+        _end(process)
+        listener.join()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Let the child end, and its JVM with it: nothing may write into a directory that is deleted next."""
+    # The group: its JVM too.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        stream.close()

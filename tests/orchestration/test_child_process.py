@@ -1,0 +1,114 @@
+"""A function in a child process: what comes back of it, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from dagster_ckpt.errors import CkptError
+from dagster_ckpt.orchestration.child_process import Died, Raised, Returned, in_child
+from dagster_ckpt.orchestration.restart_in_run import _as_raised, _why_another_may_continue
+from dagster_ckpt.orchestration.run_status import CRASHED, run_failure
+
+# A child that does not end must not hold the suite.
+pytestmark = pytest.mark.timeout(60)
+
+
+def never() -> bool:
+    return False
+
+
+def test_what_it_returns_comes_back_also_if_no_pipe_holds_it() -> None:
+    answer = in_child(lambda: (os.getpid(), b"x" * 3_000_000), interrupted=never)
+
+    assert isinstance(answer, Returned)
+    pid, data = answer.value
+    assert (pid != os.getpid(), len(data)) == (True, 3_000_000)
+
+
+def test_an_error_comes_back_with_the_traceback_of_its_cause() -> None:
+    def work() -> None:
+        try:
+            raise ValueError("what happened")
+        except ValueError as error:
+            raise run_failure("The stream crashed", CRASHED) from error
+
+    answer = in_child(work, interrupted=never)
+
+    assert isinstance(answer, Raised)
+    raised = _as_raised(answer)
+    assert isinstance(raised, dg.Failure)
+    assert (raised.description, raised.allow_retries) == ("The stream crashed", False)
+    assert "ValueError: what happened" in str(raised.__cause__)
+    assert _why_another_may_continue(answer) == "The stream crashed"
+
+
+def test_a_refusal_is_left_to_a_person() -> None:
+    def work() -> None:
+        raise run_failure("rows would be lost", "RowsAtRiskError")
+
+    answer = in_child(work, interrupted=never)
+
+    assert isinstance(answer, Raised)
+    assert _why_another_may_continue(answer) is None
+
+
+def test_an_error_that_does_not_pickle_comes_back_as_its_text() -> None:
+    class Local(Exception):  # noqa: N818 - a user's
+        pass
+
+    def work() -> None:
+        raise Local("of a user's function")
+
+    answer = in_child(work, interrupted=never)
+
+    assert isinstance(answer, Raised)
+    assert isinstance(answer.error, CkptError)
+    assert str(answer.error) == "Local: of a user's function"
+
+
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
+        (lambda: os._exit(3), "ended with exit status 3"),
+    ],
+)
+def test_a_death_is_told(ends: object, how: str) -> None:
+    answer = in_child(ends, interrupted=never)  # type: ignore[arg-type]
+
+    assert isinstance(answer, Died)
+    assert answer.how == how
+    assert how in str(_as_raised(answer))
+
+
+def test_a_process_that_the_child_left_behind_is_not_waited_for() -> None:
+    def work() -> int:
+        left = os.fork()
+        if left == 0:
+            # It has the pipe, too.
+            time.sleep(60)
+            os._exit(0)
+        return left
+
+    answer = in_child(work, interrupted=never)
+
+    assert isinstance(answer, Returned)
+    os.kill(answer.value, signal.SIGKILL)
+
+
+def test_an_interrupt_reaches_the_child(tmp_path: Path) -> None:
+    def work() -> str:
+        told: list[int] = []
+        signal.signal(signal.SIGINT, lambda number, _frame: told.append(number))
+        (tmp_path / "ready").touch()
+        while not told:
+            time.sleep(0.01)
+        return signal.Signals(told[0]).name
+
+    assert in_child(work, interrupted=(tmp_path / "ready").exists) == Returned("SIGINT")

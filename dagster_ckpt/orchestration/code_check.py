@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,7 +55,10 @@ def check_stream(
 
 
 def _keys(stream: Stream) -> set[str]:
-    own = stream.asset.required_resource_keys if isinstance(stream, StreamingAsset) else set[str]()
+    # Those of the asset include its IO manager, which no stream uses.
+    own: Collection[str] = ()
+    if isinstance(stream, StreamingAsset) and stream.asset.is_executable:
+        own = stream.asset.op.required_resource_keys
     return {*stream.translator.keys_of(RESOURCES), *own}
 
 

@@ -97,7 +97,7 @@ def check(*options: str) -> tuple[int, dict[str, object]]:
 
 def test_each_verdict_has_an_exit_status(module: ModuleType) -> None:
     status, report = check()
-    assert (status, report["verdict"]) == (0, "SAME")
+    assert (status, report["verdict"]) == (0, "SAME"), report
 
     module.SOURCES = ["a", "b"]
     status, report = check()

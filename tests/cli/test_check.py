@@ -28,6 +28,7 @@ from dagster_ckpt import (
     CheckpointCatalogResource, CheckpointStorageResource, SparkSessionResource, StateBackendResource,
     stream_definitions, streaming_asset,
 )
+from dagster_ckpt.orchestration import StateBackendKind
 
 HERE = "{folder}"
 SOURCES, KEY = ["a"], "value"
@@ -54,7 +55,7 @@ defs = dg.Definitions.merge(
         "pyspark": SparkSessionResource(),
         "greeting": "hello",
         "checkpoint_storage": CheckpointStorageResource(path=f"{{HERE}}/snapshots"),
-        "state_backend": StateBackendResource(live_directory=f"{{HERE}}/live"),
+        "state_backend": StateBackendResource(live_directory=f"{{HERE}}/live", kind=StateBackendKind.HASHMAP),
         "checkpoint_catalog": CheckpointCatalogResource(url=f"sqlite:///{{HERE}}/catalog.db"),
     }}),
 )

@@ -84,6 +84,21 @@ class JournalRecords(Records):
         with self._database.writing_under(lease) as connection:
             forget_after(connection, lease.stream_id, batch_id)
 
+    def of_batch(self, stream_id: str, batch_id: int) -> PlannedBatch | None:
+        """None also if its entry is unreadable."""
+        this = (planned_batches.c.stream_id == stream_id) & (planned_batches.c.batch_id == batch_id)
+        with self._database.reading() as connection:
+            row = connection.execute(select(planned_batches).where(this)).one_or_none()
+        return _record(row) if row is not None else None
+
+    def newest(self, stream_id: str) -> int | None:
+        of_stream = planned_batches.c.stream_id == stream_id
+        with self._database.reading() as connection:
+            found: int | None = connection.execute(
+                select(func.max(planned_batches.c.batch_id)).where(of_stream)
+            ).scalar()
+        return found
+
     def after(self, stream_id: str, batch_id: int) -> list[PlannedBatch]:
         """The batches planned right after one, up to a gap or an unreadable entry."""
         wanted = (planned_batches.c.stream_id == stream_id) & (planned_batches.c.batch_id > batch_id)

@@ -40,6 +40,8 @@ class StateOrigin:
         directory: The previous live directory; for DIRECTORY and ADOPTED the one that it was made from.
         sinks: The sinks of the snapshot's query, as Spark names them.
         earlier: For DIRECTORY the origin of `directory`; never of kind DIRECTORY.
+        map_sources: How the sources changed at `batch_id`, as the option of the start.
+        source_identities: What they read since then, as records, if known.
     """
 
     kind: OriginKind
@@ -52,6 +54,8 @@ class StateOrigin:
     directory: str | None = None
     sinks: tuple[str, ...] = ()
     earlier: StateOrigin | None = None
+    map_sources: str | None = None
+    source_identities: tuple[Mapping[str, Any], ...] = ()
 
     @staticmethod
     def empty(directory: str | None) -> StateOrigin:
@@ -68,6 +72,9 @@ class StateOrigin:
         values = {name: value for name, value in vars(self).items() if value is not None}
         values["kind"] = self.kind.value
         values["sinks"] = list(self.sinks)
+        del values["source_identities"]
+        if self.source_identities:
+            values["source_identities"] = list(self.source_identities)
         if self.earlier is not None:
             values["earlier"] = self.earlier.as_record()
         return values
@@ -80,6 +87,9 @@ class StateOrigin:
         sinks = values.pop("sinks", [])
         if not isinstance(sinks, list) or not all(isinstance(sink, str) for sink in sinks):
             raise ValueError(f"sinks is {sinks!r}")
+        identities = values.pop("source_identities", [])
+        if not isinstance(identities, list):
+            raise ValueError(f"source_identities is {identities!r}")  # noqa: TRY004 - like every unreadable record
         kind = OriginKind(values.pop("kind", None))
         if values.get("snapshot_kind") is not None:
             values["snapshot_kind"] = SnapshotKind(values["snapshot_kind"])
@@ -88,7 +98,7 @@ class StateOrigin:
                 raise ValueError(f"{name} is {values[name]!r}")  # noqa: TRY004 - like every other unreadable record
         try:
             before = None if earlier is None else StateOrigin.of_record(earlier)
-            return StateOrigin(kind, sinks=tuple(sinks), earlier=before, **values)
+            return StateOrigin(kind, sinks=tuple(sinks), earlier=before, source_identities=tuple(identities), **values)
         except TypeError as error:
             raise ValueError(str(error)) from error
 

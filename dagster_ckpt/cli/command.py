@@ -8,10 +8,11 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Never
 
 import click
@@ -21,6 +22,8 @@ from dagster_ckpt.version import __version__
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    import dagster as dg
 
     from dagster_ckpt.client import Client
 
@@ -34,8 +37,9 @@ Exit status:
   0  done
   1  refused or failed; the message says what to do
   2  wrong usage
-  3  verify, doctor or health found a problem
+  3  verify, doctor or health found a problem; check: INCOMPATIBLE
   4  a running stream did not answer in time; the request was withdrawn
+  5  check: MIGRATABLE
 """
 
 timeout = click.option(
@@ -103,7 +107,7 @@ class Deployment:
         )
 
         module = str(self.module)
-        resources = _resources(module)
+        resources = resources_in(module)
 
         def one(kind: type[Any]) -> Any:
             keys = [key for key, resource in resources.items() if isinstance(resource, kind)]
@@ -299,23 +303,34 @@ def _below(folder: Path, place: str) -> str:
     return place if "://" in place else str(folder / place)
 
 
-def _resources(module: str) -> dict[str, Any]:
-    import dagster as dg
-
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+def resources_in(module: str) -> dict[str, Any]:
+    """The resources of the Dagster definitions in a module."""
     resources: dict[str, Any] = {}
-    try:
-        loaded = importlib.import_module(module)
-        for value in vars(loaded).values():
-            defs = value() if type(value).__name__ == "LazyDefinitions" else value
-            if isinstance(defs, dg.Definitions):
-                resources |= defs.resources or {}
-    except (Exception, SystemExit) as error:
-        raise click.UsageError(f"Module {module} cannot be imported: {_what_failed(error)}") from error
+    for each in definitions_in(module):
+        resources |= each.resources or {}
     if not resources:
         raise click.UsageError(f"Module {module} has no Dagster Definitions with resources.")
     return resources
+
+
+def definitions_in(module: str) -> list[dg.Definitions]:
+    """The Dagster definitions of a module."""
+    import dagster as dg
+
+    with imported(module) as loaded:
+        found = [value() if type(value).__name__ == "LazyDefinitions" else value for value in vars(loaded).values()]
+    return [each for each in found if isinstance(each, dg.Definitions)]
+
+
+@contextmanager
+def imported(module: str) -> Iterator[ModuleType]:
+    """A module of the user, also from this folder; what fails in it is a wrong use of the command."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        yield importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise click.UsageError(f"Module {module} cannot be imported: {_what_failed(error)}") from error
 
 
 def _what_failed(error: BaseException) -> str:

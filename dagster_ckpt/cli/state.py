@@ -224,13 +224,19 @@ def remaining(client: Client, *, stream: str, savepoint: str, as_json: bool) -> 
 
 
 def _spark(*, writes: bool = False) -> SparkSession:
-    from dagster_ckpt.spark.query.session import start_application
     from dagster_ckpt.spark.versions import Feature, installed_release
     from dagster_ckpt.state.rewriter import Rewriter
 
     needed = Feature.STATE_REWRITER if writes else Feature.STATE_READER
     if not installed_release().has(needed) and (other := Rewriter.find()) is not None:
         other.take_over("from dagster_ckpt.cli.main import main; main()", sys.argv[1:])
+    return start_spark()
+
+
+def start_spark() -> SparkSession:
+    """A quiet Spark application for a command, on this machine or the named master."""
+    from dagster_ckpt.spark.query.session import start_application
+
     with suppress(ImportError):
         # PySpark 4 logs errors with the JVM's stack; the command prints them.
         from pyspark.logger import PySparkLogger

@@ -19,8 +19,10 @@ from dagster_ckpt.values.modes import SnapshotKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from dagster_ckpt.catalog.records import SnapshotRecord
+    from dagster_ckpt.client.debugging import BatchDebug
     from dagster_ckpt.client.derived_savepoint import EditedState, RemainingState
     from dagster_ckpt.client.description import SnapshotDescription, StreamDescription, StreamSummary
     from dagster_ckpt.client.export import Export
@@ -298,6 +300,46 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods):
         from dagster_ckpt.client.state_browsing import StreamStateDiff
 
         return StreamStateDiff(self._open(stream), before, after, operator=operator, state=state, spark=spark)
+
+    def debug_batch(
+        self,
+        stream: str,
+        batch: int,
+        query: Callable[[SparkSession], DataStreamWriter],
+        *,
+        spark: SparkSession | None = None,
+        timeout_s: float = 3_600.0,
+        report: Callable[[str], None] = _LOG.info,
+    ) -> BatchDebug:
+        """Run one batch of a stream again, with its original plan and state, into memory. Nothing of it is changed.
+
+        Its state comes from the live directory or the newest snapshot before it, in a temporary copy; batches between
+        are replayed there first. Not the sink, but the result gets the output.
+
+        Args:
+            stream: The stream; it may be running.
+            batch: Number of the batch. The newest may have failed.
+            query: Describes the query, as the function that `run_stream` takes; other code is tried by passing it.
+            spark: Default: the session of this process.
+            timeout_s: For each batch that is run.
+            report: Called with a message per step.
+
+        Raises:
+            OptionError: The batch was not planned yet, or `query` describes no query.
+            RestoreError: No state before it is left, or the plans of the batches between are not recorded.
+            InputGoneError: A source no longer has what the batch read.
+            LiveDirectoryError: A batch between could not be replayed.
+            SparkNotFoundError: This process has no Spark session.
+
+        Example:
+            >>> with client.debug_batch("orders", batch=812, query=orders) as debug:
+            ...     debug.input.show()
+            ...     debug.state_changes[0].rows.show()
+            ...     debug.difference.show()
+        """
+        from dagster_ckpt.client.debugging import BatchDebug
+
+        return BatchDebug(self._open(stream), batch, query, spark=spark, timeout_s=timeout_s, report=report)
 
     def remaining_state(self, stream: str, savepoint: str) -> RemainingState:
         """Find what still contains the state from before an edit: snapshots, live directories, temporary copies.

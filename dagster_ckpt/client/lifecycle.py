@@ -25,8 +25,11 @@ from dagster_ckpt.errors import CkptError, LeaseHeldError, OptionError, RequestF
 from dagster_ckpt.values.modes import DesiredState, TerminalState
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
     from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradeRecord
     from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord, SnapshotRecord
+    from dagster_ckpt.recovery.compatibility import CompatibilityReport
     from dagster_ckpt.recovery.retention import RetentionReport
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
     from dagster_ckpt.stream.handle import StreamHandle
@@ -169,6 +172,31 @@ class LifecycleMethods(Connection):
             # A preview discards no state, so it needs no confirmation.
             start = replace(start, discard_state=True)
         return start_preview(self._open(stream), start)
+
+    def check(
+        self, stream: str, query: Callable[[], DataStreamWriter], *, start_from: str | StartFrom = "latest"
+    ) -> CompatibilityReport:
+        """Compare the code of a stream with the state that a start would continue from. Starts and changes nothing.
+
+        It judges as the start does: the sources, the operators, the layout of the state, and the sink. Where only the
+        catalog can be reached, it compares with the newest snapshot as recorded there.
+
+        Args:
+            query: Describes the query of the code, without starting it.
+
+        Raises:
+            SnapshotNotFoundError: The named snapshot does not exist.
+            RecoveryExhaustedError: Every point that the stream could continue from is damaged.
+            StorageAccessError: Nothing to compare with can be reached.
+
+        Example:
+            >>> client.check("orders", lambda: describe_orders(spark)).verdict
+            <Compatibility.SAME: 'SAME'>
+        """
+        from dagster_ckpt.client.code_check import check_code
+        from dagster_ckpt.stream.start_from import StartFrom
+
+        return check_code(self._open(stream), query, StartFrom.of(start_from))
 
     def restart(
         self,

@@ -27,7 +27,8 @@ from dagster_ckpt.recovery.replay import lost_batches
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
-from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
+from dagster_ckpt.recovery.source_check import refuse_gone_records
+from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.description import is_described_query, session_of
@@ -36,13 +37,13 @@ from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.sources import source_identities
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
 from dagster_ckpt.state.diff import StateDifference, differences, paired
-from dagster_ckpt.state.reading import StateReader
+from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import refuse_unclaimed
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,14 +66,14 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
         plan = plan_recovery(facts)
         try:
             with holding(stream.catalog, [plan.snapshot], "preview"):
-                ahead = _ahead(stream, facts, plan)
+                ahead = ahead_of(stream, facts, plan)
                 newer = with_newer_point(facts, plan, ahead.gone) if ahead.gone and not start_from.accept_loss else None
                 if newer is not None:
                     facts = newer
                     continue
                 return replace(ahead, state=tuple(_check_rewrite(stream, ahead.plan, start_from)))
         except CkptError as error:
-            if plan.point is None or start_from.point is not StartPoint.LATEST or not is_suspicious(error):
+            if plan.point is None or not start_from.chooses_its_point or not is_suspicious(error):
                 raise
             damage = Examiner(stream).damage_of_point(plan)
             if damage is None:
@@ -101,13 +102,14 @@ def listed_snapshot(stream: StreamHandle, snapshot: SnapshotRecord | None) -> Sn
     return listed if listed is not None and listed.location == snapshot.location else None
 
 
-def _ahead(
+def ahead_of(
     stream: StreamHandle,
     facts: RecoveryFacts,
     plan: RecoveryPlan,
     output: NamedOutput | None = None,
     session: SparkSession | None = None,
 ) -> RewindPreview:
+    """What a start of a stream, which may be running, would undo and process again."""
     lost, running = lost_batches(stream, facts, plan, output), is_running(stream)
     replayed = plan if lost is None else lost.plan()
     ahead = preview_rewind(stream, facts, replayed, output, session, is_running=running)
@@ -157,13 +159,13 @@ def check_start(
     output = _told(describe, named_output)
     facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False, output=output)
     while True:
-        plan = resolved_offsets(stream, plan_recovery(facts), describe)
+        plan = plan_of_start(stream, facts, describe)
         with holding(stream.catalog, [plan.snapshot], "check of a start"):
             refuse_unclaimed(stream, plan.snapshot)
             for message in refuse_changed_sources(stream, plan, _told(describe, source_identities)):
                 report(message)
             try:
-                ahead = _ahead(stream, facts, plan, output, _told(describe, _session))
+                ahead = ahead_of(stream, facts, plan, output, _told(describe, _session))
                 refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
                 gone = refuse_gone_records(stream, plan, describe, accept_loss=start_from.accept_loss)
             except InputGoneError as error:
@@ -342,9 +344,9 @@ def compare_trial(
         with scratch_directory(stream) as copy:
             clone(live, copy, at_batch=batch_id, is_scratch=True)
             spark = session()
-            before, after = StateReader(spark, copy, batch_id), StateReader(spark, tried, batch_id)
-            found = differences(before, after, paired(before.states, after.states))
-            return _messages(batch_id, found)
+            with readers_of(spark, copy, [batch_id]) as olds, readers_of(spark, tried, [batch_id]) as news:
+                before, after = olds[batch_id], news[batch_id]
+                return _messages(batch_id, differences(before, after, paired(before.states, after.states)))
     except CkptError as error:
         return [f"the state after batch {batch_id} was not compared with that of the running code: {error}"]
 

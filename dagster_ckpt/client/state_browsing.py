@@ -5,7 +5,7 @@ Always from temporary copies, which are deleted by `close`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,17 +17,18 @@ from dagster_ckpt.recovery.live_directories import restore_into, scratch_directo
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.session import active_session
-from dagster_ckpt.state.diff import AFTER, BEFORE, CHANGE, ROWS, StateDifference, differences, paired
+from dagster_ckpt.state.diff import CHANGE, ROWS, StateDifference, differences, paired
+from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.reading import (
     KEY,
-    MAP_KEY,
     VALUE,
     StateFrame,
     StateName,
-    StateReader,
     attempt,
     require_state_reader,
+    storable,
 )
+from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.values.storage_path import location_url
@@ -59,7 +60,8 @@ class StreamState(ExitStack):
     ) -> None:
         super().__init__()
         self.spark = spark if spark is not None else session_of_process()
-        require_state_reader(self.spark)
+        if Rewriter.find() is None:
+            require_state_reader(self.spark)
         try:
             self.live = self.enter_context(scratch_directory(stream))
             self.snapshot = None if snapshot == LIVE else find_snapshot(stream.catalog, stream.stream_id, snapshot)
@@ -69,7 +71,7 @@ class StreamState(ExitStack):
                 self.enter_context(holding(stream.catalog, [self.snapshot], "reader of state"))
                 restore_into(stream, snapshot_location(self.snapshot), self.live, is_scratch=True)
                 self.batch_id = _batch_of(self.live)
-            self.reader = StateReader(self.spark, self.live, self.batch_id)
+            self.reader = self.enter_context(readers_of(self.spark, self.live, [self.batch_id]))[self.batch_id]
             self.states = tuple(self.reader.select(operator, state))
         except BaseException:
             self.close()
@@ -256,14 +258,16 @@ def show_state(
 
 def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> list[ShownDifference]:
     """Compute every difference, and the first rows of each."""
-    shown = []
-    for state in diff.states:
-        counts = {change.value: number for change, number in state.counts.items()}
-        columns = tuple(state.rows.columns)
-        first = _texts(state.rows, [CHANGE, KEY], limit) if any(counts.values()) else ()
-        name = state.name
-        shown.append(ShownDifference(name.operator_id, name.operator, name.state, counts, columns, first, state.note))
-    return shown
+    return [show_difference(state, limit=limit) for state in diff.states]
+
+
+def show_difference(state: StateDifference, *, limit: int = DEFAULT_LIMIT) -> ShownDifference:
+    """Compute the difference of one state, and its first rows."""
+    counts = {change.value: number for change, number in state.counts.items()}
+    columns = tuple(state.rows.columns)
+    first = texts(state.rows, [CHANGE, KEY], limit) if any(counts.values()) else ()
+    name = state.name
+    return ShownDifference(name.operator_id, name.operator, name.state, counts, columns, first, state.note)
 
 
 def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> list[str]:
@@ -271,14 +275,19 @@ def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> li
 
     Executors must reach the folder, an absolute path or URL. Nothing is overwritten.
     """
+    return write_frames({f"operator={name.operator_id}/state={name.state}": rows for name, rows in tables}, folder)
+
+
+def write_frames(frames: Mapping[str, DataFrame], folder: str) -> list[str]:
+    """As `write_rows`, with frames by their folders below `folder`."""
     root = location_url("write_to", folder).rstrip("/")
-    placed = {f"{root}/operator={name.operator_id}/state={name.state}": (name, rows) for name, rows in tables}
-    for url in placed:
-        if LiveDirectory(url).exists():
-            raise OptionError(f"write_to: {url} exists already, and is not overwritten. Name another folder.")
-    for url, (name, rows) in placed.items():
-        attempt(partial(rows.write.parquet, url), LiveDirectory(url), f"{name}, or write its rows there")
-    return list(placed)
+    for place in frames:
+        if LiveDirectory(f"{root}/{place}").exists():
+            raise OptionError(f"write_to: {root}/{place} exists already, and is not overwritten. Name another folder.")
+    for place, rows in frames.items():
+        url = f"{root}/{place}"
+        attempt(partial(storable(rows).write.parquet, url), LiveDirectory(url), f"{place}, or write its rows there")
+    return [f"{root}/{place}" for place in frames]
 
 
 def _shown(state: StreamState, name: StateName, where: str | None, limit: int, largest: int) -> ShownState:
@@ -288,7 +297,7 @@ def _shown(state: StreamState, name: StateName, where: str | None, limit: int, l
     number = attempt(rows.count, state.live, what)
     keys = _largest(state, name, rows, largest) if largest and number else ()
     columns = tuple(rows.columns)
-    first = attempt(lambda: _texts(rows, [], limit), state.live, str(name))
+    first = attempt(lambda: texts(rows, [], limit), state.live, str(name))
     return ShownState(name.operator_id, name.operator, name.state, number, columns, first, keys)
 
 
@@ -302,7 +311,8 @@ def _largest(state: StreamState, name: StateName, rows: DataFrame, number: int) 
     return tuple(LargestKey(row[0], int(row[1]), int(row[2])) for row in rows_of)
 
 
-def _texts(rows: DataFrame, order: Sequence[str], limit: int) -> tuple[tuple[str, ...], ...]:
+def texts(rows: DataFrame, order: Sequence[str], limit: int) -> tuple[tuple[str, ...], ...]:
+    """The first rows; each cell is JSON, or a plain value as text."""
     shown = rows.select(*(_text(rows, column).alias(column) for column in rows.columns))
     if order:
         shown = shown.orderBy(*order)
@@ -312,6 +322,7 @@ def _texts(rows: DataFrame, order: Sequence[str], limit: int) -> tuple[tuple[str
 def _text(rows: DataFrame, column: str) -> Column:
     from pyspark.sql import functions as F
 
-    if column in (KEY, MAP_KEY, VALUE, BEFORE, AFTER) and "<" in rows.schema[column].dataType.simpleString():
-        return F.to_json(F.col(column), _TIMES)
-    return F.col(column).cast("string")
+    named = F.col("`{}`".format(column.replace("`", "``")))
+    if "<" in rows.schema[column].dataType.simpleString():
+        return F.to_json(named, _TIMES)
+    return named.cast("string")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, get_type_hints
 
 import dagster as dg
 
@@ -29,6 +29,9 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.values.modes import DesiredState
 from dagster_ckpt.values.validation import checked_stream_id, policy_name
 
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
 STREAM_TAGS = {
     # No limit on the run time of a stream, and no retries except by the restart strategy.
     "dagster/max_runtime": "0",
@@ -36,6 +39,9 @@ STREAM_TAGS = {
 }
 
 SHORTEST_STALL_MS = 30_000
+# Describes a query from a Dagster context and an object that has the resources as attributes.
+QueryDescriber = Callable[[Any, Any], "DataStreamWriter"]
+_STREAM = "dagster_ckpt_stream"
 
 
 def refuse_unknown(function: str, given: Mapping[str, object], *known: type) -> None:
@@ -162,6 +168,8 @@ class Stream:
         keys: The assets it writes, each with reports of snapshots; empty for an op outside assets.
         start_job: The Dagster job that runs it; None if something else starts it.
         runs_externally: Its query outlives the runs of its start job.
+        describe: Describes its query, from a Dagster context and an object with the resources as attributes; None if
+            its code is in an asset or program of the user's own.
     """
 
     spec: StreamSpec
@@ -172,6 +180,7 @@ class Stream:
     start_job: UnresolvedAssetJobDefinition | dg.JobDefinition | None
     runs_externally: bool = False
     translator: StreamTranslator = field(default_factory=StreamTranslator)
+    describe: QueryDescriber | None = field(default=None, compare=False, repr=False)
 
     @property
     def stream_id(self) -> str:
@@ -207,6 +216,7 @@ class StreamingAsset(Stream):
         runs_externally: bool = False,
         translator: StreamTranslator | None = None,
         name: str | None = None,
+        describe: QueryDescriber | None = None,
     ) -> StreamingAsset:
         """Create a streaming asset from a definition whose op runs the stream, or that has no op.
 
@@ -223,7 +233,7 @@ class StreamingAsset(Stream):
             )
         op_name = described.op.name if described.is_executable else "__".join(keys[0].path)
         base = keys[0].path[-1] if len(keys) == 1 else name or op_name
-        return StreamingAsset(
+        stream = StreamingAsset(
             spec=spec,
             name=op_name,
             untranslated_name=name or op_name,
@@ -233,7 +243,27 @@ class StreamingAsset(Stream):
             runs_externally=runs_externally,
             translator=translator,
             asset=described,
+            describe=describe,
         )
+        function = _function_of(described)
+        if function is not None:
+            # From the definitions of a code location, `stream_of_asset` finds the stream again.
+            vars(function)[_STREAM] = stream
+        return stream
+
+
+def stream_of_asset(asset: dg.AssetsDefinition) -> StreamingAsset | None:
+    """The stream that a streaming asset of a code location is; None for another asset."""
+    function = _function_of(asset)
+    found = vars(function).get(_STREAM) if function is not None else None
+    return found if isinstance(found, StreamingAsset) else None
+
+
+def _function_of(asset: dg.AssetsDefinition) -> Callable[..., Any] | None:
+    """Of its op, if it has one of its own."""
+    if not asset.is_executable or not isinstance(asset.node_def, dg.OpDefinition):
+        return None
+    return getattr(asset.node_def.compute_fn, "decorated_fn", None)
 
 
 def _start_job(spec: StreamSpec, name: str, keys: tuple[dg.AssetKey, ...]) -> UnresolvedAssetJobDefinition:

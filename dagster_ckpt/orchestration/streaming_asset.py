@@ -30,6 +30,7 @@ from dagster_ckpt.orchestration.run_status import (
 from dagster_ckpt.orchestration.settings import StreamRunConfig
 from dagster_ckpt.orchestration.stream import (
     STREAM_TAGS,
+    QueryDescriber,
     Stream,
     StreamingAsset,
     StreamOptions,
@@ -138,7 +139,7 @@ def streaming_asset(
             output_required=False,
             **_of_the_op(function, names),
         )(_op_function(function, spec, names))
-        return StreamingAsset.of(asset, spec, translator=names)
+        return StreamingAsset.of(asset, spec, translator=names, describe=describer(function, names))
 
     return decorate
 
@@ -193,7 +194,8 @@ def streaming_multi_asset(
             pool=pool,
             **_of_the_op(function, names),
         )(_op_function(function, spec, names))
-        return StreamingAsset.of(asset, spec, translator=names, name=op_name)
+        described = describer(function, names)
+        return StreamingAsset.of(asset, spec, translator=names, name=op_name, describe=described)
 
     return decorate
 
@@ -246,10 +248,20 @@ def _resources(function: StreamFunction) -> list[str]:
     return parameters[1:]
 
 
+def describer(function: StreamFunction, translator: StreamTranslator) -> QueryDescriber:
+    """Calls the function with the resources that it names, from an object that has them as attributes."""
+    keys = {each: translator.get_resource_key(each) for each in _resources(function)}
+
+    def describe(context: Any, resources: Any) -> "DataStreamWriter":
+        return function(context, **{each: getattr(resources, key) for each, key in keys.items()})
+
+    return describe
+
+
 def _op_function(
     function: StreamFunction, spec: StreamSpec, translator: StreamTranslator
 ) -> Callable[[dg.AssetExecutionContext], Iterator[Any]]:
-    keys = {each: translator.get_resource_key(each) for each in _resources(function)}
+    describe = describer(function, translator)
 
     def streaming(context: dg.AssetExecutionContext) -> Iterator[Any]:
         # Only a run needs Spark.
@@ -259,7 +271,7 @@ def _op_function(
             context,
             spec,
             DeploymentResources.of(context.resources, translator),
-            lambda: function(context, **{each: getattr(context.resources, key) for each, key in keys.items()}),
+            lambda: describe(context, context.resources),
             check=refuse_retry_policy,
         )
 

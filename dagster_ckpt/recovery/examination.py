@@ -42,7 +42,7 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, sink_
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus, live_metadata
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
-from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, LiveDirectory, Positions
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.state_files import rewrite_of
 from dagster_ckpt.spark.doctor.contents import KnownSnapshot, examine_contents
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose
@@ -136,7 +136,10 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
         entries = list(manifest.files)
         if not taken_here or query_id != manifest.header.query_id:
             # A restore may give the query another id, and move its sources.
-            entries = [each for each in entries if each.path.partition("/")[0] not in (METADATA, OFFSETS, COMMITS)]
+            rewritten = {METADATA, OFFSETS, COMMITS}
+            if not taken_here and record.origin is not None and record.origin.map_sources is not None:
+                rewritten.add(SOURCES)
+            entries = [each for each in entries if each.path.partition("/")[0] not in rewritten]
         return KnownSnapshot(snapshot.location or "", manifest.header.batch_id, entries), expected
     return None, expected
 

@@ -13,9 +13,12 @@ from dagster_ckpt.recovery.recovery_points import snapshot_point
 from dagster_ckpt.sinks.file_sink_repair import DamagedLog
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor
+from dagster_ckpt.spark.checkpoint_dir.source_positions import BEGINNING, Position, in_order
+from dagster_ckpt.spark.query.sources import SourceIdentity
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import SourceOffsets, StartFrom
 from dagster_ckpt.values.durations import rounded_duration
+from dagster_ckpt.values.source_mapping import SourceMapping
 
 
 class RecoveryKind(Enum):
@@ -143,15 +146,41 @@ class Clone(_Continue):
     kind = RecoveryKind.CLONE
 
 
+@dataclass(frozen=True)
+class MappedSources:
+    """A change of sources that a start carries out.
+
+    Attributes:
+        positions: Where each new source begins, once the sources were asked.
+        identities: What the query reads, if known.
+    """
+
+    mapping: SourceMapping
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    identities: tuple[SourceIdentity, ...] | None = None
+
+    def offsets(self, before: Mapping[str, str | None]) -> dict[str, str | None]:
+        """The offsets of the query's sources, from those of the state."""
+        continued, found = self.mapping.continued, dict[str, str | None]()
+        for source in in_order(self.mapping.sources):
+            is_new = source in self.mapping.new
+            found[source] = self.position(source).offset if is_new else before.get(continued[source])
+        return found
+
+    def position(self, source: str) -> Position:
+        return self.positions.get(source, BEGINNING)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _GoBack(_Plan):
     """Go back to a point, skipping better ones (`passed`, best first).
 
-    Without `source_offsets`, Kafka sources continue where they stopped.
+    Without `source_offsets`, Kafka sources continue where they stopped; without `sources`, they are those of the state.
     """
 
     new_query_id: bool = False
     source_offsets: SourceOffsets | None = None
+    sources: MappedSources | None = None
     passed: tuple[PassedPoint, ...] = ()
 
     def _details(self) -> dict[str, object]:
@@ -159,6 +188,7 @@ class _GoBack(_Plan):
             "new_query_id": self.new_query_id,
             "passed": [vars(point) for point in self.passed],
             **({"source_offsets": str(self.source_offsets)} if self.source_offsets is not None else {}),
+            **({"map_sources": str(self.sources.mapping)} if self.sources is not None else {}),
         }
 
 

@@ -82,17 +82,17 @@ def _differences(before: PlanDescription, after: PlanDescription) -> Iterator[st
     for step, old_from, old_to, new_from, new_to in kinds.get_opcodes():
         if step == "equal":
             for index, one in enumerate(old[old_from:old_to]):
-                yield from _in_operator(one, new[new_from + index], old_from + index + 1)
+                yield from operator_differences(one, new[new_from + index], old_from + index + 1)
             continue
         for index in range(old_from, old_to):
-            yield f"operator {index + 1}, {_described(old[index])}, was removed"
+            yield f"operator {index + 1}, {describe_operator(old[index])}, was removed"
         for index in range(new_from, new_to):
-            yield f"operator {index + 1}, {_described(new[index])}, was added"
+            yield f"operator {index + 1}, {describe_operator(new[index])}, was added"
     if before.output_mode != after.output_mode and None not in (before.output_mode, after.output_mode):
         yield f"output mode: {before.output_mode} -> {after.output_mode}"
 
 
-def _in_operator(old: PlanOperator, new: PlanOperator, number: int) -> Iterator[str]:
+def operator_differences(old: PlanOperator, new: PlanOperator, number: int) -> Iterator[str]:
     where = f"operator {number} ({_name(old)})"
     yield from _by_place(f"{where}, key", old.keys, new.keys)
     yield from _by_place(f"{where}, value", old.values, new.values)
@@ -122,7 +122,7 @@ def _name(operator: PlanOperator) -> str:
     return _NAMES.get(operator.kind, operator.kind)
 
 
-def _described(operator: PlanOperator) -> str:
+def describe_operator(operator: PlanOperator) -> str:
     keys = ", ".join(name for name, _ in operator.keys)
     return f"{_name(operator)} by {keys}" if keys else _name(operator)
 
@@ -275,12 +275,18 @@ def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescripti
 
     None if they agree, there is no state, or a plan is unknown.
     """
-    snapshot, is_empty = recovery.snapshot, isinstance(recovery, StartEmpty)
-    old = None if is_empty else read_plan(snapshot.plan if snapshot is not None else record.plan)
+    old = old_plan(record, recovery)
     differences = plan_differences(old, new) if old is not None and new is not None else ()
     if new is None or not differences:
         return None
     return PlanChange(differences, recovery.came_from, new.fingerprint, record.accepted_plan == new.fingerprint)
+
+
+def old_plan(record: StreamRecord, recovery: RecoveryPlan) -> PlanDescription | None:
+    """The plan that wrote the state to continue from, if known."""
+    if isinstance(recovery, StartEmpty):
+        return None
+    return read_plan(recovery.snapshot.plan if isinstance(recovery, Restore) else record.plan)
 
 
 def check_plan(

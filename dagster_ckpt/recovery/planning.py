@@ -11,6 +11,7 @@ from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError, Snap
 from dagster_ckpt.recovery.plan import (
     Clone,
     FinishRestore,
+    MappedSources,
     PassedPoint,
     RecoveryFacts,
     RecoveryPlan,
@@ -40,6 +41,36 @@ from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
+    plan, mapping = _planned(facts), facts.start_from.source_mapping
+    return plan if mapping is None else _with_sources(facts, plan, MappedSources(mapping))
+
+
+def _with_sources(facts: RecoveryFacts, plan: RecoveryPlan, sources: MappedSources) -> RecoveryPlan:
+    """Let a plan change the sources: a live directory that continues is re-created at its newest batch."""
+    reason = f"{plan.reason}; its sources change: {sources.mapping}"
+    match plan:
+        case Restore() | Rewind():
+            return replace(plan, sources=sources, reason=reason)
+        case Resume(from_batch=int(batch_id)) | Clone(from_batch=int(batch_id)):
+            # The batch in flight was planned for the former sources, so it is undone where a sink has it.
+            return Rewind(
+                reason=reason,
+                from_batch=batch_id,
+                to_batch=batch_id,
+                point=batch_point(facts.stream.live_directory or "", batch_id),
+                sources=sources,
+            )
+        case Resume() | Clone():
+            raise LiveDirectoryError(
+                f"Stream {facts.stream.stream_id!r} cannot change its sources: its live directory has no committed "
+                "batch yet, so there are no positions to keep. Start it with start_from=empty and discard_state."
+            )
+        case _:
+            # What is unfinished may be this change of sources; the comparison of the sources decides.
+            return plan
+
+
+def _planned(facts: RecoveryFacts) -> RecoveryPlan:
     refuse_unfinished_adoption(facts.stream)
     if facts.start_from.point is StartPoint.EMPTY:
         refuse_unconfirmed(facts)
@@ -69,7 +100,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 
 def with_newer_point(facts: RecoveryFacts, plan: RecoveryPlan, gone: str) -> RecoveryFacts | None:
     """The facts to continue from a newer point than one whose input is `gone`, unless a person named the point."""
-    if facts.start_from.point is not StartPoint.LATEST or not isinstance(plan, Restore | Rewind):
+    if not facts.start_from.chooses_its_point or not isinstance(plan, Restore | Rewind):
         return None
     beyond = replace(facts, without_input={**facts.without_input, plan.point: f"its input is gone. {gone}"})
     try:

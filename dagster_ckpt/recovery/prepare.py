@@ -33,6 +33,7 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone, give_query_id
+from dagster_ckpt.spark.checkpoint_dir.source_positions import give_positions
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.state.rewriting import Rewritten
 from dagster_ckpt.stream.handle import StreamHandle
@@ -190,22 +191,22 @@ class _Preparation:
             restore_into(stream, location, new, new_query_id=query_id, donor=plan.donor, marked=True, watch=watch)
 
         building.fill(fill)
-        if plan.source_offsets is not None:
-            move_sources(live, plan.source_offsets)
+        _change_sources(live, plan)
+        origin = StateOrigin(
+            OriginKind.SNAPSHOT,
+            batch_id=snapshot.batch_id,
+            snapshot_id=snapshot.snapshot_id,
+            location=location,
+            snapshot_kind=snapshot.kind,
+            snapshot_number=snapshot.number,
+            query_id=snapshot.query_id,
+            directory=self.record.live_directory,
+            sinks=sinks_of_snapshot(stream, snapshot),
+        )
         record = stream.catalog.streams.switch_live_directory(
             self.lease.record,
             live.url,
-            origin=StateOrigin(
-                OriginKind.SNAPSHOT,
-                batch_id=snapshot.batch_id,
-                snapshot_id=snapshot.snapshot_id,
-                location=location,
-                snapshot_kind=snapshot.kind,
-                snapshot_number=snapshot.number,
-                query_id=snapshot.query_id,
-                directory=self.record.live_directory,
-                sinks=sinks_of_snapshot(stream, snapshot),
-            ),
+            origin=_with_sources(origin, plan),
             restored_snapshot_id=snapshot.snapshot_id,
             pending_restore=pending,
             claims=plan.claims,
@@ -228,7 +229,7 @@ class _Preparation:
             )
         query_id = live_query_id(old)
         is_fork = isinstance(plan, Rewind) and plan.new_query_id
-        source_offsets = plan.source_offsets if isinstance(plan, Rewind) else None
+        moves = isinstance(plan, Rewind) and (plan.source_offsets is not None or plan.sources is not None)
         pending = ToBatch(
             batch_id=batch_id,
             sinks=tuple(wrote_to),
@@ -242,12 +243,12 @@ class _Preparation:
         started_ms = monotonic_ms()
         others = [sink.name for sink in sinks_of(wrote_to) if not sink.rolls_back]
         # For a sink that already has the next batch and cannot be rolled back.
-        carry = bool(others) and source_offsets is None and not building.rewrites
+        carry = bool(others) and not moves and not building.rewrites
         building.fill(
             lambda new: clone(old, new, at_batch=batch_id, carry_state=carry, marked=True, watch=building.watch)
         )
-        if source_offsets is not None:
-            move_sources(live, source_offsets)
+        if isinstance(plan, Rewind):
+            _change_sources(live, plan)
         if is_fork or self._is_skipped_under(query_id, batch_id):
             give_query_id(live, str(uuid.uuid4()))
         building.check_in_flight(others, roll_back_tables=stream.options.roll_back_tables)
@@ -257,7 +258,7 @@ class _Preparation:
         record = stream.catalog.streams.switch_live_directory(
             self.lease.record,
             live.url,
-            origin=self._origin_of_rewound(directory, batch_id),
+            origin=_with_sources(self._origin_of_rewound(directory, batch_id), plan),
             restored_snapshot_id=past[0].snapshot_id if past else None,
             pending_restore=pending,
             duration_ms=monotonic_ms() - started_ms,
@@ -374,6 +375,24 @@ class _Preparation:
             entries = logs.get(sink.place) if sink.place is not None else None
             roll_back(sink, self._point(batch_id, undone, entries), self.lease.step)
         return _places_of(allowed), tuple(sink.name for sink in sinks if not sink.rolls_back)
+
+
+def _change_sources(live: LiveDirectory, plan: Restore | Rewind) -> None:
+    if plan.sources is not None:
+        mapping = plan.sources.mapping
+        new = {source: plan.sources.position(source) for source in mapping.new}
+        give_positions(live, mapping.continued, new)
+    if plan.source_offsets is not None:
+        move_sources(live, plan.source_offsets)
+
+
+def _with_sources(origin: StateOrigin, plan: RecoveryPlan) -> StateOrigin:
+    """Until an execution has recorded what it reads, the next start compares with the origin."""
+    sources = plan.sources if isinstance(plan, Restore | Rewind) else None
+    if sources is None:
+        return origin
+    identities = tuple(each.as_record() for each in sources.identities or ())
+    return replace(origin, map_sources=str(sources.mapping), source_identities=identities)
 
 
 def _places_of(sinks: Iterable[Sink]) -> tuple[str, ...]:

@@ -27,7 +27,6 @@ from dagster_ckpt.stream.known_sinks import sinks_of_snapshot, sinks_written
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.stream.start_from import StartPoint
 from dagster_ckpt.values.durations import monotonic_ms
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def lost_batches(
 ) -> LostBatches | None:
     if (
         not isinstance(plan, Restore)
-        or facts.start_from.point is not StartPoint.LATEST
+        or not facts.start_from.chooses_its_point
         or plan.snapshot.batch_id is None
         or not stream.options.max_replayed_batches
         # The sink is rolled back: its log no longer lists the rows of these batches.

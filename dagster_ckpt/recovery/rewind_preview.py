@@ -34,6 +34,7 @@ from dagster_ckpt.recovery.plan import (
 )
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, forecast_sinks, survey_sinks
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
+from dagster_ckpt.recovery.source_mapping import source_changes
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, distinct
@@ -86,6 +87,7 @@ class RewindPreview:
         undone_edits: Edits of the state that the start undoes, each described.
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
         inputs: Whether each source still has what is read again.
+        source_changes: Where each source continues or begins if the sources change, one message each.
     """
 
     plan: RecoveryPlan
@@ -99,6 +101,7 @@ class RewindPreview:
     undone_edits: tuple[str, ...] = ()
     state: tuple[str, ...] = ()
     inputs: tuple[SourceInput, ...] = ()
+    source_changes: tuple[str, ...] = ()
     survey: Survey | None = field(default=None, repr=False)
 
     @property
@@ -141,6 +144,7 @@ class RewindPreview:
                 f"{self.batches} committed {'batch is' if self.batches == 1 else 'batches are'} processed again (from "
                 f"batch {self.plan.from_batch} back to {self.plan.to_batch}), rows: {self.rows}, time: {span}"
             )
+        lines += self.source_changes
         lines += [f"this undoes an edit of the state: {edit}" for edit in self.undone_edits]
         lines += self.state
         lines += [each.reason for each in self.inputs if each.reason]
@@ -198,6 +202,7 @@ def preview_rewind(
         safety_savepoint=describe_safety_savepoint(facts, plan),
         undone_edits=undone_edits(stream, facts, plan),
         inputs=inputs,
+        source_changes=source_changes(stream, plan),
         survey=survey,
     )
 
@@ -345,10 +350,10 @@ def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
     match plan:
         case RestoreAndReplay():
             return plan.in_flight
-        case Rewind(source_offsets=None):
+        case Rewind(source_offsets=None, sources=None):
             # Its planned offsets are retained, so exactly that batch is replayed.
             return to_batch + 1
-        case Restore(source_offsets=None):
+        case Restore(source_offsets=None, sources=None):
             carried = plan.snapshot.properties.get("in_flight_batch")
             return carried if isinstance(carried, int) else None
         case _:
@@ -387,8 +392,11 @@ LABEL = "before-rewind-"
 
 
 def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
-    goes_back = isinstance(plan, Restore | Rewind) and plan.rewound_batches > 0
-    return goes_back and start_from.point is not StartPoint.LATEST
+    if not isinstance(plan, Restore | Rewind):
+        return False
+    # Positions of former sources would be lost with the directory.
+    goes_back = plan.rewound_batches > 0 and start_from.point is not StartPoint.LATEST
+    return goes_back or plan.sources is not None
 
 
 def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str | None:

@@ -16,11 +16,12 @@ from urllib.parse import unquote
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotNotFoundError, SourceChangedError
 from dagster_ckpt.recovery.live_directories import snapshot_location
-from dagster_ckpt.recovery.plan import RecoveryPlan, StartEmpty
+from dagster_ckpt.recovery.plan import FinishRestore, RecoveryPlan, Restore, Rewind, StartEmpty
 from dagster_ckpt.recovery.source_check import read_offsets, state_files, topic_offsets
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, log_offset
-from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES
+from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
+from dagster_ckpt.spark.checkpoint_dir.source_positions import in_order
 from dagster_ckpt.spark.query.kafka_source import TopicOffsets, matches
 from dagster_ckpt.spark.query.sources import (
     CLUSTER,
@@ -41,9 +42,55 @@ from dagster_ckpt.spark.query.sources import (
 )
 from dagster_ckpt.spark.query.table_sources import delta_offset
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.source_mapping import Beginning, SourceMapping
 
 # The newest files that a source has read decide whether it still reads them.
 _FILES_LOOKED_AT = 3
+
+
+@dataclass(frozen=True)
+class SourceJudgement:
+    """The sources of a query, compared with those of the state that a start continues from.
+
+    Attributes:
+        read: The sources of the state.
+        now: Those of the query.
+        differences: Between sources that stand for each other.
+        crossed: Why sources cannot continue others.
+    """
+
+    read: Mapping[str, ReadSource]
+    now: Mapping[str, SourceIdentity]
+    mapping: SourceMapping | None = None
+    differences: tuple[SourceDifference, ...] = ()
+    crossed: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> list[str]:
+        return [*(str(each) for each in self.differences if each.is_refused), *self.crossed]
+
+    @property
+    def proposed(self) -> SourceMapping:
+        return proposed_mapping(self.read, self.now)
+
+
+def judge_sources(
+    stream: StreamHandle, plan: RecoveryPlan, now: Sequence[SourceIdentity] | None
+) -> SourceJudgement | None:
+    """None if there is nothing to compare."""
+    batch_id = state_batch(stream, plan)
+    if now is None or batch_id is None:
+        return None
+    return judged(read_sources(stream, plan, batch_id, len(now)), keyed(now), mapping_of(plan))
+
+
+def judged(
+    read: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity], mapping: SourceMapping | None = None
+) -> SourceJudgement:
+    """Pure."""
+    was, of_query = compared(read, now, mapping)
+    differences = source_differences(was, of_query) if was else ()
+    return SourceJudgement(read, now, mapping, differences, tuple(crossing(was, of_query, mapping)))
 
 
 def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequence[SourceIdentity] | None) -> list[str]:
@@ -51,21 +98,90 @@ def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequen
 
     What is unknown refuses nothing: a state of an earlier version of the package has only offsets.
     """
-    if now is None or isinstance(plan, StartEmpty) or plan.to_batch is None or plan.to_batch < 0:
+    found = judge_sources(stream, plan, now)
+    if found is None:
         return []
-    was = read_sources(stream, plan, plan.to_batch, len(now))
-    differences = source_differences(was, keyed(now)) if was else ()
-    refused = [str(each) for each in differences if each.is_refused]
-    if not refused:
-        return [f"the sources of the query changed: {each}" for each in differences]
-    listed = "\n".join(f"- {each}" for each in refused)
+    if not found.refused:
+        return [f"the sources of the query changed: {each}" for each in found.differences]
+    listed = "\n".join(f"- {each}" for each in found.refused)
+    advice = _REMAP if found.mapping is not None else _MAP.format(str(found.proposed))
     raise SourceChangedError(
         f"Stream {stream.stream_id!r} is not started, nothing was changed: it would continue from {plan.came_from}, "
-        f"and the sources of the query are not those that its offsets belong to.\n{listed}\n"
-        "Put the sources back: the paths, topics, tables and their order as they were. If files were moved, move them "
-        "back, or put a symbolic link at the old path. Or start from the beginning with these sources: a new stream, "
-        "or start_from=empty with discard_state."
+        f"and the sources of the query are not those that its offsets belong to.\n{listed}\n{advice}"
     )
+
+
+_MAP = (
+    "If the change is intended, start with map_sources={!r}: a source continues the former one that it names; a new "
+    "one reads from where its options say (new), from its earliest record (new:earliest), or only what comes from now "
+    "on (new:latest). A preview shows the positions. Otherwise put the sources back: the paths, topics, tables and "
+    "their order as they were. If files were moved, move them back, or put a symbolic link at the old path. Or start "
+    "from the beginning with these sources: a new stream, or start_from=empty with discard_state."
+)
+_REMAP = "Correct map_sources: a source that reads something else is new, not the continuation of a former one."
+
+
+def state_batch(stream: StreamHandle, plan: RecoveryPlan) -> int | None:
+    """The batch of the state whose sources can be compared."""
+    if isinstance(plan, FinishRestore):
+        record = stream.catalog.streams.get(stream.stream_id)
+        is_known = record.origin is not None and bool(record.origin.source_identities)
+        return LiveDirectory(record.live_directory or "").positions().commit if is_known else None
+    if isinstance(plan, StartEmpty) or plan.to_batch is None or plan.to_batch < 0:
+        return None
+    return plan.to_batch
+
+
+def mapping_of(plan: RecoveryPlan) -> SourceMapping | None:
+    sources = plan.sources if isinstance(plan, Restore | Rewind) else None
+    return sources.mapping if sources is not None else None
+
+
+def compared(
+    was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity], mapping: SourceMapping | None
+) -> tuple[Mapping[str, ReadSource], Mapping[str, SourceIdentity]]:
+    """The sources of the state and of the query that stand for each other, by the query's keys."""
+    if mapping is None:
+        return was, now
+    kept = {source: was[former] for source, former in mapping.continued.items() if former in was}
+    return kept, {source: identity for source, identity in now.items() if source in kept}
+
+
+def crossing(
+    was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity], mapping: SourceMapping | None
+) -> list[str]:
+    """Sources that changed places below a join, where that is not recorded: Spark keeps the rows of each side apart."""
+    if mapping is None or not any(each.side for each in now.values()):
+        return []
+    unknown = [source for source, each in was.items() if each.identity is None or each.identity.side is None]
+    formers = [mapping.continued[source] for source in in_order(was)]
+    if not unknown or formers == in_order(formers):
+        return []
+    return [
+        f"source {source}: it may be on another side of a stream-stream join than the former source "
+        f"{mapping.continued[source]}, whose rows are in the state of that side"
+        for source in unknown
+    ]
+
+
+def proposed_mapping(was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity]) -> SourceMapping:
+    """Let each source continue the former one that it reads on, if there is one."""
+    continued: dict[str, str] = {}
+    for is_certain in (True, False):
+        for source, identity in now.items():
+            if source in continued:
+                continue
+            fitting = [former for former in was if former not in continued.values() and _fits(was[former], identity)]
+            if is_certain:
+                fitting = [former for former in fitting if str(was[former]) == str(identity)]
+            if fitting:
+                continued[source] = source if source in fitting else fitting[0]
+    return SourceMapping(continued, {source: Beginning.AS_CODE for source in now if source not in continued})
+
+
+def _fits(was: ReadSource, now: SourceIdentity) -> bool:
+    is_known = was.identity is not None or bool(was.files or was.topics or was.table_id)
+    return is_known and not any(is_refused for _, is_refused in _in(was, now))
 
 
 def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceIdentity, ...] | None:
@@ -74,8 +190,12 @@ def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceId
         if SOURCE_IDENTITIES not in properties:
             properties = stream.store.manifest(snapshot_location(plan.snapshot)).header.properties
         return identities_of_record(properties.get(SOURCE_IDENTITIES))
-    live = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
-    return identities_of_record(stream.catalog.executions.last_sources(stream.stream_id, live))
+    record = stream.catalog.streams.get(stream.stream_id)
+    live = plan.directory or record.live_directory
+    found = stream.catalog.executions.last_sources(stream.stream_id, live)
+    if found is None and live == record.live_directory and record.origin is not None:
+        found = record.origin.source_identities
+    return identities_of_record(found)
 
 
 def read_sources(stream: StreamHandle, plan: RecoveryPlan, batch_id: int, expected: int) -> dict[str, ReadSource]:
@@ -181,6 +301,9 @@ def _in(was: ReadSource, now: SourceIdentity) -> Iterator[tuple[str, bool]]:
     kind = before.kind if before is not None else was.kind
     if kind is not None and kind != now.kind:
         yield "another kind of source", True
+        return
+    if before is not None and None not in (before.side, now.side) and before.side != now.side:
+        yield f"it is on side {now.side} of a stream-stream join, and its rows in the state are on {before.side}", True
         return
     refused = {FILE: _files, KAFKA: _kafka, DELTA: _table, ICEBERG: _table}.get(now.kind, _other)(was, now)
     if refused is not None:

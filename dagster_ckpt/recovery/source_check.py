@@ -36,13 +36,31 @@ def refuse_gone_records(
     """Refuse a start whose next batch would read deleted records; returns what is missing if accepted."""
     if plan.to_batch is None or plan.to_batch < 0:
         return []
-    writer = describe()
+    to_batch = plan.to_batch
+    chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
+    gone = gone_records(describe(), lambda: _offsets_to_read(stream, plan, to_batch), chosen)
+    if gone and not accept_loss:
+        raise InputGoneError(
+            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: the source does "
+            f"not have the records that its next batch would read. {' '.join(gone)} Start from a snapshot whose "
+            "offsets the source still has, or choose others of a Kafka source with source_offsets. To continue "
+            "without these records, start with accept_loss, and set the source option failOnDataLoss to false.",
+            " ".join(gone),
+        )
+    return gone
+
+
+def gone_records(
+    writer: DataStreamWriter,
+    read_to: Callable[[], Mapping[str, str | None]],
+    chosen: SourceOffsets | None = None,
+) -> list[str]:
+    """What Kafka, Delta and Iceberg lack of the input after some offsets, or after the `chosen` ones of Kafka."""
     sources, tables, iceberg = kafka_sources(writer), delta_sources(writer), iceberg_sources(writer)
     if all(each is None for each in (*sources, *tables, *iceberg)):
         return []
-    offsets = list(read_offsets(stream, plan, plan.to_batch).values())
+    offsets = list(read_to().values())
     positions = [topic_offsets(offset) for offset in offsets]
-    chosen = plan.source_offsets if isinstance(plan, Restore | Rewind) else None
     if chosen is not None:
         named = {str(index): position for index, position in enumerate(positions) if position is not None}
         after = moved(named, chosen)
@@ -61,14 +79,6 @@ def refuse_gone_records(
         at = iceberg_offset(text)
         if table is not None and at is not None:
             gone += expired_from(writer, table, at)
-    if gone and not accept_loss:
-        raise InputGoneError(
-            f"Stream {stream.stream_id!r} is not started ({plan.reason}), nothing was changed: the source does "
-            f"not have the records that its next batch would read. {' '.join(gone)} Start from a snapshot whose "
-            "offsets the source still has, or choose others of a Kafka source with source_offsets. To continue "
-            "without these records, start with accept_loss, and set the source option failOnDataLoss to false.",
-            " ".join(gone),
-        )
     return gone
 
 
@@ -79,7 +89,7 @@ def resolved_offsets(
     if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
     chosen = plan.source_offsets
-    positions = [topic_offsets(offset) for offset in read_offsets(stream, plan, plan.to_batch).values()]
+    positions = [topic_offsets(offset) for offset in _offsets_to_read(stream, plan, plan.to_batch).values()]
     check_known(chosen, {str(index): position for index, position in enumerate(positions) if position is not None})
     if not chosen.times:
         return plan
@@ -138,6 +148,13 @@ def read_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dic
     name = f"{OFFSETS}/{batch_id}"
     data = state_files(stream, plan, [name]).get(name)
     return dict(parse_offset_entry(data, name).sources) if data is not None else {}
+
+
+def _offsets_to_read(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dict[str, str | None]:
+    """Where the sources of the query continue."""
+    offsets = read_offsets(stream, plan, batch_id)
+    sources = plan.sources if isinstance(plan, Restore | Rewind) else None
+    return offsets if sources is None else sources.offsets(offsets)
 
 
 def topic_offsets(text: str | None) -> TopicOffsets | None:

@@ -19,14 +19,15 @@ from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.plan import Clone, FinishRestore, RecoveryFacts, RecoveryPlan, RestoreAndReplay, Resume
 from dagster_ckpt.recovery.plan_check import check_plan, check_state
-from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
+from dagster_ckpt.recovery.planning import with_newer_point
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.replay import LostBatches, lost_batches, replay
 from dagster_ckpt.recovery.retention import settle_dead_attempts
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss, take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import Survey, refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
-from dagster_ckpt.recovery.source_check import refuse_gone_records, resolved_offsets
+from dagster_ckpt.recovery.source_check import refuse_gone_records
+from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
 from dagster_ckpt.runtime.start_failures import StartFailures
 from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
@@ -46,7 +47,7 @@ from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, seen_sinks
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import check_places, fence_predecessor, refuse_a_fenced_directory, refuse_unclaimed
 from dagster_ckpt.stream.snapshots import advance_checkpoint_id, holding
-from dagster_ckpt.stream.start_from import StartFrom, StartPoint
+from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -168,7 +169,7 @@ class Start:
                 self._replays = self._request.describe is not None
             except Exception as error:
                 # A point that the user named is never replaced by another one.
-                if plan.point is None or self._start_from.point is not StartPoint.LATEST or plan.point in passed:
+                if plan.point is None or not self._start_from.chooses_its_point or plan.point in passed:
                     raise
                 if not self._failures.passes_over(plan, prepared.live if prepared is not None else None, error):
                     raise
@@ -188,7 +189,7 @@ class Start:
         return self._of_query(named_output)
 
     def _plan(self, facts: RecoveryFacts) -> RecoveryPlan:
-        return resolved_offsets(self._stream, plan_recovery(facts), self._request.describe)
+        return plan_of_start(self._stream, facts, self._request.describe)
 
     def _facts(self) -> RecoveryFacts:
         facts = recovery_facts(

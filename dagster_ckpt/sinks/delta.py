@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.errors import OptionError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
+from dagster_ckpt.sinks.batch_rows import rows_in_delta, version_of_batch
 from dagster_ckpt.sinks.delta_commit import (
     UnknownDeltaError,
     app_id_of,
@@ -26,7 +27,16 @@ from dagster_ckpt.sinks.delta_commit import (
     table_id,
 )
 from dagster_ckpt.sinks.delta_log import LOG, DeltaLog
-from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, RollBack, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.sink import (
+    AskedBatch,
+    BatchRows,
+    FoundSink,
+    OnRepeat,
+    Replay,
+    RollBack,
+    SinkEffect,
+    SinkForecast,
+)
 from dagster_ckpt.sinks.table import Obstacle, TablePlan, TableSink
 from dagster_ckpt.spark.query.output import FOREACH_BATCH, foreach_batch_name
 from dagster_ckpt.spark.query.session import active_session, default_file_system
@@ -149,6 +159,9 @@ class DeltaTable(TableSink):
             with suppress(UnknownDeltaError):
                 record_roll_back(session, self.folder, decided_on=plan.basis.decided_on)
 
+    def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
+        return rows_in_delta(self.folder, self._files(), asked)
+
     def _files(self) -> FileIO:
         default = default_file_system() if self.folder.startswith("/") else None
         if default is not None:
@@ -171,6 +184,17 @@ class DeltaMerge(DeltaTable):
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
         """The function may leave a batch out, so only the table's id is certain."""
         return super().look()
+
+    def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
+        """A function may write other rows than it was given."""
+        version = version_of_batch(self._files(), asked)
+        if version is None:
+            return BatchRows(None, f"the Delta table {self.folder} has no commit of the batch")
+        return BatchRows(
+            None,
+            f"the function of foreachBatch wrote version {version} of the Delta table {self.folder}: compare it with "
+            f"version {version - 1} (DESCRIBE HISTORY, VERSION AS OF)",
+        )
 
     def forecast(self, replay: Replay) -> SinkForecast:
         found = super().forecast(replay)

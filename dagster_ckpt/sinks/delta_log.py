@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
@@ -120,6 +121,19 @@ class DeltaLog:
         """Even if undone since: the table skips it."""
         batches = (self.commit(version).batch_of([query_id]) for version in sorted(self._versions, reverse=True))
         return next((batch for batch in batches if batch is not None), None)
+
+    def version_of(self, query_id: str, batch_id: int) -> int | None:
+        """The newest version that a query committed for a batch."""
+        versions = (version for version in sorted(self._versions, reverse=True))
+        return next((each for each in versions if self.commit(each).batches.get(query_id) == batch_id), None)
+
+    def files_added(self, version: int) -> list[str]:
+        """By name, which is unique in the table."""
+        name = f"{LOG}/{version:020}.json"
+        lines = self._table.read(name).decode("utf-8", "replace").splitlines()
+        with reading(lambda why: LiveDirectoryError(f"{self._table.url}/{name} is not a Delta commit: {why}.")):
+            adds = [action["add"] for line in lines if line.strip() and "add" in (action := from_json(line))]
+            return [unquote(str(add["path"])).rpartition("/")[2] for add in adds]
 
     @property
     def has_beginning(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from dagster_ckpt.errors import CkptError, RestoreError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
+from dagster_ckpt.sinks.batch_rows import rows_in_files
 from dagster_ckpt.sinks.file_sink_log import (
     LOG,
     bare,
@@ -29,7 +30,7 @@ from dagster_ckpt.sinks.file_sink_log import (
     url_of,
 )
 from dagster_ckpt.sinks.file_sink_repair import damaged_log, examine_log, missing_part_files
-from dagster_ckpt.sinks.sink import OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.sink import AskedBatch, BatchRows, OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.file_source import entry_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
@@ -104,6 +105,9 @@ class FileSink(Sink):
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
         return capture_log(self.folder, folder, batch_id)
+
+    def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
+        return rows_in_files(self.folder, asked)
 
     def check_roll_back(self, to: RollBack) -> None:
         if to.entries is None and to.batch_id >= 0:

@@ -234,6 +234,26 @@ def committed_files(path: str) -> list[str]:
     return [str(local_path(url) or url) for url in urls]
 
 
+def files_of_batch(path: str, batch_id: int) -> list[str] | None:
+    """The part files that one batch added; None if its entry was merged into later ones or is missing."""
+    folder = open_file_io(path)
+    names = log_entries(folder)
+    if batch_id not in names:
+        return None
+    entry = folder.read(f"{LOG}/{names[batch_id]}")
+    files = listed(entry, f"{path}/{LOG}/{names[batch_id]}")
+    if names[batch_id].endswith(COMPACT):
+        # It lists the files of all batches.
+        before = {number: name for number, name in names.items() if number < batch_id}
+        needed = needed_entries(before)
+        if not has_beginning(before) or any(number not in before for number in range(needed.start, batch_id)):
+            return None
+        names_before = [before[number] for number in range(needed.start, batch_id)]
+        earlier = files_of([SinkEntry(name, folder.read(f"{LOG}/{name}")) for name in names_before], path)
+        return [file for file in files if file not in earlier]
+    return list(files)
+
+
 def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:
     return frozenset(file for entry in entries for file in listed_by(entry, path))
 

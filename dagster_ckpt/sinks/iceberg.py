@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dagster_ckpt.errors import SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
+from dagster_ckpt.sinks.batch_rows import rows_in_iceberg
 from dagster_ckpt.sinks.iceberg_history import (
     EMPTIED,
     FENCE,
@@ -26,7 +27,7 @@ from dagster_ckpt.sinks.iceberg_history import (
     history_in,
     history_in_folder,
 )
-from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, RollBack, Sink, SinkEffect
+from dagster_ckpt.sinks.sink import AskedBatch, BatchRows, FoundSink, OnRepeat, Replay, RollBack, Sink, SinkEffect
 from dagster_ckpt.sinks.table import Obstacle, TablePlan, TableSink, VersionTakenError
 from dagster_ckpt.spark.query.output import iceberg_name, is_iceberg, load_table
 from dagster_ckpt.spark.query.session import active_session
@@ -101,6 +102,12 @@ class IcebergTable(TableSink):
             return self._history().last_batch(query_id) if query_id is not None else None
         except FileNotFoundError:
             return None
+
+    def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
+        try:
+            return rows_in_iceberg(self.table, self._history(), asked)
+        except FileNotFoundError:
+            return BatchRows(None, f"there is no Iceberg table {self.table}")
 
     def plan(self, to: RollBack) -> TablePlan | None:
         session = active_session()

@@ -125,6 +125,11 @@ class IcebergHistory:
         batches = (snapshot.batch_of([query_id]) for snapshot in self._snapshots.values())
         return max((batch for batch in batches if batch is not None), default=None)
 
+    def snapshot_of(self, query_id: str, batch_id: int) -> IcebergSnapshot | None:
+        """The newest one that a query committed for a batch, on any timeline."""
+        found = [each for each in self._snapshots.values() if each.batch_of([query_id]) == batch_id]
+        return max(found, key=lambda each: each.at_ms, default=None)
+
     def newest_batch_shown(self, own: Collection[str]) -> tuple[int | None, bool]:
         """In main or a branch; and whether it is certain."""
         heads = [self._current, *(self._snapshots.get(head) for head in self._branches.values())]

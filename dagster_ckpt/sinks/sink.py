@@ -17,6 +17,8 @@ from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from dagster_ckpt.spark.doctor.finding import Finding, Subject
 
 
@@ -147,6 +149,41 @@ class FoundSink:
     is_certain: bool = False
 
 
+@dataclass(frozen=True)
+class AskedBatch:
+    """A batch whose rows are looked for in a sink.
+
+    Attributes:
+        query_id: Of the query that wrote it, if known.
+        like: The rows that a replay of the batch gave.
+        output_format: Of the writer, such as `parquet`; `options` are its own.
+        scratch: Folder that the sink may write to; deleted afterwards.
+    """
+
+    session: SparkSession
+    batch_id: int
+    query_id: str | None
+    like: DataFrame
+    output_format: str
+    options: Mapping[str, str]
+    scratch: str
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """The rows that a sink has of a batch.
+
+    Attributes:
+        rows: With the columns of the replay; None if the sink cannot tell, for the reason in `says`.
+        says: Where they are, such as a version of a table.
+        replayed: The rows of the replay as the sink would store them, if it stores others, such as rounded times.
+    """
+
+    rows: DataFrame | None
+    says: str
+    replayed: DataFrame | None = None
+
+
 class Sink:
     """A sink of a query, and the protocol of all kinds of sinks.
 
@@ -273,6 +310,10 @@ class Sink:
             SinkRollbackError: The sink cannot be reached or changed.
         """
         raise NotImplementedError(f"{type(self).__name__} sets rolls_back but does not define roll_back.")
+
+    def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
+        """The rows that it has of a batch. Changes nothing."""
+        return BatchRows(None, f"the {self.noun} does not record which rows a batch wrote")
 
     def examine(self, subject: Subject) -> Iterator[Finding]:
         """Compare it with a live directory, for the doctor."""

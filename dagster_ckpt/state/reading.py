@@ -20,6 +20,7 @@ from dagster_ckpt.spark.versions import Feature, SparkRelease, release_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.types import DataType
 
 KEY = "key"
 MAP_KEY = "map_key"
@@ -262,6 +263,32 @@ def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[s
 
     selected = [F.col(source).alias(column) for column, source in columns.items()]
     return StateFrame(name, kind, rows.select(*selected, F.col("partition_id").alias(PARTITION)))
+
+
+def storable(rows: DataFrame) -> DataFrame:
+    """As Parquet can store it: nulls without a type, such as the values of `dropDuplicates`, become text."""
+    from pyspark.sql import functions as F
+
+    columns = []
+    for each in rows.schema.fields:
+        column = F.col("`{}`".format(each.name.replace("`", "``")))
+        typed = _with_type(each.dataType)
+        columns.append(column if typed == each.dataType else column.cast(typed).alias(each.name))
+    return rows.select(*columns)
+
+
+def _with_type(kind: DataType) -> DataType:
+    from pyspark.sql.types import ArrayType, MapType, NullType, StringType, StructField, StructType
+
+    if isinstance(kind, NullType):
+        return StringType()
+    if isinstance(kind, StructType):
+        return StructType([StructField(each.name, _with_type(each.dataType), each.nullable) for each in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_with_type(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(_with_type(kind.keyType), _with_type(kind.valueType), kind.valueContainsNull)
+    return kind
 
 
 def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:

@@ -302,12 +302,12 @@ def rewrite_elsewhere(
     """
     try:
         if source.local_path is not None and target.local_path is not None:
-            return _in_child(rewriter, _order(source, target, shape, settings), watch, report)
+            return _written(ask(rewriter, _order(source, target, shape, settings), watch, report))
         with TemporaryDirectory(prefix="dagster-ckpt-rewrite-") as folder:
             near, rewritten = (LiveDirectory(f"{folder}/{name}") for name in ("source", "rewritten"))
             report(f"copying {source.url} to this machine")
             clone(source, near, watch=watch, is_scratch=True)
-            written = _in_child(rewriter, _order(near, rewritten, shape, settings), watch, report)
+            written = _written(ask(rewriter, _order(near, rewritten, shape, settings), watch, report))
             report(f"copying the rewritten state to {target.url}")
             clone(rewritten, target, watch=watch, marked=True)
             return written
@@ -333,7 +333,15 @@ def _order(
     }
 
 
-def _in_child(rewriter: Rewriter, order: Mapping[str, object], watch: Watch, report: Callable[[str], None]) -> Written:
+def _written(answer: Mapping[str, Any]) -> Written:
+    rows = {(int(o), str(n), str(s)): (int(c), int(d)) for o, n, s, c, d in answer["stores"]}
+    return Written(answer["rewrite_id"], answer["batch_id"], rows)
+
+
+def ask(
+    rewriter: Rewriter, order: Mapping[str, object], watch: Watch, report: Callable[[str], None]
+) -> Mapping[str, Any]:
+    """Let the rewriter carry out an order; returns its last answer. `watch` may raise to end it."""
     with _child(rewriter, order) as (process, answers):
         while True:
             watch()
@@ -348,9 +356,9 @@ def _in_child(rewriter: Rewriter, order: Mapping[str, object], watch: Watch, rep
                     report(message)
                 case {"error": message}:
                     raise StateRewriteError(message)
-                case {"rewrite_id": rewrite_id, "batch_id": batch_id, "stores": stores}:
-                    rows = {(int(o), str(n), str(s)): (int(c), int(d)) for o, n, s, c, d in stores}
-                    return Written(rewrite_id, batch_id, rows)
+                case {"stores": _} | {"states": _}:
+                    done: Mapping[str, Any] = answer
+                    return done
         status = process.wait()
     raise StateRewriteError(
         f"The rewriter {rewriter.place} ended with status {status} before it had rewritten the state; its log is "

@@ -33,6 +33,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.spark.query.session import start_application
+from dagster_ckpt.state.elsewhere import states_written
 from dagster_ckpt.state.heap import HeapStore
 from dagster_ckpt.state.rewriter import Rewriter, rewrite_elsewhere, rewriter_for, run_rewriter, settings_of
 from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
@@ -407,9 +408,13 @@ def _end_with_parent() -> None:
 
 
 def _carried_out(order: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, object]:
-    provider, partitions, version = order["shape"]
     settings = {"spark.ui.enabled": "false", **order["settings"]}
     spark = start_application(os.cpu_count() or 1, settings)
+    return states_written(spark, order) if "read" in order else _ordered(spark, order, report)
+
+
+def _ordered(spark: SparkSession, order: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, object]:
+    provider, partitions, version = order["shape"]
     made = rewrite_state(
         spark,
         LiveDirectory(order["source"]),

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_ckpt.errors import RestoreError, StateRewriteError
+from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS, Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
@@ -268,6 +269,23 @@ def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
         for operator in state.operators:
             copy.folder.place(_metadata_path(operator.number), [_metadata(operator, partitions)])
         yield copy
+    finally:
+        copy.delete()
+
+
+@contextmanager
+def readable(live: LiveDirectory, batch_id: int) -> Iterator[LiveDirectory]:
+    """A copy of a directory at a batch in which Spark's reader finds the operators; deleted at the end."""
+    copy = live.sibling(f".at-{batch_id}")
+    copy.delete()
+    try:
+        clone(live, copy, at_batch=batch_id, is_scratch=True)
+        state = StoppedState.read(copy)
+        if any(not operator.metadata_version for operator in state.operators):
+            with described(state, no_op) as with_metadata:
+                yield with_metadata
+        else:
+            yield copy
     finally:
         copy.delete()
 

@@ -13,6 +13,7 @@ from dagster_ckpt.config.state_backend import MAX_PARALLELISM
 from dagster_ckpt.errors import CkptError, OptionError
 from dagster_ckpt.values.modes import RecoveryClaimMode
 from dagster_ckpt.values.redaction import refuse_user_info
+from dagster_ckpt.values.source_mapping import SourceMapping
 from dagster_ckpt.values.untrusted import from_json
 from dagster_ckpt.values.validation import WholeNumber
 
@@ -154,6 +155,14 @@ class StartFrom:
             "batch-<n>."
         ),
     ] = ""
+    map_sources: Annotated[
+        str,
+        Described(
+            description="Continue with other sources than those of the state: for each source of the query, by number "
+            "or name, the former source whose position it continues, or new, new:earliest or new:latest, such as "
+            "0=1,1=new:earliest. Former sources that are not named are dropped."
+        ),
+    ] = ""
     state_partitions: Annotated[
         int | None,
         Described(
@@ -192,6 +201,13 @@ class StartFrom:
                     "newest batch (batch-<n>) to keep the state and continue elsewhere in the source."
                 )
             object.__setattr__(self, "source_offsets", str(SourceOffsets.parse(self.source_offsets)))
+        if self.map_sources:
+            if point is StartPoint.EMPTY:
+                raise OptionError(
+                    "map_sources maps sources to those of existing state, but start_from is 'empty', which keeps none. "
+                    "Leave it out."
+                )
+            object.__setattr__(self, "map_sources", str(SourceMapping.parse(self.map_sources)))
         if self.state_partitions is not None:
             _STATE_PARTITIONS.checked(self.state_partitions)
             if point is StartPoint.EMPTY:
@@ -238,6 +254,16 @@ class StartFrom:
     def chosen_offsets(self) -> SourceOffsets | None:
         """Where Kafka sources continue; None: where they stopped."""
         return SourceOffsets.parse(self.source_offsets) if self.source_offsets else None
+
+    @property
+    def chooses_its_point(self) -> bool:
+        """Whether the start takes the next point if one is damaged, or its input is gone."""
+        return self.point is StartPoint.LATEST and not self.map_sources
+
+    @property
+    def source_mapping(self) -> SourceMapping | None:
+        """None: the sources are those of the state."""
+        return SourceMapping.parse(self.map_sources) if self.map_sources else None
 
     @property
     def batch_id(self) -> int | None:

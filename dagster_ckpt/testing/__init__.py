@@ -1,7 +1,6 @@
-"""`CheckpointStorageContract`: pytest tests that a custom checkpoint storage must pass.
+"""For tests of your own: `assert_compatible` for code of streams, `CheckpointStorageContract` for a custom storage.
 
-The only package that needs pytest, and only when a name is imported from it. See
-docs/custom-storage.md.
+The contract needs pytest, and only when it is imported. See docs/guides/check-a-release.md and docs/custom-storage.md.
 """
 
 from importlib import import_module
@@ -9,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dagster_ckpt.testing.checkpoint_storage_contract import CheckpointStorageContract
+    from dagster_ckpt.testing.compatibility import assert_compatible
 
-__all__ = ["CheckpointStorageContract"]
+_MODULES = {"CheckpointStorageContract": "checkpoint_storage_contract", "assert_compatible": "compatibility"}
+__all__ = ["CheckpointStorageContract", "assert_compatible"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the contract on first use."""
-    if name not in __all__:
+    """Import a name on first use."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.checkpoint_storage_contract"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +37,9 @@ def compare(golden: GoldenStream, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
     def compare(counts: Any, note: str | None = None) -> list[str]:
         found = SimpleNamespace(name=NAME, counts=counts, note=note, is_empty=not any(counts.values()))
-        monkeypatch.setattr(preflight, "StateReader", lambda _spark, live, _batch: SimpleNamespace(states=live))
+        monkeypatch.setattr(
+            preflight, "readers_of", lambda _spark, live, _batches: nullcontext({4: SimpleNamespace(states=live)})
+        )
         monkeypatch.setattr(preflight, "paired", lambda before, after: (before, after))
         monkeypatch.setattr(preflight, "differences", lambda *_: [found])
         live = LiveDirectory(golden.live_url)

@@ -24,8 +24,9 @@ from tests.support.stream_program import StreamProgram
 # The savepoint that the pages start from, whether or not they take it.
 LABEL = "before-release-42"
 DEPLOYMENT = "3f6c9b1e-7a52-4d0e-9c41-5b8a2f6d7e10"
-# Their commands start Spark: tests/client/test_state_with_spark.py and test_state_editing.py run them.
-WITH_SPARK = ["delete-a-customers-data.md", "look-into-state.md"]
+# Their commands start Spark: tests/client/test_debug_batch.py, test_state_with_spark.py, test_state_editing.py and
+# tests/cli/test_check.py run them.
+WITH_SPARK = ["check-a-release.md", "debug-a-batch.md", "delete-a-customers-data.md", "look-into-state.md"]
 GUIDES = [path for path in sorted((DOCS / "guides").glob("*.md")) if path.name not in WITH_SPARK]
 PAGES = ["command-line.md", *(str(path.relative_to(DOCS)) for path in GUIDES)]
 

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "get-started.md": "tests/e2e/test_get_started.py",
     "migrate.md": "tests/recovery/test_adopt.py",
     "guides/delete-a-customers-data.md": "tests/client/test_state_editing.py",
+    "guides/debug-a-batch.md": "tests/client/test_debug_batch.py",
     "guides/look-into-state.md": "tests/client/test_state_with_spark.py",
     "policies.md": "tests/policies/test_policies_page.py",
     "python-api.md": "tests/client/test_python_api_page.py",

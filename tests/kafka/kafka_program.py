@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from dagster_ckpt.errors import InputGoneError
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 
 STREAM = "sales"
 TOPIC = "sales"
@@ -32,7 +35,18 @@ def produce_when_asked(spark: SparkSession, servers: str, asked: Path) -> None:
     produce(spark, servers, first, beyond)
 
 
-def main(folder: Path, servers: str, first: int, beyond: int, *, bounded: bool) -> None:
+def debug(env: StreamExecutionEnvironment, writer: DataStreamWriter) -> None:
+    """Print what the newest batch read and gave, or why it cannot be replayed."""
+    with env.client() as client:
+        batch = LiveDirectory(client.catalog.streams.get(STREAM).live_directory or "").positions().commit or 0
+        try:
+            with client.debug_batch(STREAM, batch, lambda _spark: writer, spark=env.spark) as found:
+                print(f"read {found.input.count()} records, gave {found.output.count()} counts, {found.notes}")
+        except InputGoneError as error:
+            print(error)
+
+
+def main(folder: Path, servers: str, first: int, beyond: int, kind: str) -> None:
     """Write sales, and count all there are; unbounded, until the process is killed."""
     env = StreamExecutionEnvironment.get_execution_environment(folder=folder / "ckpt")
     env.set_parallelism(2).set_default_local_parallelism(2)
@@ -49,9 +63,12 @@ def main(folder: Path, servers: str, first: int, beyond: int, *, bounded: bool) 
     stream = stream.option("subscribe", TOPIC).option("startingOffsets", "earliest")
     sales = stream.option("maxOffsetsPerTrigger", BATCH).load().selectExpr("cast(key as string) key")
     writer = sales.groupBy("key").count().writeStream.foreachBatch(note).outputMode("update")
-    env.add_writer(STREAM, writer.trigger(availableNow=True) if bounded else writer)
+    if kind == "debugged":
+        debug(env, writer)
+        return
+    env.add_writer(STREAM, writer if kind == "unbounded" else writer.trigger(availableNow=True))
     env.execute("kafka")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), bounded=sys.argv[5] != "unbounded")
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

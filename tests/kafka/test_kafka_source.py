@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -50,6 +51,7 @@ class Trial:
         preview: What a start from it would do, at KILLED sales.
         counts: The newest count of each shop at the end, after ALL sales.
         recovery: What the start after the kill began with.
+        debugged: The log of a replay of the newest batch, and of one after its records were deleted.
         refusal: The log of a start whose next records were deleted from the topic.
     """
 
@@ -60,6 +62,7 @@ class Trial:
     counts: dict[str, int]
     recovery: str
     refusal: str
+    debugged: tuple[str, str]
 
 
 def newest_counts(folder: Path) -> dict[str, int]:
@@ -141,12 +144,22 @@ def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     latest = client.catalog.executions.latest(STREAM)
     recovery = str((latest.recovery or {})["kind"]) if latest is not None else ""
     counts = newest_counts(folder)
+    debugged = [debug(folder, kafka)]
     produce_and_delete(kafka.servers)
+    debugged.append(debug(folder, kafka))
     with program(folder, kafka, ALL, ALL, "refused") as process:
         assert process.wait(DEADLINE_S) != 0
     refusal = (folder / "log-refused").read_text()
     assert newest_counts(folder) == counts
-    return Trial(savepoint, json.loads(offsets or "{}"), lag, preview, counts, recovery, refusal)
+    return Trial(
+        savepoint, json.loads(offsets or "{}"), lag, preview, counts, recovery, refusal, (debugged[0], debugged[1])
+    )
+
+
+def debug(folder: Path, kafka: Kafka) -> str:
+    with program(folder, kafka, ALL, ALL, "debugged") as process:
+        assert process.wait(DEADLINE_S) == 0, (folder / "log-debugged").read_text()[-5000:]
+    return (folder / "log-debugged").read_text()
 
 
 def produce_and_delete(servers: str) -> None:
@@ -191,3 +204,12 @@ def test_a_start_whose_next_records_are_gone_is_refused_before_anything_changes(
 
 def test_each_record_is_counted_once(trial: Trial) -> None:
     assert trial.counts == {str(shop): ALL // SHOPS for shop in range(SHOPS)}
+
+
+def test_a_batch_is_debugged_until_the_topic_has_deleted_its_records(trial: Trial) -> None:
+    replayed, refused = trial.debugged
+    # How many records the batch has follows from their partitions.
+    assert re.search(rf"read [1-9]\d? records, gave {SHOPS} counts, ", replayed)
+    assert "when it ran first" not in replayed
+    assert "the sources no longer have the input of batch" in refused
+    assert "records were deleted" in refused

@@ -178,10 +178,10 @@ def test_a_snapshot_that_does_not_exist_is_refused_with_those_that_do(
     assert f"savepoint {savepoint.label} at batch {savepoint.batch_id}" in (description.description or "")
 
 
-def test_only_reading_the_state_starts_spark(orders: StreamingAsset) -> None:
+def test_only_reading_the_state_and_a_check_of_the_code_start_spark(orders: StreamingAsset) -> None:
     needing_spark = [job.name for job in build_inspection_jobs([orders]) if "pyspark" in job.required_resource_keys]
 
-    assert needing_spark == ["verify_state_job", "browse_state_job", "diff_state_job"]
+    assert needing_spark == ["check_job", "verify_state_job", "browse_state_job", "diff_state_job"]
 
 
 def test_a_cell_cannot_break_its_table() -> None:

@@ -26,6 +26,7 @@ from dagster_ckpt.orchestration.stream import StreamingAsset, stream_handle
 from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 
 OPERATOR_JOBS = [
+    "check_job",
     "trigger_checkpoint_job",
     "trigger_savepoint_job",
     "stop_with_savepoint_job",

@@ -157,7 +157,6 @@ def test_another_backend_is_refused_or_converted(orders: Orders) -> None:
     assert orders.totals_are_right()
 
 
-@needs(Feature.STATE_READER)
 def test_a_preflight_tries_the_rewrite_on_a_copy(orders: Orders) -> None:
     before = orders.live, orders.directories()
     said: list[str] = []
@@ -172,7 +171,6 @@ def test_a_preflight_tries_the_rewrite_on_a_copy(orders: Orders) -> None:
 
 
 @pytest.mark.thorough
-@needs(Feature.STATE_READER)
 def test_a_preflight_says_what_new_code_makes_of_the_state(orders: Orders) -> None:
     describe = orders.describe
 

@@ -19,7 +19,16 @@ from dagster_ckpt.errors import CkptError, LeaseLostError, SinkRollbackError
 from dagster_ckpt.sinks import delta_commit
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.sink import RollBack
-from tests.support.shop_tables import Shops, adopted, back_and_forth, in_flight, lost_directory, replayed, tell
+from tests.support.shop_tables import (
+    Shops,
+    adopted,
+    back_and_forth,
+    debugged,
+    in_flight,
+    lost_directory,
+    replayed,
+    tell,
+)
 from tests.support.small_spark import SETTINGS
 
 DELTA = {
@@ -184,6 +193,7 @@ SCENARIOS: dict[str, Callable[[DeltaShops], list[str] | None]] = {
     "optimized": optimized,
     "paused in its roll-back": paused_in_its_roll_back,
     "in a checkpoint": in_a_checkpoint,
+    "debugged": debugged,
 }
 # Only by name.
 MORE_SCENARIOS: dict[str, Callable[[DeltaShops], list[str] | None]] = {

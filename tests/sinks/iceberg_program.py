@@ -18,7 +18,16 @@ from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, 
 from dagster_ckpt.sinks.iceberg import IcebergTable, OpenIcebergTable
 from dagster_ckpt.sinks.sink import RollBack
 from tests.support.iceberg_rest import iceberg_rest_catalog
-from tests.support.shop_tables import Shops, adopted, back_and_forth, in_flight, lost_directory, replayed, tell
+from tests.support.shop_tables import (
+    Shops,
+    adopted,
+    back_and_forth,
+    debugged,
+    in_flight,
+    lost_directory,
+    replayed,
+    tell,
+)
 from tests.support.small_spark import SETTINGS
 
 HADOOP, JDBC, REST, FOLDER = "lake", "books", "rest", "folder"
@@ -273,6 +282,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[IcebergShops], None]]] = {
     "paused, and the successor goes back": (HADOOP, lambda shops: paused(shops, successor=goes_back_and_on)),
     "paused, and the successor goes on, by REST": (REST, lambda shops: paused(shops, successor=goes_on)),
     "paused, and the successor goes back, by REST": (REST, lambda shops: paused(shops, successor=goes_back_and_on)),
+    "debugged": (JDBC, debugged),
 }
 # Only by name.
 MORE_SCENARIOS: dict[str, tuple[str, Callable[[IcebergShops], None]]] = {

@@ -20,7 +20,14 @@ SHOWN = {
     "optimized": range(3),
     "paused in its roll-back": range(5),
 }
-QUICK = ("lost directory", "from nothing", "killed after the restore", "others wrote", "paused in its roll-back")
+QUICK = (
+    "lost directory",
+    "from nothing",
+    "killed after the restore",
+    "others wrote",
+    "paused in its roll-back",
+    "debugged",
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(PLAY_S), needs_jar(TableFormat.DELTA)]
 
@@ -92,3 +99,7 @@ def test_a_table_is_not_rolled_back_where_the_lost_batches_are_replayed(told: Pl
         "Manual Update",
     ]
     assert "RESTORE" in told["lost directory"]["operations"]
+
+
+def test_a_batch_is_compared_with_its_version(told: Plays) -> None:
+    assert (told["debugged"]["rows"], told["debugged"]["refused"]) == ([0, 1, 2], None)

@@ -45,6 +45,7 @@ QUICK = (
     "killed after the roll-back",
     "paused, and the successor goes back, by REST",
     "others wrote",
+    "debugged",
 )
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(PLAY_S), needs_jar(TableFormat.ICEBERG)]
@@ -88,3 +89,7 @@ def test_what_cannot_be_undone_exactly_is_refused_and_nothing_is_lost(told: Play
 def test_a_table_of_a_catalog_is_known_as_what_it_is(told: Plays, scenario: str, name: str) -> None:
     assert told[scenario]["sink"].startswith(name)
     assert told[scenario]["guarantees"] == ["EXACTLY_ONCE"]
+
+
+def test_a_batch_is_compared_with_its_snapshot(told: Plays) -> None:
+    assert (told["debugged"]["rows"], told["debugged"]["refused"]) == ([0, 1, 2], None)

@@ -60,7 +60,7 @@ class History:
             "first", {"batch_id": LAST, "sinks": list(sinks)}
         )
 
-    def start(self, text: str = "latest", **how: bool) -> tuple[RecoveryKind, PreparedStart]:
+    def start(self, text: str = "latest", **how: Any) -> tuple[RecoveryKind, PreparedStart]:
         plan = planned_start(self.shelf.stream, StartFrom(text, **how))
         with keeping(self.shelf.stream.catalog, STREAM) as lease:
             fence_predecessor(self.shelf.stream, AcquiredLease(lease.record))

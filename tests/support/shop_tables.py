@@ -165,6 +165,23 @@ def in_flight(shops: Shops, *, state_too: bool) -> None:
     shops.run(files_per_batch=2)
 
 
+def debugged(shops: Shops) -> None:
+    """The table has of each batch what its replay gives, also of those before the newest savepoint."""
+    shops.feed(3)
+    shops.run()
+    with Client(**shops.places) as client:
+        for batch in range(3):
+            with client.debug_batch(
+                shops.stream, batch, lambda spark: shops.writer(spark, 1), spark=shops.spark
+            ) as debug:
+                assert debug.sink.rows is not None, debug.sink.says
+                assert [row.shop for row in debug.sink.rows.collect()] == [batch], debug.sink.says
+                assert debug.difference.count() == 0
+        other = shops.shops(shops.spark, 1).where("shop <> 2").writeStream.format("noop")
+        with client.debug_batch(shops.stream, 2, lambda _spark: other, spark=shops.spark) as debug:
+            assert debug.output.count() == 0
+
+
 def tell(found: Mapping[str, Any]) -> None:
     """Print what a scenario has left, for `play`."""
     print(_MARK + json.dumps(found), flush=True)

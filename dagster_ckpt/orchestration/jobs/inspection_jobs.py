@@ -19,6 +19,7 @@ from dagster_ckpt.client.state_browsing import (
     show_state,
     written_rows,
 )
+from dagster_ckpt.orchestration.code_check import check_stream
 from dagster_ckpt.orchestration.jobs.ops import (
     StreamConfig,
     StreamOps,
@@ -28,7 +29,9 @@ from dagster_ckpt.orchestration.jobs.ops import (
 )
 from dagster_ckpt.orchestration.metadata import known, markdown_table, table
 from dagster_ckpt.orchestration.stream import Stream
+from dagster_ckpt.recovery.compatibility import Compatibility, CompatibilityReport
 from dagster_ckpt.stream.lease import has_living_holder
+from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.durations import rounded_duration, utc_time
 
 if TYPE_CHECKING:
@@ -36,6 +39,15 @@ if TYPE_CHECKING:
 
 
 SNAPSHOT = f"{LATEST} (the newest snapshot), {ALL}, or the id, number (chk-7), label or location of a snapshot."
+
+
+@with_parameters_of(Client.check)
+class CheckConfig(StreamConfig):
+    """Check the loaded code of a stream against its state."""
+
+    fail_on_error: bool = Field(
+        default=True, description="Fail the run if a plain start would be refused, or would need further options."
+    )
 
 
 @with_parameters_of(Client.doctor)
@@ -144,6 +156,21 @@ def _examination_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
         """Prove that snapshots can be restored, and read the state of every operator with Spark."""
         return verify(context, config, ops.resources(context).spark_session)
 
+    @ops.op_with_code
+    def check(context: dg.OpExecutionContext, config: CheckConfig) -> dict[str, Any]:
+        """Check whether the loaded code can continue from the state of a stream. Starts no query."""
+        stream, start = ops.stream(config.stream_id), StartFrom.from_record(config.model_dump())
+        with errors_as_failure():
+            client = ops.client(context, config.stream_id)
+            report = check_stream(stream, context.resources, start_from=start, client=client)
+        for message in report.messages():
+            context.log.info(message)
+        metadata = compatibility_metadata(report)
+        if config.fail_on_error and report.verdict in (Compatibility.INCOMPATIBLE, Compatibility.MIGRATABLE):
+            raise dg.Failure("\n".join(report.messages()), metadata=metadata, allow_retries=False)
+        context.add_output_metadata(metadata)
+        return report.as_record()
+
     @ops.op
     def show_stream(context: dg.OpExecutionContext, config: OverviewConfig) -> None:
         """Show a stream: tables of its snapshots and executions, where it runs, and what it was started from."""
@@ -153,7 +180,7 @@ def _examination_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
             metadata = overview_metadata(client.catalog, stream.stream_id, limit=config.limit)
         context.add_output_metadata(metadata)
 
-    return [ops.job(show_stream), ops.job(doctor), ops.job(verify_snapshots), ops.job(verify_state)]
+    return [ops.job(show_stream), ops.job(check), ops.job(doctor), ops.job(verify_snapshots), ops.job(verify_state)]
 
 
 def _state_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
@@ -183,6 +210,19 @@ def _state_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
         return _totals(shown)
 
     return [ops.job(browse_state), ops.job(diff_state)]
+
+
+def compatibility_metadata(report: CompatibilityReport) -> dict[str, Any]:
+    """Metadata of a verdict on code."""
+    rows = [[step.part.value, step.name, step.action.value, step.reason] for step in report.steps]
+    return {
+        "dagster_ckpt/verdict": report.verdict.value,
+        "dagster_ckpt/compared_with": report.compared_with,
+        "dagster_ckpt/steps": dg.MetadataValue.md(
+            markdown_table(["part", "name", "what the start does", "why"], rows) if rows else "Nothing."
+        ),
+        "dagster_ckpt/options": dg.MetadataValue.json(report.options),
+    }
 
 
 def doctor_metadata(examination: StreamExamination) -> dict[str, Any]:

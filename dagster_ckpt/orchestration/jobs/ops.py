@@ -24,7 +24,7 @@ from dagster_ckpt.orchestration.run_status import (
     transitions_in_run_log,
 )
 from dagster_ckpt.orchestration.settings import field_of, with_fields
-from dagster_ckpt.orchestration.stream import Stream, defined_streams, find_stream, translator_of
+from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, defined_streams, find_stream, translator_of
 from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES
 from dagster_ckpt.stream.start_from import StartFrom, start_options
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
@@ -189,6 +189,11 @@ class StreamOps:
     def op_with_spark(self, function: Callable[..., Any]) -> dg.OpDefinition:
         """Make an op that needs a Spark session as well."""
         return self._op(function, RESOURCES)
+
+    def op_with_code(self, function: Callable[..., Any]) -> dg.OpDefinition:
+        """Make an op that needs what the code of the streams needs."""
+        assets = [stream.asset for stream in self._streams if isinstance(stream, StreamingAsset)]
+        return self._op(function, {*RESOURCES, *(key for asset in assets for key in asset.required_resource_keys)})
 
     def verb(
         self,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS
-from dagster_ckpt.spark.versions import SparkFile
+from dagster_ckpt.spark.versions import NAMES_SOURCES, SparkFile
 from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, number_in, reading
 
 # Written by an offline repartition; else shuffle partitions count.
@@ -183,6 +183,27 @@ def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> byte
             offset = json.dumps(changed[name], separators=(",", ":"))
             lines[index] = offset if version == 1 else f"{name}:{offset}"
     return "\n".join([first, *lines]).encode()
+
+
+def with_sources(data: bytes, where: str, sources: Mapping[str, str | None]) -> bytes:
+    """The entry with these offsets in place of its own; with names, in version 2."""
+    if not all(name.isdecimal() for name in sources) and NAMES_SOURCES in parse_offset_entry(data, where).conf:
+        # Spark pins it, and would go on with numbers.
+        data = with_settings(data, where, {NAMES_SOURCES: "true"})
+    version, lines = _lines(data, where, SparkFile.OFFSETS)
+    is_named = version != 1 or not all(name.isdecimal() for name in sources)
+    offsets = {name: NO_OFFSET if offset is None else offset for name, offset in sources.items()}
+    found = [f"{name}:{offset}" if is_named else offset for name, offset in offsets.items()]
+    return "\n".join([f"v{2 if is_named else version}", lines[0], *found]).encode()
+
+
+def only_offset(data: bytes, where: str, source: str, name: str) -> bytes:
+    """The entry of a query of one source alone, which is called `name` there."""
+    version, lines = _lines(data, where, SparkFile.OFFSETS)
+    offsets = [line if version == 1 else _named_offset(line, where)[1] for line in lines[1:]]
+    names = [str(index) if version == 1 else _named_offset(line, where)[0] for index, line in enumerate(lines[1:])]
+    offset = dict(zip(names, offsets, strict=True)).get(source, NO_OFFSET)
+    return "\n".join([f"v{version}", lines[0], offset if version == 1 else f"{name}:{offset}"]).encode()
 
 
 def parse_commit_entry(data: bytes, where: str) -> CommitEntry:

@@ -55,7 +55,7 @@ def read_planned(live: LiveDirectory, numbers: Iterable[int]) -> Iterator[Planne
         # Spark purges the oldest entries.
         with suppress(FileNotFoundError):
             metadata = live.folder.read(METADATA) if metadata is None else metadata
-            yield _read(live, batch_id, metadata)
+            yield read_plan(live.folder, batch_id, metadata)
 
 
 def planned_by(batch: PlannedBatch) -> str | None:
@@ -97,10 +97,11 @@ def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
         folder.write(path, [data])
 
 
-def _read(live: LiveDirectory, batch_id: int, metadata: bytes) -> PlannedBatch:
-    folder, name = live.folder, f"{OFFSETS}/{batch_id}"
+def read_plan(folder: FileIO, batch_id: int, metadata: bytes | None = None) -> PlannedBatch:
+    """FileNotFoundError if a part of it is missing."""
+    name, metadata = f"{OFFSETS}/{batch_id}", metadata or folder.read(METADATA)
     data = folder.read(name)
-    entry = parse_offset_entry(data, f"{live.url}/{name}")
+    entry = parse_offset_entry(data, f"{folder.url}/{name}")
     before = read_offset_entry(folder, batch_id - 1) if batch_id > 0 else None
     files = {METADATA: metadata, name: data}
     for source, offset in entry.sources.items():

@@ -141,6 +141,28 @@ def offsets_at(
         return found
 
 
+def end_offsets(writer: DataStreamWriter, source: KafkaSource, *, earliest: bool) -> dict[str, dict[str, int]]:
+    """The first, or else the next, offset of each partition of its topics, as of now."""
+    with _admin(writer, source) as (jvm, client):
+        seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
+        names = set(source.topics)
+        if source.pattern is not None:
+            listed = {str(each) for each in client.listTopics().names().get(_ANSWER_S, seconds)}
+            names = {each for each in listed if matches(source.pattern, each)}
+        asked = jvm.java.util.ArrayList()
+        for name in sorted(names):
+            asked.add(name)
+        spec = jvm.org.apache.kafka.clients.admin.OffsetSpec
+        found: dict[str, dict[str, int]] = {}
+        for name, answer in sorted(dict(client.describeTopics(asked).topicNameValues()).items()):
+            for each in answer.get(_ANSWER_S, seconds).partitions():
+                key = (str(name), int(each.partition()))
+                offset = _offset(jvm, client, key, spec.earliest() if earliest else spec.latest())
+                if offset is not None:
+                    found.setdefault(str(name), {})[str(key[1])] = offset
+        return found
+
+
 @contextmanager
 def _admin(writer: DataStreamWriter, source: KafkaSource) -> Iterator[tuple[Any, Any]]:
     jvm: Any = session_of(writer)._jvm

@@ -6,7 +6,7 @@ Spark records only offsets, so another folder or swapped sources go unnoticed un
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -58,12 +58,14 @@ class SourceIdentity:
         name: The query's name for it (Spark 4.2 and later).
         identity: Such as the path of a folder or the id of a table, as far as known.
         options: Deciding ones that differ from their default.
+        side: Its sides of the stream-stream joins above it, such as `left/right`; None if there is none.
     """
 
     kind: str
     name: str | None = None
     identity: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    side: str | None = None
 
     def __str__(self) -> str:
         """Without ids."""
@@ -71,8 +73,8 @@ class SourceIdentity:
         return " ".join([self.kind, *(each for each in what if each)])
 
     def as_record(self) -> dict[str, Any]:
-        named = {"name": self.name} if self.name is not None else {}
-        return {"kind": self.kind, **named, "identity": dict(self.identity), "options": dict(self.options)}
+        known = {name: text for name, text in (("name", self.name), ("side", self.side)) if text is not None}
+        return {"kind": self.kind, **known, "identity": dict(self.identity), "options": dict(self.options)}
 
 
 _IDENTITIES = TypeAdapter(tuple[SourceIdentity, ...])
@@ -97,7 +99,8 @@ def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | 
 
     try:
         leaves = streaming_leaves(writer)
-        return tuple(_identity(writer, leaf) for leaf in leaves) or None
+        sides = _sides(writer, leaves)
+        return tuple(replace(_identity(writer, leaf), side=sides.get(at)) for at, leaf in enumerate(leaves)) or None
     except Py4JError:
         return None
 
@@ -121,10 +124,36 @@ def kind_of_offset(text: str | None) -> str | None:
     return KAFKA if all(isinstance(each, dict) for each in found.values()) else None
 
 
+def _sides(writer: DataStreamWriter, leaves: Sequence[Any]) -> dict[int, str]:
+    """By position in the offset log, of the sources below stream-stream joins."""
+    found: dict[int, str] = {}
+
+    def visit(node: Any, path: tuple[str, ...]) -> None:
+        children = node.children()
+        below = [child for child in (children.apply(at) for at in range(children.size())) if child.isStreaming()]
+        if not below and path:
+            at = next((at for at, leaf in enumerate(leaves) if leaf.equals(node)), None)
+            if at is not None:
+                found.setdefault(at, "/".join(path))
+        for child, side in zip(below, ("left", "right") if len(below) == 2 else ("",) * len(below), strict=True):
+            joins = side and str(node.nodeName()) == "Join"
+            visit(child, (*path, side) if joins else path)
+
+    if len(leaves) > 1:
+        visit(writer._df._jdf.queryExecution().analyzed(), ())
+    return found
+
+
+def source_options(leaf: Any) -> dict[str, str]:
+    """Names in lower case; values may be secrets."""
+    if str(leaf.getClass().getSimpleName()) == "StreamingRelation":
+        return {str(name).lower(): str(text) for name, text in pairs_of(leaf.dataSource().options())}
+    return {str(name).lower(): str(text) for name, text in dict(leaf.extraOptions()).items()}
+
+
 def _identity(writer: DataStreamWriter, leaf: Any) -> SourceIdentity:
     is_v1 = str(leaf.getClass().getSimpleName()) == "StreamingRelation"
-    given = leaf.dataSource().options() if is_v1 else leaf.extraOptions()
-    options = {str(name).lower(): str(text) for name, text in (pairs_of(given) if is_v1 else dict(given).items())}
+    options = source_options(leaf)
     kind, identity = _v1(writer, leaf, options) if is_v1 else _v2(writer, leaf)
     deciding = {name: options[name] for name in _DECIDING.get(kind, ()) if name in options}
     differing = {name: text for name, text in deciding.items() if text.lower() != _DEFAULTS.get(name)}

@@ -81,15 +81,17 @@ def run_trial(
     replays: bool,
     timeout_s: float,
     interrupted: Callable[[], bool] = lambda: False,
+    keeps_output: bool = False,
 ) -> Trial:
-    """Run one batch of a query in a copy of a live directory, and discard its rows.
+    """Run one batch of a query in a copy of a live directory, and discard its rows unless `keeps_output`.
 
     A failing description and a timeout are results too. With `replays` the copy has a batch to replay, otherwise one is
     planned for the available data. `interrupted` is polled.
     """
     before = scratch.positions().commit
     try:
-        writer = _without_output(describe()).queryName(name)
+        described = describe()
+        writer = (described if keeps_output else _without_output(described)).queryName(name)
         writer = writer.trigger(once=True) if replays else writer.trigger(availableNow=True)
         query = SupervisedQuery(writer.option("checkpointLocation", scratch.spark_location).start())
     except CkptError:

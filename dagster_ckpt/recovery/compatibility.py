@@ -1,0 +1,206 @@
+"""How the code of a stream fits the state that its next start continues from: a verdict, and what the start would do.
+
+Pure. A start and a check without a start judge by the same functions: sources by `source_change`, settings of the state
+and operators by `plan_check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from enum import StrEnum
+
+from dagster_ckpt.recovery.plan_check import describe_operator, operator_differences
+from dagster_ckpt.recovery.source_change import SourceJudgement
+from dagster_ckpt.spark.checkpoint_dir.source_positions import in_order
+from dagster_ckpt.spark.query.plan import PlanDescription
+from dagster_ckpt.values.source_mapping import SourceMapping
+
+
+class Compatibility(StrEnum):
+    """Whether code can continue from a state.
+
+    COMPATIBLE: A plain start continues, although something differs.
+    MIGRATABLE: A start with the options of the report rewrites the state, or the positions of the sources.
+    """
+
+    SAME = "SAME"
+    COMPATIBLE = "COMPATIBLE"
+    MIGRATABLE = "MIGRATABLE"
+    INCOMPATIBLE = "INCOMPATIBLE"
+
+
+class Part(StrEnum):
+    SOURCE = "source"
+    OPERATOR = "operator"
+    # Partitions, backend and checkpoint format.
+    STATE = "state"
+    SINK = "sink"
+
+
+class Action(StrEnum):
+    """What the start does with a part. REFUSE: nothing, so it does not start."""
+
+    KEEP = "keep"
+    MIGRATE = "migrate"
+    BOOTSTRAP = "bootstrap"
+    DROP = "drop"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One source, operator or sink, and what a start does with it.
+
+    Attributes:
+        name: Such as `0` for a source, or `1 (aggregation by site)` for an operator.
+        reason: What differs; empty if nothing does.
+        options: Options of the start that this step needs, as `StartFrom` takes them.
+    """
+
+    part: Part
+    name: str
+    action: Action
+    reason: str = ""
+    options: Mapping[str, str | bool | int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.part} {self.name}: {self.action}{f' ({self.reason})' if self.reason else ''}"
+
+    def as_record(self) -> dict[str, object]:
+        needs = {"options": dict(self.options)} if self.options else {}
+        return {"part": self.part.value, "name": self.name, "action": self.action.value, "reason": self.reason, **needs}
+
+
+def verdict_of(steps: Iterable[Step]) -> Compatibility:
+    found = list(steps)
+    if any(step.action is Action.REFUSE for step in found):
+        return Compatibility.INCOMPATIBLE
+    if any(step.action is not Action.KEEP for step in found):
+        return Compatibility.MIGRATABLE
+    return Compatibility.COMPATIBLE if any(step.reason for step in found) else Compatibility.SAME
+
+
+@dataclass(frozen=True)
+class CompatibilityReport:
+    """The verdict on code and state, with a step for each source, operator and sink.
+
+    Attributes:
+        compared_with: The state, such as `checkpoint 7 of batch 812`.
+        notes: What the start reports beside the steps.
+    """
+
+    stream_id: str
+    compared_with: str
+    steps: Sequence[Step]
+    notes: Sequence[str] = ()
+
+    @property
+    def verdict(self) -> Compatibility:
+        return verdict_of(self.steps)
+
+    @property
+    def reason(self) -> str:
+        """Why it is not SAME."""
+        return "; ".join(str(step) for step in self.steps if step.reason)
+
+    def messages(self) -> list[str]:
+        """The report, one line each."""
+        asked = " ".join(f"--{name.replace('_', '-')} {value!r}" for name, value in self.options.items())
+        return [
+            f"{self.stream_id}: {self.verdict.value}, compared with {self.compared_with}",
+            *map(str, self.steps),
+            *self.notes,
+            *([f"start with: {asked}"] if self.verdict is Compatibility.MIGRATABLE and asked else []),
+        ]
+
+    @property
+    def options(self) -> dict[str, str | bool | int]:
+        """Of the start that does the migration."""
+        return {name: value for step in self.steps for name, value in step.options.items()}
+
+    def as_record(self) -> dict[str, object]:
+        return {
+            "stream_id": self.stream_id,
+            "verdict": self.verdict.value,
+            "compared_with": self.compared_with,
+            "steps": [step.as_record() for step in self.steps],
+            "options": self.options,
+            "notes": list(self.notes),
+        }
+
+
+def source_steps(judgement: SourceJudgement) -> tuple[Step, ...]:
+    """What a start does with each source of the query, then with former ones that it drops.
+
+    Without a mapping, changed sources get the steps of the one that the refusal of the start proposes.
+    """
+    found, mapping = judgement, judgement.mapping
+    options: dict[str, str | bool | int] = {}
+    if mapping is None and found.refused:
+        mapping = found.proposed
+        options = {"map_sources": str(mapping)}
+    elif mapping is not None:
+        options = {"map_sources": str(mapping)}
+    if mapping is None:
+        reasons = {each.source: str(each) for each in found.differences}
+        return tuple(
+            Step(Part.SOURCE, source, Action.KEEP, reasons.get(source, "")) for source in {**found.read, **found.now}
+        )
+    return tuple(_mapped(found, mapping, options))
+
+
+def _mapped(found: SourceJudgement, mapping: SourceMapping, options: Mapping[str, str | bool | int]) -> Iterator[Step]:
+    refused = {each.source: str(each) for each in found.differences if each.is_refused} if found.mapping else {}
+    for source in in_order(mapping.sources):
+        what = str(found.now.get(source, "unknown"))
+        if source in refused:
+            yield Step(Part.SOURCE, source, Action.REFUSE, refused[source])
+        elif source in mapping.new:
+            yield Step(Part.SOURCE, source, Action.BOOTSTRAP, f"{what} is new", options)
+        elif mapping.continued[source] != source:
+            yield Step(
+                Part.SOURCE,
+                source,
+                Action.MIGRATE,
+                f"{what} continues the former source {mapping.continued[source]}",
+                options,
+            )
+        else:
+            yield Step(Part.SOURCE, source, Action.KEEP)
+    for former, read in found.read.items():
+        if former not in mapping.continued.values():
+            yield Step(Part.SOURCE, f"former {former}", Action.DROP, f"{read} is no longer read", options)
+    for why in found.crossed:
+        yield Step(Part.SOURCE, "join", Action.REFUSE, why)
+
+
+def operator_steps(before: PlanDescription | None, after: PlanDescription | None) -> tuple[Step, ...]:
+    """What a start does with the state of each operator, in the order of the old plan, then of the new one.
+
+    Empty if a plan is unknown: then nothing is compared, as by the start.
+    """
+    if before is None or after is None:
+        return ()
+    old, new = before.operators, after.operators
+    kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)
+    steps: list[Step] = []
+    for step, old_from, old_to, new_from, new_to in kinds.get_opcodes():
+        if step == "equal":
+            for index, was in enumerate(old[old_from:old_to]):
+                now = new[new_from + index]
+                differences = "; ".join(operator_differences(was, now, old_from + index + 1))
+                action = Action.REFUSE if differences else Action.KEEP
+                steps.append(_operator(old_from + index, describe_operator(now), action, differences))
+            continue
+        steps += [_operator(at, describe_operator(old[at]), Action.REFUSE, "removed") for at in range(old_from, old_to)]
+        steps += [_operator(at, describe_operator(new[at]), Action.REFUSE, "added") for at in range(new_from, new_to)]
+    if before.output_mode != after.output_mode and None not in (before.output_mode, after.output_mode):
+        mode = f"output mode: {before.output_mode} -> {after.output_mode}"
+        steps.append(Step(Part.OPERATOR, "output", Action.REFUSE, mode))
+    return tuple(steps)
+
+
+def _operator(index: int, described: str, action: Action, reason: str) -> Step:
+    return Step(Part.OPERATOR, f"{index + 1} ({described})", action, reason)

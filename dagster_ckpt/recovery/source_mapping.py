@@ -1,0 +1,185 @@
+"""Changes of a query's sources (`map_sources`): where each continues or begins, for the plan and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.errors import OptionError
+from dagster_ckpt.recovery.plan import FinishRestore, MappedSources, RecoveryFacts, RecoveryPlan, Restore, Rewind
+from dagster_ckpt.recovery.planning import plan_recovery
+from dagster_ckpt.recovery.source_change import (
+    ReadSource,
+    compared,
+    read_sources,
+    source_differences,
+    state_batch,
+)
+from dagster_ckpt.recovery.source_check import read_offsets, resolved_offsets, state_files
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.source_positions import Position, in_order
+from dagster_ckpt.spark.query.new_source import first_position
+from dagster_ckpt.spark.query.sources import SourceIdentity, keyed, source_identities
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.start_from import StartPoint
+from dagster_ckpt.values.durations import utc_time
+from dagster_ckpt.values.source_mapping import Beginning, SourceMapping
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_LONGEST = 200
+
+
+def plan_of_start(
+    stream: StreamHandle, facts: RecoveryFacts, describe: Callable[[], DataStreamWriter] | None
+) -> RecoveryPlan:
+    """The recovery plan, with the positions that only the sources know.
+
+    A mapping that an earlier start has carried out changes nothing, so a start that was killed can be repeated. To
+    carry it out once more, a user names a point.
+    """
+    plan, mapping = plan_recovery(facts), facts.start_from.source_mapping
+    if mapping is None:
+        return resolved_offsets(stream, plan, describe)
+    writer = describe() if describe is not None else None
+    now = source_identities(writer) if writer is not None else None
+    if now is not None and _is_carried_out(stream, facts, mapping, keyed(now)):
+        plan = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
+        plan = replace(plan, reason=f"{plan.reason}; the sources of the state are those of the query already")
+        return resolved_offsets(stream, plan, describe)
+    if isinstance(plan, FinishRestore):
+        raise OptionError(
+            f"map_sources cannot be used yet: stream {stream.stream_id!r} has an unfinished restore, rewind or fork. "
+            "Start it first with the code that it was made for, or name a snapshot with start_from."
+        )
+    if not isinstance(plan, Restore | Rewind) or plan.sources is None:
+        return resolved_offsets(stream, plan, describe)
+    named = keyed(now) if now is not None else None
+    _check(stream, plan, mapping, named)
+    found = MappedSources(mapping, _positions(stream, writer, mapping, named), now)
+    return resolved_offsets(stream, replace(plan, sources=found), describe)
+
+
+def _is_carried_out(
+    stream: StreamHandle, facts: RecoveryFacts, mapping: SourceMapping, now: Mapping[str, SourceIdentity]
+) -> bool:
+    plan = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
+    batch_id = state_batch(stream, plan)
+    if batch_id is None:
+        return False
+    was = read_sources(stream, plan, batch_id, len(now))
+    if was.keys() != now.keys() or any(each.is_refused for each in source_differences(was, now)):
+        return False
+    if facts.start_from.point is not StartPoint.LATEST or not any(each.identity is not None for each in was.values()):
+        return False
+    kept, of_query = compared(was, now, mapping)
+    if not mapping.new or any(each.is_refused for each in source_differences(kept, of_query)):
+        return True
+    origin = facts.stream.origin
+    return plan.snapshot is None and origin is not None and origin.map_sources == str(mapping)
+
+
+def _check(
+    stream: StreamHandle,
+    plan: Restore | Rewind,
+    mapping: SourceMapping,
+    now: Mapping[str, SourceIdentity] | None,
+) -> None:
+    if now is not None and set(mapping.sources) != now.keys():
+        wanted = ", ".join(f"{source} ({identity})" for source, identity in now.items())
+        raise OptionError(
+            f"map_sources is {str(mapping)!r}, but has to name each source of the query, and no other: {wanted}."
+        )
+    batch_id = plan.to_batch
+    known = read_offsets(stream, plan, batch_id) if batch_id is not None else {}
+    unknown = sorted(former for former in mapping.continued.values() if known and former not in known)
+    if unknown:
+        raise OptionError(
+            f"map_sources continues the former source {unknown[0]}, but the state has the sources {', '.join(known)}."
+        )
+
+
+def _positions(
+    stream: StreamHandle,
+    writer: DataStreamWriter | None,
+    mapping: SourceMapping,
+    now: Mapping[str, SourceIdentity] | None,
+) -> dict[str, Position]:
+    if writer is None or now is None:
+        asked = [source for source, beginning in mapping.new.items() if beginning is not Beginning.AS_CODE]
+        if asked:
+            raise OptionError(
+                f"map_sources lets source {asked[0]} of stream {stream.stream_id!r} begin at its "
+                f"{mapping.new[asked[0]].value} record, which cannot be looked up: the query is not known before its "
+                "start. Map it to new, and say where it begins with an option of the source."
+            )
+        return {}
+    return {
+        source: first_position(writer, list(now).index(source), now[source], beginning)
+        for source, beginning in mapping.new.items()
+    }
+
+
+def source_changes(stream: StreamHandle, plan: RecoveryPlan) -> tuple[str, ...]:
+    """What a start does with each source, one message each; empty if it changes none."""
+    if not isinstance(plan, Restore | Rewind) or plan.sources is None or plan.to_batch is None:
+        return ()
+    sources = plan.sources
+    now = keyed(sources.identities) if sources.identities is not None else {}
+    was = read_sources(stream, plan, plan.to_batch, len(sources.mapping.sources))
+    return tuple(_changes(sources, was, now, read_offsets(stream, plan, plan.to_batch), _watermark(stream, plan)))
+
+
+def _changes(
+    sources: MappedSources,
+    was: Mapping[str, ReadSource],
+    now: Mapping[str, SourceIdentity],
+    offsets: Mapping[str, str | None],
+    watermark_ms: int,
+) -> Iterator[str]:
+    mapping = sources.mapping
+    for source in in_order(mapping.sources):
+        name = f"source {source}" + (f" ({now[source]})" if source in now else "")
+        former = mapping.continued.get(source)
+        if former is not None:
+            read = f" ({was[former]})" if former in was and source not in now else ""
+            yield f"{name} continues the former source {former}{read} at {_at(offsets.get(former))}"
+        else:
+            yield f"{name} is new and reads from {_beginning(sources, source)}"
+    for former, offset in offsets.items():
+        if former not in mapping.continued.values():
+            read = f" ({was[former]})" if former in was else ""
+            yield f"the former source {former}{read} is dropped; it was read up to {_at(offset)}"
+    if mapping.new and watermark_ms > 0:
+        yield (
+            f"the watermark stays at {utc_time(watermark_ms)}: stateful operators drop older rows of a new source as "
+            "late ones"
+        )
+
+
+def _beginning(sources: MappedSources, source: str) -> str:
+    position, beginning = sources.position(source), sources.mapping.new[source]
+    if beginning is Beginning.AS_CODE:
+        return "where its options say"
+    files = sum(max(0, len(data.splitlines()) - 1) for data in position.log.values())
+    if files:
+        return f"the files that come after the {files} that are there now"
+    where = f", {_at(position.offset)}" if position.offset is not None else ""
+    return f"its {beginning.value} record{where}"
+
+
+def _at(offset: str | None) -> str:
+    if offset is None:
+        return "its beginning"
+    return offset if len(offset) <= _LONGEST else f"{offset[:_LONGEST]}…"
+
+
+def _watermark(stream: StreamHandle, plan: Restore | Rewind) -> int:
+    paths = [f"{OFFSETS}/{plan.to_batch}", f"{COMMITS}/{plan.to_batch}"]
+    files = state_files(stream, plan, paths)
+    planned = [parse_offset_entry(data, path).watermark_ms for path, data in files.items() if path == paths[0]]
+    commits = [parse_commit_entry(data, path).next_watermark_ms for path, data in files.items() if path == paths[1]]
+    return max([*planned, *commits], default=0)

@@ -38,7 +38,8 @@ def query_of(
         raise OptionError(
             f"The query of stream {asset.stream_id!r} is in the program that its runs launch. Name the function there."
         )
-    keys = {*asset.asset.required_resource_keys, of_spark}
+    # Those of the asset include its IO manager, which no stream uses.
+    keys = {*asset.asset.op.required_resource_keys, of_spark}
     missing = sorted(keys - resources.keys())
     if missing:
         raise OptionError(

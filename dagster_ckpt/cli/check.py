@@ -36,8 +36,8 @@ STATUSES = {"INCOMPATIBLE": 3, "MIGRATABLE": 5}
 def check(deployment: Deployment, /, *, stream: str, as_json: bool, **options: Any) -> None:
     """Check whether the code in the module of -m can continue from the state of a stream. Starts no query.
 
-    The verdict is the decision of a start with the same options. It needs Spark, the catalog, and as much of storage
-    and sources as is to be compared.
+    The verdict is the decision of a start with the same options. It needs Spark and the catalog. What it cannot
+    reach of storage and sources, it reports as not compared.
     """
     if deployment.module is None:
         raise click.UsageError(

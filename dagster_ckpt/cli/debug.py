@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @command(
     "debug",
-    short_help="Run one batch again beside the stream, and compare it with the sink.",
+    short_help="Run one batch again without touching the stream, and compare it with the sink.",
     epilog="\b\nExample:\n  dagster-ckpt debug orders --batch 812 --query streams:orders --output /tmp/batch-812",
 )
 @click.argument("stream")
@@ -56,8 +57,10 @@ def debug(
     """
     from dagster_ckpt.client.debugging import show_batch, write_batch
 
-    spark, describe = _query(context.find_object(Deployment), stream, query)
-    with client.debug_batch(stream, batch, describe, spark=spark, report=progress) as found:
+    with (
+        _query(context.find_object(Deployment), stream, query) as (spark, describe),
+        client.debug_batch(stream, batch, describe, spark=spark, report=progress) as found,
+    ):
         written = write_batch(found, _absolute(folder)) if folder is not None else []
         shown = show_batch(found, limit=limit)
     if as_json:
@@ -72,7 +75,8 @@ def _absolute(folder: str) -> str:
     return folder if "://" in folder else str(Path(folder).absolute())
 
 
-def _query(deployment: Deployment | None, stream: str, named: str | None) -> tuple[SparkSession, Query]:
+@contextmanager
+def _query(deployment: Deployment | None, stream: str, named: str | None) -> Iterator[tuple[SparkSession, Query]]:
     module, _, name = (named or "").partition(":")
     module = module or (deployment.module if deployment is not None else None) or ""
     if not module or (named is not None and not name):
@@ -94,10 +98,12 @@ def _query(deployment: Deployment | None, stream: str, named: str | None) -> tup
     if hasattr(found, "is_called"):
         from dagster_ckpt.orchestration.query import query_of
 
-        return query_of(found, resources_in(module))
-    if not callable(found):
+        with query_of(found, resources_in(module)) as described:
+            yield described
+    elif callable(found):
+        yield start_spark(), found
+    else:
         raise click.UsageError(f"{module}:{name} is neither a function of a Spark session nor a streaming asset.")
-    return start_spark(), found
 
 
 def _print(shown: ShownBatch) -> None:

@@ -124,8 +124,8 @@ class _CodeCheck:
         try:
             return judge()
         except StorageAccessError as error:
-            self.notes.append(f"{part} {name}: not compared: {error}")
-            return []
+            # Nobody has looked, so it is not SAME.
+            return [Step(part, name, Action.KEEP, f"not compared: {error}")]
         except CkptError as error:
             return [Step(part, name, Action.REFUSE, str(error))]
 

@@ -1,4 +1,4 @@
-"""Replays one batch of a stream beside it, into memory: its input, its state before and after, its output, its sink."""
+"""Replays one batch of a stream into memory: its input, its state before and after, its output, its sink."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from dagster_ckpt.spark.query.captured_batch import (
     Captured,
     SourceToRead,
     capture_batch,
+    cloned_session,
     directory_of_source,
-    session_beside,
     settings_of,
     sources_to_read,
 )
-from dagster_ckpt.spark.query.description import described_options, is_described_query, session_of
+from dagster_ckpt.spark.query.description import described_options, is_described_query, quoted, session_of
 from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, named_output
 from dagster_ckpt.spark.query.session import active_in_thread, settings_for_a_while
 from dagster_ckpt.spark.query.trial_batch import run_trial
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
     Query = Callable[[SparkSession], DataStreamWriter]
 
-DEFAULT_TIMEOUT_S = 3_600.0
 REPLAYED = "replayed"
 IN_SINK = "in_sink"
 # While they are counted: columns of the output may have these names.
@@ -64,7 +63,7 @@ _SHOWN = 5
 
 
 class BatchDebug(ExitStack):
-    """Result of `Client.debug_batch`: one batch, run again beside the stream, with its original plan and state.
+    """Result of `Client.debug_batch`: one batch, run again with the plan and the state that it had.
 
     Input and output are in the memory of the executors. The state is in a temporary copy that this object owns: use its
     frames before `close`, or inside a `with` block.
@@ -86,8 +85,8 @@ class BatchDebug(ExitStack):
         query: Query,
         *,
         spark: SparkSession | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        report: Callable[[str], None] = lambda _message: None,
+        timeout_s: float,
+        report: Callable[[str], None],
     ) -> None:
         super().__init__()
         self.spark = spark if spark is not None else session_of_process()
@@ -95,11 +94,11 @@ class BatchDebug(ExitStack):
         self.notes: list[str] = []
         self._stream, self._report, self._timeout_s = stream, report, timeout_s
         self._name = f"{stream.name} batch {batch_id}"
-        beside = session_beside(self.spark)
+        session = cloned_session(self.spark)
         try:
-            with active_in_thread(beside):
-                self._writer = query(beside)
-                self._describe = lambda: query(beside)
+            with active_in_thread(session):
+                self._writer = query(session)
+                self._describe = lambda: query(session)
                 if not is_described_query(self._writer):
                     raise OptionError(
                         f"query returned {type(self._writer).__name__}, but must return what run_stream takes: a "
@@ -363,13 +362,13 @@ def _difference(replayed: DataFrame, in_sink: DataFrame) -> DataFrame:
     kinds = {name: replayed.schema[name].dataType for name in names}
 
     def counted(rows: DataFrame, *, is_replayed: bool) -> DataFrame:
-        columns = [F.col(_quoted(name)).cast(kinds[name]).alias(name) for name in names]
+        columns = [F.col(quoted(name)).cast(kinds[name]).alias(name) for name in names]
         counts = [F.lit(int(is_replayed)).alias(_REPLAYED), F.lit(int(not is_replayed)).alias(_IN_SINK)]
         return rows.select(*columns, *counts)
 
     both = counted(replayed, is_replayed=True).unionByName(counted(in_sink, is_replayed=False))
-    groups = [comparable(F.col(_quoted(name)), kinds[name]).alias(f"_by_{number}") for number, name in enumerate(names)]
-    firsts = [F.first(_quoted(name)).alias(name) for name in names]
+    groups = [comparable(F.col(quoted(name)), kinds[name]).alias(f"_by_{number}") for number, name in enumerate(names)]
+    firsts = [F.first(quoted(name)).alias(name) for name in names]
     sums = [F.sum(_REPLAYED).alias(REPLAYED), F.sum(_IN_SINK).alias(IN_SINK)]
     return (
         both.groupBy(*groups)
@@ -377,10 +376,6 @@ def _difference(replayed: DataFrame, in_sink: DataFrame) -> DataFrame:
         .where(F.col(REPLAYED) != F.col(IN_SINK))
         .drop(*(f"_by_{number}" for number in range(len(names))))
     )
-
-
-def _quoted(name: str) -> str:
-    return "`{}`".format(name.replace("`", "``"))
 
 
 @dataclass(frozen=True)

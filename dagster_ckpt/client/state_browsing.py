@@ -16,6 +16,7 @@ from dagster_ckpt.errors import NothingCommittedError, OptionError, SparkNotFoun
 from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory, snapshot_location
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
+from dagster_ckpt.spark.query.description import quoted
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.state.diff import CHANGE, ROWS, StateDifference, differences, paired
 from dagster_ckpt.state.elsewhere import readers_of
@@ -322,7 +323,7 @@ def texts(rows: DataFrame, order: Sequence[str], limit: int) -> tuple[tuple[str,
 def _text(rows: DataFrame, column: str) -> Column:
     from pyspark.sql import functions as F
 
-    named = F.col("`{}`".format(column.replace("`", "``")))
+    named = F.col(quoted(column))
     if "<" in rows.schema[column].dataType.simpleString():
         return F.to_json(named, _TIMES)
     return named.cast("string")

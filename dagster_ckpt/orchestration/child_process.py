@@ -54,7 +54,7 @@ class ChildTracebackError(CkptError):
 def in_child(work: Callable[[], T], *, interrupted: Callable[[], bool]) -> Returned[T] | Raised | Died:
     """Run a function in a child process until it ends; what it returns or raises must pickle.
 
-    The child gets one SIGINT as soon as `interrupted` returns True.
+    The child gets one SIGINT as soon as `interrupted` returns True, and is killed if this call ends with an error.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -67,6 +67,13 @@ def in_child(work: Callable[[], T], *, interrupted: Callable[[], bool]) -> Retur
     os.set_blocking(reading, False)
     try:
         answer, status = _await(pid, reading, interrupted)
+    except BaseException:
+        # Nobody would wait for the child, which would continue to write.
+        with suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        raise
     finally:
         os.close(reading)
     # Half an answer is none.

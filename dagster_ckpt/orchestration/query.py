@@ -1,8 +1,9 @@
-"""The query of a streaming asset outside of a run, for what only describes it."""
+"""The query of a stream outside of a run, with the resources of its code location, for what only describes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.stream import StreamingAsset
-from dagster_ckpt.orchestration.translator import SPARK
+from dagster_ckpt.orchestration.stream import QueryDescriber, Stream, StreamingAsset
+from dagster_ckpt.orchestration.translator import RESOURCES, SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,31 +26,58 @@ class _WithSession:
     spark_session: SparkSession
 
 
-def query_of(
-    asset: StreamingAsset, resources: Mapping[str, Any]
-) -> tuple[SparkSession, Callable[[SparkSession], DataStreamWriter]]:
-    """The session of an asset's Spark resource, and its query as a function of any session.
+def describer_of(stream: Stream) -> QueryDescriber:
+    """The function that describes the query.
 
     Raises:
-        OptionError: Its query runs in another program, or a resource is missing.
+        OptionError: The query is in an asset, op or program of the user's own.
     """
-    describe, of_spark = asset.describe, asset.translator.get_resource_key(SPARK)
-    if describe is None:
+    if stream.describe is None:
         raise OptionError(
-            f"The query of stream {asset.stream_id!r} is in the program that its runs launch. Name the function there."
+            f"The query of stream {stream.stream_id!r} is described by an asset, op or program of your own, which "
+            "cannot be called from here. Call Client.check or Client.debug_batch there."
         )
+    return stream.describe
+
+
+def resource_keys(stream: Stream) -> set[str]:
+    """Of the resources that its runs use."""
     # Those of the asset include its IO manager, which no stream uses.
-    keys = {*asset.asset.op.required_resource_keys, of_spark}
-    missing = sorted(keys - resources.keys())
+    own: Collection[str] = ()
+    if isinstance(stream, StreamingAsset) and stream.asset.is_executable:
+        own = stream.asset.op.required_resource_keys
+    return {*stream.translator.keys_of(RESOURCES), *own}
+
+
+@contextmanager
+def resources_of(stream: Stream, defined: Mapping[str, Any]) -> Iterator[Any]:
+    """The resources of a stream as attributes; they are torn down afterwards.
+
+    Raises:
+        OptionError: The definitions lack one.
+    """
+    keys = resource_keys(stream)
+    missing = sorted(keys - defined.keys())
     if missing:
-        raise OptionError(
-            f"The query of stream {asset.stream_id!r} needs the resources {', '.join(missing)}, which the definitions "
-            "do not have. Name the module of the definitions."
-        )
-    with dg.build_resources({key: resources[key] for key in keys}) as built:
-        given = {key: getattr(built, key) for key in keys}
+        raise OptionError(f"The definitions lack the resource {missing[0]!r}, which stream {stream.stream_id!r} uses.")
+    with dg.build_resources({key: defined[key] for key in keys}) as resources:
+        yield resources
 
-    def with_session(spark: SparkSession) -> DataStreamWriter:
-        return describe(dg.build_asset_context(), SimpleNamespace(**{**given, of_spark: _WithSession(spark)}))
 
-    return given[of_spark].spark_session, with_session
+@contextmanager
+def query_of(
+    stream: Stream, defined: Mapping[str, Any]
+) -> Iterator[tuple[SparkSession, Callable[[SparkSession], DataStreamWriter]]]:
+    """The session of a stream's Spark resource, and its query as a function of any session.
+
+    Raises:
+        OptionError: Its query cannot be called, or a resource is missing.
+    """
+    describe, of_spark = describer_of(stream), stream.translator.get_resource_key(SPARK)
+    with resources_of(stream, defined) as resources, dg.build_asset_context() as context:
+        given = {key: getattr(resources, key) for key in resource_keys(stream)}
+
+        def with_session(spark: SparkSession) -> DataStreamWriter:
+            return describe(context, SimpleNamespace(**{**given, of_spark: _WithSession(spark)}))
+
+        yield given[of_spark].spark_session, with_session

@@ -88,7 +88,7 @@ class CompatibilityReport:
 
     Attributes:
         compared_with: The state, such as `checkpoint 7 of batch 812`.
-        notes: What the start reports beside the steps.
+        notes: What the start reports in addition to the steps.
     """
 
     stream_id: str

@@ -12,6 +12,7 @@ from dagster_ckpt.sinks.file_sink_log import LOG, files_of_batch, log_entries
 from dagster_ckpt.sinks.iceberg_history import IcebergHistory
 from dagster_ckpt.sinks.sink import AskedBatch, BatchRows
 from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files
+from dagster_ckpt.spark.query.description import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,7 +34,7 @@ def rows_in_files(folder: str, asked: AskedBatch) -> BatchRows:
 
     def read(places: list[str], **more: str) -> DataFrame:
         reader = asked.session.read.format(asked.output_format).options(**options, **more).schema(asked.like.schema)
-        return reader.load(places).select(*map(_quoted, asked.like.columns))
+        return reader.load(places).select(*map(quoted, asked.like.columns))
 
     replayed = None
     if asked.output_format in _AS_TEXT:
@@ -88,8 +89,4 @@ def rows_in_iceberg(table: str, history: IcebergHistory, asked: AskedBatch) -> B
 
 def _like(rows: DataFrame, like: DataFrame) -> DataFrame:
     """The columns of the replay; others that the table has say nothing about the batch."""
-    return rows.select(*(_quoted(name) for name in like.columns if name in rows.columns))
-
-
-def _quoted(name: str) -> str:
-    return "`{}`".format(name.replace("`", "``"))
+    return rows.select(*(quoted(name) for name in like.columns if name in rows.columns))

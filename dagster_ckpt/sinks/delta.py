@@ -38,6 +38,7 @@ from dagster_ckpt.sinks.sink import (
     SinkForecast,
 )
 from dagster_ckpt.sinks.table import Obstacle, TablePlan, TableSink
+from dagster_ckpt.spark.query.description import quoted
 from dagster_ckpt.spark.query.output import FOREACH_BATCH, foreach_batch_name
 from dagster_ckpt.spark.query.session import active_session, default_file_system
 
@@ -121,13 +122,13 @@ class DeltaTable(TableSink):
         except FileNotFoundError:
             return None
         version = -1 if found.version is None else found.version
-        quoted = "delta.`{}`".format(self.folder.replace("`", "``"))
+        table = f"delta.{quoted(self.folder)}"
         # The stream created the table.
         is_emptied = version < 0
         return TablePlan(
             moves=found.version is not None,
             how="All rows of the table are deleted" if is_emptied else f"The table is restored to version {version}",
-            command=f"DELETE FROM {quoted}" if is_emptied else f"RESTORE TABLE {quoted} TO VERSION AS OF {version}",
+            command=f"DELETE FROM {table}" if is_emptied else f"RESTORE TABLE {table} TO VERSION AS OF {version}",
             others=f"versions {', '.join(map(str, found.others))}" if found.others else "",
             obstacle=None
             if found.reaches_back

@@ -16,6 +16,7 @@ from dagster_ckpt.errors import LiveDirectoryError, OptionError
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN
+from dagster_ckpt.spark.query.description import quoted
 from dagster_ckpt.spark.versions import Feature, SparkRelease, release_of
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ def storable(rows: DataFrame) -> DataFrame:
 
     columns = []
     for each in rows.schema.fields:
-        column = F.col("`{}`".format(each.name.replace("`", "``")))
+        column = F.col(quoted(each.name))
         typed = _with_type(each.dataType)
         columns.append(column if typed == each.dataType else column.cast(typed).alias(each.name))
     return rows.select(*columns)

@@ -361,7 +361,7 @@ def ask(
                     return done
         status = process.wait()
     raise StateRewriteError(
-        f"The rewriter {rewriter.place} ended with status {status} before it had rewritten the state; its log is "
+        f"The rewriter {rewriter.place} ended with status {status} before it was done; its log is "
         "above. The stream is unchanged."
     )
 

@@ -15,7 +15,9 @@ from pyspark.sql import SparkSession
 
 from dagster_ckpt import run_stream
 from dagster_ckpt.cli.main import commands
+from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.orchestration.code_check import streams_of
+from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.testing import assert_compatible
 from tests.docs.test_guide_commands import commands_of
 from tests.support.small_spark import lay_file, small_spark
@@ -137,7 +139,7 @@ def test_a_test_and_a_run_in_dagster_fail_for_a_changed_key(module: ModuleType) 
 
 
 def test_a_machine_without_the_live_directory_compares_with_the_newest_snapshot(
-    module: ModuleType, tmp_path: Path
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     CliRunner().invoke(commands(), ["-m", "definitions", "savepoint", "orders", "--label", "june"])
     (tmp_path / "live").rename(tmp_path / "elsewhere")
@@ -145,10 +147,26 @@ def test_a_machine_without_the_live_directory_compares_with_the_newest_snapshot(
     assert (status, report["verdict"]) == (0, "SAME")
     assert "june" in str(report["compared_with"])
 
-    (tmp_path / "snapshots").rename(tmp_path / "unreachable")
-    module.KEY = "other"
+    def unreachable(*_arguments: object) -> None:
+        raise StorageAccessError("no credentials for the bucket")
+
+    with monkeypatch.context() as without_storage:
+        without_storage.setattr(ObjectSnapshotStore, "manifest", unreachable)
+        status, report = check()
+        assert (status, report["verdict"]) == (0, "COMPATIBLE"), report
+        assert any("not compared: no credentials" in str(step) for step in report["steps"])  # type: ignore[attr-defined]
+
+        module.KEY = "other"
+        status, report = check()
+        assert (status, report["verdict"]) == (3, "INCOMPATIBLE")
+        assert any("key 1: value bigint -> other bigint" in str(step) for step in report["steps"])  # type: ignore[attr-defined]
+
+    # A start would be refused.
+    module.KEY = "value"
+    (tmp_path / "snapshots").rename(tmp_path / "gone")
     status, report = check()
     assert (status, report["verdict"]) == (3, "INCOMPATIBLE")
+    assert any("There is no snapshot" in str(step) for step in report["steps"])  # type: ignore[attr-defined]
 
 
 def test_a_stream_that_never_ran_has_nothing_to_fit(module: ModuleType, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A batch of a stream that is run again beside it: what it read, kept, gave, and what its sink has of it."""
+"""A batch of a stream that is run again: what it read, kept, gave, and what its sink has of it."""
 
 from __future__ import annotations
 

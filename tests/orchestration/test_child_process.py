@@ -102,6 +102,23 @@ def test_a_process_that_the_child_left_behind_is_not_waited_for() -> None:
     os.kill(answer.value, signal.SIGKILL)
 
 
+def test_no_child_outlives_an_error_of_its_parent(tmp_path: Path) -> None:
+    def work() -> None:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(60)
+
+    def fails() -> bool:
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        in_child(work, interrupted=fails)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
 def test_an_interrupt_reaches_the_child(tmp_path: Path) -> None:
     def work() -> str:
         told: list[int] = []

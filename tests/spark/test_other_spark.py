@@ -67,7 +67,7 @@ print(json.dumps({"rewrite_id": "id", "batch_id": 7, "stores": [[0, "dedupe", "d
     ("program", "message"),
     [
         ("print(json.dumps({'error': 'the batch is incomplete'}))", "the batch is incomplete"),
-        ("sys.exit(3)", "ended with status 3 before it had rewritten the state"),
+        ("sys.exit(3)", "ended with status 3 before it was done"),
         ("os.kill(os.getpid(), 9)", "ended with status -9"),
     ],
     ids=["error", "exit", "kill"],

@@ -188,7 +188,7 @@ def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> byte
 def with_sources(data: bytes, where: str, sources: Mapping[str, str | None]) -> bytes:
     """The entry with these offsets in place of its own; with names, in version 2."""
     if not all(name.isdecimal() for name in sources) and NAMES_SOURCES in parse_offset_entry(data, where).conf:
-        # Spark pins it, and would go on with numbers.
+        # Spark pins it, and would continue with numbers.
         data = with_settings(data, where, {NAMES_SOURCES: "true"})
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     is_named = version != 1 or not all(name.isdecimal() for name in sources)

@@ -59,7 +59,7 @@ class Captured:
     rows: DataFrame | None = None
 
 
-def session_beside(spark: SparkSession) -> SparkSession:
+def cloned_session(spark: SparkSession) -> SparkSession:
     """One with the same tables, functions and settings, which a query may change without touching those."""
     if not is_classic_session(spark):
         raise UnsupportedSparkError(

@@ -28,6 +28,11 @@ def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str,
     return stamped if characteristic is TimeCharacteristic.ProcessingTime else stamped.withWatermark(column, delay)
 
 
+def quoted(name: str) -> str:
+    """A name of a column or a table, as Spark's expressions and SQL take it whatever its characters are."""
+    return "`{}`".format(name.replace("`", "``"))
+
+
 # Of a writer without a trigger (`org.apache.spark.sql.classic.DataStreamWriter`).
 _NO_TRIGGER = "ProcessingTimeTrigger(0)"
 _SINK, _SOURCE, _OPERATOR = "Data Sink", "Data Source", "Operator"

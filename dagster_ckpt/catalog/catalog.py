@@ -21,6 +21,7 @@ from dagster_ckpt.catalog.history import EventRecords, HistoryRecords
 from dagster_ckpt.catalog.holds import HoldRecords
 from dagster_ckpt.catalog.journal import JournalRecords, RecoveryRecords
 from dagster_ckpt.catalog.leases import LeaseRecords
+from dagster_ckpt.catalog.metrics import MetricRecords
 from dagster_ckpt.catalog.pruning import PruningRecords
 from dagster_ckpt.catalog.requests import LaunchRecords, RequestRecords
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
@@ -64,6 +65,7 @@ class Catalog:
         self.leases = LeaseRecords(self.database)
         self.snapshots = SnapshotRecords(self.database)
         self.history = HistoryRecords(self.database)
+        self.metrics = MetricRecords(self.database)
         self.holds = HoldRecords(self.database)
         self.pruning = PruningRecords(self.database)
         self.rebuilding = RebuildRecords(self.database)

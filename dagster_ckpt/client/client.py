@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.recovery.fork import Fork
     from dagster_ckpt.spark.checkpoint_dir.restore import Progress
     from dagster_ckpt.state.editing import StateEdit
+    from dagster_ckpt.values.metrics import Sample
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,6 +62,10 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods):
         from dagster_ckpt.client import description
 
         return description.summarize_streams(self._catalog)
+
+    def metrics(self, stream: str | None = None) -> list[Sample]:
+        """Counts and last figures of a stream, or of all, from the catalog alone; docs/guides/metrics.md lists them."""
+        return self._catalog.metrics.read(None if stream is None else [self._id_of(stream)])
 
     def describe_stream(self, stream: str, *, limit: int = 20) -> StreamDescription:
         """Settings, up to `limit` executions and snapshots, desired state, open requests."""

@@ -71,6 +71,7 @@ class _Running:
         started_after_batch: An aligned attempt waits for the next commit.
         aligned_only: The query's mode does not allow a snapshot to include a running batch.
         cut_ordered: A thread already cuts and uploads it.
+        alignment_ms: How long it waited for its batch boundary.
     """
 
     attempt: Attempt
@@ -79,6 +80,7 @@ class _Running:
     started_at_ms: int
     aligned_only: bool = False
     cut_ordered: bool = False
+    alignment_ms: int | None = None
     aborted: threading.Event = field(default_factory=threading.Event)
 
 
@@ -250,7 +252,7 @@ class AttemptRunner:
                 continue
             if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
                 stop_query(running.attempt.number)
-            running.cut_ordered = True
+            running.cut_ordered, running.alignment_ms = True, monotonic_ms() - running.started_at_ms
             self._futures.append(self._pool.submit(self._take, running))
 
     def news(self) -> list[Event]:
@@ -396,6 +398,7 @@ class AttemptRunner:
             duration_ms=monotonic_ms() - running.started_at_ms,
             lease=self._lease.record,
             after_batch=self.has_progressed(),
+            alignment_ms=running.alignment_ms,
         )
 
     def _discard_own(self, taken: TakenSnapshot) -> None:

@@ -272,6 +272,7 @@ class Supervisor:
                 "batch_ms": latest.duration_ms if latest else None,
                 "input_rows": self._log.total_rows,
                 "state_rows": latest.state_rows if latest else None,
+                "state_memory": latest.state_memory if latest else None,
                 "watermark": latest.watermark if latest else None,
                 "sinks": list(self._attempts.sinks),
                 SINK_IDS: self._sink_ids,

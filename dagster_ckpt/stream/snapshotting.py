@@ -296,6 +296,7 @@ def record_snapshot(
     duration_ms: int,
     lease: LeaseRecord | None,
     after_batch: bool = False,
+    alignment_ms: int | None = None,
 ) -> SnapshotRecord | NotRecorded:
     """Record that a snapshot is complete in storage; without a lease, one of a stream that is not running.
 
@@ -318,7 +319,7 @@ def record_snapshot(
         properties={**taken.properties, **figures.properties()},
     )
     try:
-        return snapshots.complete(lease, snapshot_id, facts, after_batch=after_batch)
+        return snapshots.complete(lease, snapshot_id, facts, after_batch=after_batch, alignment_ms=alignment_ms)
     except LeaseLostError:
         raise
     except CkptError as error:

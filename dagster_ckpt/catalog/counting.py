@@ -40,8 +40,8 @@ def changes_of(event: EventType, payload: Mapping[str, Any], at_ms: int) -> Iter
         case EventType.CHECKPOINT_FAILED | EventType.SAVEPOINT_FAILED:
             yield metrics.FAILED, kind, 1
         case EventType.SNAPSHOT_DELETED:
-            yield metrics.DELETED, kind, 1
-            yield metrics.FREED, kind, payload.get("freed_bytes") or 0
+            yield metrics.DELETED, "", 1
+            yield metrics.FREED, "", payload.get("freed_bytes") or 0
         case EventType.EXECUTION_STARTED if payload.get("cause") in _RESTARTS:
             yield metrics.RESTARTS, _RESTARTS[payload["cause"]], 1
         case EventType.EXECUTION_RUNNING if payload.get("recovery_ms") is not None:

@@ -18,14 +18,19 @@ from dagster_ckpt.values.redaction import without_secrets
 
 _LONGEST_SOURCE = 200
 _UNENDED = (ExecutionStatus.STARTING.value, ExecutionStatus.RUNNING.value)
-_OF_EXECUTION = ("stream_id", "run_id", "status", "started_at_ms", "progress")
-# Of the last execution; the others are recorded by events, or counted.
+_OF_EXECUTION = ("stream_id", "run_id", "status", "progress")
+# Of the stream and its last execution; the others are recorded by events, or counted.
 _REPORTED = (
+    declared.COUNTING_SINCE,
     *(declared.STATUS, declared.ROWS, declared.SOURCE_LAG, declared.BATCH_DURATION),
     *(declared.STATE_ROWS, declared.STATE_SIZE, declared.WATERMARK_DELAY),
 )
-_RECORDED = [metric for metric in METRICS if metric not in _REPORTED]
-_FROM_ZERO = {metric for metric in _RECORDED if metric.is_counter} | {declared.IN_PROGRESS}
+_RECORDED = [
+    (metric, kind, 0 if metric.is_counter or metric is declared.IN_PROGRESS else None)
+    for metric in METRICS
+    if metric not in _REPORTED
+    for kind in metric.kinds or ("",)
+]
 
 
 class MetricRecords(Records):
@@ -43,7 +48,7 @@ class MetricRecords(Records):
         with self._database.reading() as connection:
             now_ms = self._database.now_ms(connection)
             since = _counting_since(connection, of_these(select(streams.c.stream_id, streams.c.created_at_ms)))
-            values = {
+            values: dict[tuple[str, str, str], object] = {
                 (row.stream_id, row.name, row.kind): row.value
                 for row in connection.execute(of_these(select(metrics), metrics.c.stream_id))
             }
@@ -55,7 +60,8 @@ class MetricRecords(Records):
             writers = {row.stream_id: row.run_id for row in connection.execute(of_these(in_force, leases.c.stream_id))}
         samples: list[Sample] = []
         for stream_id in sorted(since):
-            samples += _recorded(stream_id, values, since[stream_id])
+            samples.append(Sample(declared.COUNTING_SINCE, stream_id, since[stream_id] / 1000))
+            samples += _recorded(stream_id, values)
             if stream_id in last:
                 samples += _of_execution(last[stream_id], writers.get(stream_id), now_ms)
         return samples
@@ -66,13 +72,12 @@ def _counting_since(connection: Connection, known: Select[Any]) -> dict[str, int
     return {row.stream_id: int(max(_number(row.created_at_ms) or 0, migrated_ms)) for row in connection.execute(known)}
 
 
-def _recorded(stream_id: str, values: Mapping[tuple[str, str, str], int], since_ms: int) -> Iterator[Sample]:
+def _recorded(stream_id: str, values: Mapping[tuple[str, str, str], object]) -> Iterator[Sample]:
     """A count that never changed is 0; a figure that was never taken is left out."""
-    for metric in _RECORDED:
-        for kind in metric.kinds or ("",):
-            value = _number(values.get((stream_id, metric.name, kind), 0 if metric in _FROM_ZERO else None))
-            if value is not None:
-                yield Sample(metric, stream_id, _in_unit(metric, value), kind, since_ms if metric.is_counter else None)
+    for metric, kind, at_first in _RECORDED:
+        value = _number(values.get((stream_id, metric.name, kind), at_first))
+        if value is not None:
+            yield Sample(metric, stream_id, _in_unit(metric, value), kind)
 
 
 def _of_execution(row: Row[Any], writer: str | None, now_ms: int) -> Iterator[Sample]:
@@ -80,12 +85,11 @@ def _of_execution(row: Row[Any], writer: str | None, now_ms: int) -> Iterator[Sa
     stream_id, status = row.stream_id, str(row.status).lower()
     if row.status in _UNENDED and writer != row.run_id:
         status = "dead"
-    for each in declared.STATUSES:
-        yield Sample(declared.STATUS, stream_id, int(each == status), each)
+    yield Sample(declared.STATUS, stream_id, 1, status)
     progress = as_dict(row.progress)
     rows = _number(progress.get("input_rows"))
     if rows is not None:
-        yield Sample(declared.ROWS, stream_id, rows, since_ms=row.started_at_ms)
+        yield Sample(declared.ROWS, stream_id, rows)
     if status != "running":
         return
     watermark = progress.get("watermark")

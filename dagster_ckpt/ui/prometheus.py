@@ -22,11 +22,7 @@ def exposition(samples: Iterable[Sample], accept: str) -> tuple[bytes, str]:
         for metric in METRICS
     }
     for sample in samples:
-        family, labels = families[sample.metric], list(sample.labels.values())
-        if isinstance(family, CounterMetricFamily):
-            family.add_metric(labels, sample.value, created=(sample.since_ms or 0) / 1000)
-        else:
-            family.add_metric(labels, sample.value)
+        families[sample.metric].add_metric(list(sample.labels.values()), sample.value)
     encode, content_type = choose_encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(families.values()))

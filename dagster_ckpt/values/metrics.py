@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 PREFIX = "dagster_ckpt"
 
@@ -63,6 +64,11 @@ def _counter(
     return Metric(name, unit, description, is_counter=True, kinds=kinds, flink=flink)
 
 
+COUNTING_SINCE = Metric(
+    "counting.since",
+    "s",
+    "Since when the counters of the stream count, since the epoch; `batch.rows` counts since the last start.",
+)
 COMPLETED = _counter(
     "snapshot.completed", "{snapshot}", "Completed snapshots.", kinds=_SNAPSHOTS, flink="numberOfCompletedCheckpoints"
 )
@@ -108,14 +114,12 @@ LAST_NEW_SIZE = Metric(
     kinds=_SNAPSHOTS,
     flink="lastCheckpointSize",
 )
-DELETED = _counter("retention.deleted", "{snapshot}", "Deleted snapshots.", kinds=_SNAPSHOTS)
-FREED = _counter(
-    "retention.freed", "By", "Bytes freed by deleted snapshots, as far as the storage reports them.", kinds=_SNAPSHOTS
-)
+DELETED = _counter("retention.deleted", "{snapshot}", "Deleted snapshots.")
+FREED = _counter("retention.freed", "By", "Bytes freed by deleted snapshots, as far as the storage reports them.")
 STATUS = Metric(
     "stream.status",
     "1",
-    "1 for the status of the last execution, otherwise 0; `dead`: its process no longer holds the lease.",
+    "1 for the status of the last execution, no sample for others; `dead`: its process no longer holds the lease.",
     kinds=STATUSES,
     flink="<jobStatus>State",
 )
@@ -154,20 +158,17 @@ WATERMARK_DELAY = Metric(
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """One value of a metric.
 
     Attributes:
         kind: The value of its label `kind`, or of its own label; empty if it has none.
-        since_ms: Since when a counter counts, ms since the epoch.
     """
 
     metric: Metric
     stream_id: str
     value: float
     kind: str = ""
-    since_ms: int | None = None
 
     @property
     def labels(self) -> dict[str, str]:

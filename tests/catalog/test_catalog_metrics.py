@@ -14,6 +14,7 @@ from dagster_ckpt.catalog.records import (
     SnapshotTrigger,
     StartCause,
 )
+from dagster_ckpt.catalog.tables import deployment
 from dagster_ckpt.values import metrics
 from dagster_ckpt.values.metrics import Metric
 from dagster_ckpt.values.modes import SnapshotKind
@@ -104,8 +105,8 @@ def test_counts_outlive_the_rows_that_they_counted(catalog: Catalog, clock: Manu
     clock.now_ms += 86_400_000
     assert catalog.pruning.prune("orders", before_ms=clock()).total > 0
     assert read(catalog, metrics.COMPLETED, "checkpoint") == 1
-    assert read(catalog, metrics.DELETED, "checkpoint") == 1
-    assert read(catalog, metrics.FREED, "checkpoint") == 77
+    assert read(catalog, metrics.DELETED) == 1
+    assert read(catalog, metrics.FREED) == 77
 
 
 def test_a_change_that_is_not_committed_is_not_counted(catalog: Catalog) -> None:
@@ -167,18 +168,16 @@ def test_the_figures_of_a_query_are_given_while_it_runs(catalog: Catalog, clock:
     assert read(catalog, metrics.SOURCE_LAG, "KafkaV2[Subscribe[orders]]") == 12
     assert read(catalog, metrics.SOURCE_LAG, "FileStreamSource[/in]") is None
     clock.now_ms += 31_000
-    assert (read(catalog, metrics.STATUS, "running"), read(catalog, metrics.STATUS, "dead")) == (0, 1)
+    assert (read(catalog, metrics.STATUS, "running"), read(catalog, metrics.STATUS, "dead")) == (None, 1)
     assert (read(catalog, metrics.WATERMARK_DELAY), read(catalog, metrics.ROWS)) == (None, 40)
 
 
 def test_counters_say_since_when_they_count(catalog: Catalog, clock: ManualClock) -> None:
     clock.now_ms += 9_000
-    running(catalog, started(catalog))
-    catalog.executions.heartbeat(catalog.leases.current("orders"), "execution-a", PROGRESS)  # type: ignore[arg-type]
-    since = {each.metric: each.since_ms for each in catalog.metrics.read()}
-    assert since[metrics.COMPLETED] == catalog.streams.get("orders").created_at_ms
-    assert since[metrics.ROWS] == clock()
-    assert since[metrics.STATE_ROWS] is None
+    assert read(catalog, metrics.COUNTING_SINCE) == catalog.streams.get("orders").created_at_ms / 1000
+    with catalog.database.writing() as connection:
+        connection.execute(deployment.update().values(counting_since_ms=clock()))
+    assert read(catalog, metrics.COUNTING_SINCE) == clock() / 1000
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,8 @@ def changes_of(event: EventType, payload: Mapping[str, Any], at_ms: int) -> Iter
 
 
 def note_changes(connection: Connection, stream_id: str, changes: Iterable[Change]) -> None:
-    added, replaced = [], []
+    added: list[dict[str, object]] = []
+    replaced: list[dict[str, object]] = []
     for metric, kind, value in changes:
         row = {"stream_id": stream_id, "name": metric.name, "kind": kind, "value": value}
         (added if metric.is_counter else replaced).append(row)

@@ -41,6 +41,7 @@ from dagster_ckpt.stream.ownership import (
     put_up_fence,
 )
 from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.values.tracing import span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -178,6 +179,7 @@ class Building:
     def rewrites(self) -> bool:
         return self._rewrite is not None
 
+    @span("write_files")
     def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
         """Create the directory; if its state is rewritten, from a temporary copy."""
         if self._rewrite is None:

@@ -56,6 +56,7 @@ from dagster_ckpt.stream.snapshotting import (
 )
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.modes import SnapshotKind
+from dagster_ckpt.values.tracing import PhasedSpan
 from dagster_ckpt.values.validation import policy_name
 
 STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"
@@ -78,6 +79,7 @@ class _Running:
     order: SnapshotOrder
     started_after_batch: int
     started_at_ms: int
+    span: PhasedSpan
     aligned_only: bool = False
     cut_ordered: bool = False
     alignment_ms: int | None = None
@@ -213,7 +215,12 @@ class AttemptRunner:
             request_id=attempt.request_id,
             schedule=arguments.get("schedule"),
         )
-        return _Running(attempt, order, -1 if commit is None else commit, monotonic_ms(), aligned_only=aligned_only)
+        span = PhasedSpan(
+            order.kind.lower(), stream=self._stream.stream_id, number=attempt.number, trigger=trigger.value
+        )
+        span.phase("alignment")
+        after = -1 if commit is None else commit
+        return _Running(attempt, order, after, monotonic_ms(), span, aligned_only=aligned_only)
 
     def _not_triggered(self, attempt: Attempt, reason: CheckpointFailureReason, error: Exception) -> None:
         kind = "savepoint" if attempt.kind.is_savepoint else "checkpoint"
@@ -229,6 +236,7 @@ class AttemptRunner:
             return []
         running.aborted.set()
         why = f"{action.reason.name}: {action.reason.message}"
+        running.span.end(why)
         self._record_failure(running.attempt, running.order.snapshot_id, why, action.reason)
         if not running.cut_ordered:
             return [AttemptFailed(monotonic_ms(), action.number, action.reason)]
@@ -305,6 +313,7 @@ class AttemptRunner:
         """Abort all attempts, wait for their threads, and answer pending requests with the reason."""
         for running in self._running.values():
             running.aborted.set()
+            running.span.end(f"the query ended: {why}")
             self._record_failure(running.attempt, running.order.snapshot_id, f"the query ended: {why}")
         self._running.clear()
         # Queued deletions still run: no other process knows about a snapshot that was not recorded.
@@ -344,8 +353,10 @@ class AttemptRunner:
 
         def report_cut(_batch: int) -> None:
             cut.set()
+            running.span.phase("write")
             self._finished.put(lambda: CutTaken(monotonic_ms(), number))
 
+        running.span.phase("cut")
         try:
             if running.aborted.is_set():
                 raise SnapshotAbortedError(f"Attempt {number} was aborted before its cut.")
@@ -368,12 +379,15 @@ class AttemptRunner:
             self._late[number] = taken
             self._aborted.pop(number, None)
             return AttemptCompleted(monotonic_ms(), number)
+        running.span.phase("record")
         recorded = self._in_catalog(running, taken)
         if isinstance(recorded, NotRecorded):
             if recorded.is_certain:
                 self._clean(lambda: self._discard_own(taken))
             return self._failed(running, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, recorded.why)
         del self._running[number]
+        stored = taken.stored
+        running.span.end(batch=taken.batch_id, full_bytes=stored.full_bytes, new_bytes=stored.incremental_bytes)
         self._completed[number] = recorded
         self._last_snapshot_batch = taken.batch_id
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
@@ -418,6 +432,7 @@ class AttemptRunner:
     def _failed(self, running: _Running, reason: CheckpointFailureReason, detail: str) -> Event:
         number = running.attempt.number
         self._running.pop(number, None)
+        running.span.end(f"{reason.name}: {detail}")
         self._record_failure(running.attempt, running.order.snapshot_id, f"{reason.name}: {detail}", reason)
         return AttemptFailed(monotonic_ms(), number, reason, detail)
 

@@ -48,6 +48,7 @@ from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import check_places, fence_predecessor, refuse_a_fenced_directory, refuse_unclaimed
 from dagster_ckpt.stream.snapshots import advance_checkpoint_id, holding
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.tracing import span
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -114,10 +115,17 @@ class Start:
         return self._watch.request
 
     def run(self) -> StartedQuery:
+        with span("start", stream=self._stream.stream_id, cause=self._cause.value):
+            return self._run()
+
+    def _run(self) -> StartedQuery:
         stream = self._stream
         check_places(stream, self._start_from, predecessor_ended=self._predecessor_ended)
         if not self._predecessor_ended:
-            fence_predecessor(stream, self._acquired, still_mine=self._still_mine, own_jvm_pid=self._request.jvm_pid)
+            with span("fence"):
+                fence_predecessor(
+                    stream, self._acquired, still_mine=self._still_mine, own_jvm_pid=self._request.jvm_pid
+                )
         settle_dead_attempts(stream, self._lease.record)
         self._watch()
         if self._cause is StartCause.MANUAL:
@@ -159,7 +167,8 @@ class Start:
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
                     prepared = replace(prepared, began=prepared.live.positions())
-                    query = self._request.start_query(prepared.live)
+                    with span("start_query"):
+                        query = self._request.start_query(prepared.live)
                     return StartedQuery(plan, prepared, query, checked.sources)
             except InputGoneError as error:
                 newer = with_newer_point(facts, plan, error.gone)
@@ -188,9 +197,11 @@ class Start:
     def _output(self) -> NamedOutput | None:
         return self._of_query(named_output)
 
+    @span("plan")
     def _plan(self, facts: RecoveryFacts) -> RecoveryPlan:
         return plan_of_start(self._stream, facts, self._request.describe)
 
+    @span("facts")
     def _facts(self) -> RecoveryFacts:
         facts = recovery_facts(
             self._stream,
@@ -202,6 +213,7 @@ class Start:
         )
         return replace(facts, without_input=self._without_input)
 
+    @span("check")
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan) -> Checked:
         stream = self._stream
         refuse_unclaimed(stream, plan.snapshot)
@@ -236,6 +248,7 @@ class Start:
         self._watch()
         return Checked(query_plan, rewrite, sources, lost, ahead.survey)
 
+    @span("prepare")
     def _prepare(
         self, facts: RecoveryFacts, plan: RecoveryPlan, checked: Checked, survey: Survey | None
     ) -> PreparedStart:
@@ -271,6 +284,7 @@ class Start:
     def _lost_batches(self, facts: RecoveryFacts, plan: RecoveryPlan) -> LostBatches | None:
         return lost_batches(self._stream, facts, plan, self._output) if self._replays else None
 
+    @span("replay")
     def _replayed(self, facts: RecoveryFacts, lost: LostBatches) -> tuple[RecoveryPlan, Survey | None]:
         """The plan to continue after the lost batches, and the survey of its sinks if there is one."""
         stream, describe = self._stream, self._request.describe

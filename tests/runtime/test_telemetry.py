@@ -21,9 +21,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from dagster_ckpt.values.metrics import METRICS
+from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.tracing import PhasedSpan, span
 from tests.runtime.telemetry_program import live
 from tests.support.rewind_history import History
+from tests.support.taken_snapshot import taken
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -69,11 +71,11 @@ def test_each_attempt_and_start_is_a_span_with_its_phases(tmp_path: Path, spans:
 
 def test_a_rewind_and_a_restore_are_spans_with_their_phases(tmp_path: Path, spans: InMemorySpanExporter) -> None:
     history = History(tmp_path)
-    taken = history.shelf.checkpoint()
+    checkpoint = taken(history.shelf, SnapshotKind.CHECKPOINT)
     history.start("batch-5", accept_loss=True)
     [rewind] = named(spans, "rewind")
     assert phases(spans, rewind) == ["write_files", "roll_back_sinks"]
-    history.start(taken.reference, accept_loss=True)
+    history.start(checkpoint.reference, accept_loss=True)
     [restore] = named(spans, "restore")
     assert phases(spans, restore) == ["write_files", "roll_back_sinks"]
     history.close()

@@ -84,7 +84,7 @@ IN_PROGRESS = Metric(
 )
 WRITTEN = _counter("snapshot.written", "By", "Bytes written for completed snapshots.", kinds=_SNAPSHOTS)
 LAST_TIME = Metric(
-    "snapshot.last.time",
+    "snapshot.last.timestamp",
     "s",
     "When the last snapshot was completed or renewed, since the epoch.",
     kinds=_SNAPSHOTS,
@@ -124,10 +124,10 @@ STATUS = Metric(
     flink="<jobStatus>State",
 )
 RESTARTS = _counter(
-    "restart.count", "{restart}", "Automatic restarts.", kinds=("in_place", "new_run"), flink="numRestarts"
+    "stream.restarts", "{restart}", "Automatic restarts.", kinds=("in_place", "new_run"), flink="numRestarts"
 )
-FAILURES = _counter("execution.failed", "{execution}", "Failed executions.")
-TERMINAL_FAILURES = _counter("execution.given_up", "{execution}", "Failures after which no restart followed.")
+FAILURES = _counter("stream.failures", "{execution}", "Failed executions.")
+TERMINAL_FAILURES = _counter("stream.given_up", "{execution}", "Failures that no restart follows.")
 RECOVERY_TIME = _counter(
     "recovery.time", "s", "Time from the last sign of life of a failed execution until its successor ran."
 )

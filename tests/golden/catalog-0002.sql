@@ -147,10 +147,10 @@ INSERT INTO "metrics" VALUES('orders','snapshot.completed','checkpoint',2);
 INSERT INTO "metrics" VALUES('orders','snapshot.completed','savepoint',1);
 INSERT INTO "metrics" VALUES('orders','snapshot.failed','checkpoint',1);
 INSERT INTO "metrics" VALUES('orders','snapshot.written','checkpoint',5);
-INSERT INTO "metrics" VALUES('orders','restart.count','new_run',1);
+INSERT INTO "metrics" VALUES('orders','stream.restarts','new_run',1);
 INSERT INTO "metrics" VALUES('orders','retention.freed','',77);
 INSERT INTO "metrics" VALUES('orders','snapshot.last.duration','checkpoint',1500);
-INSERT INTO "metrics" VALUES('orders','snapshot.last.time','checkpoint',1700000500000);
+INSERT INTO "metrics" VALUES('orders','snapshot.last.timestamp','checkpoint',1700000500000);
 CREATE TABLE planned_batches (
 	stream_id VARCHAR(128) NOT NULL, 
 	batch_id BIGINT NOT NULL, 

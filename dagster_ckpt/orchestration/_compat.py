@@ -38,7 +38,7 @@ class LatestEvaluation:
     at_s: float
     metadata: Mapping[str, dg.MetadataValue]
 
-    def verdict(self, key: str) -> object:
+    def value_of(self, key: str) -> object:
         """The value of a metadata entry, or None."""
         entry = self.metadata.get(key)
         return entry.value if entry is not None else None

@@ -39,7 +39,7 @@ from dagster_ckpt.orchestration.run_status import (
     TERMINAL_FAILURE_TAG,
 )
 from dagster_ckpt.orchestration.stream import StreamingAsset
-from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention
+from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.runtime import settlement
 from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest

@@ -254,7 +254,9 @@ def build_catalog_sensor(
         requests = []
         rested = wall_clock_ms() - started_at_ms >= downstream_interval_seconds * 1000
         if due and rested and downstream is not None and not _is_in_progress(context.instance, downstream.name):
-            requests.append(dg.RunRequest(run_key=f"catalog-{sequence}", job_name=downstream.name))
+            requests.append(
+                dg.RunRequest(run_key=f"catalog-{sequence}@{catalog.deployment_id}", job_name=downstream.name)
+            )
             due, started_at_ms = False, wall_clock_ms()
         return dg.SensorResult(
             run_requests=requests,

@@ -9,8 +9,8 @@ from collections.abc import Collection
 class OtherDeployments:
     """What this process knows of streams that another deployment reports, too.
 
-    Their reports would alternate forever. The code location that was loaded last reports a stream; the other one is silent
-    about it, and says so once, until it is loaded again. So a new catalog takes over from an old one without waiting.
+    Their reports would alternate forever. The code location that was loaded last reports a stream; the other one is
+    silent about it, and says so once, until it is loaded again. So a new catalog takes over from an old one at once.
     """
 
     def __init__(self) -> None:

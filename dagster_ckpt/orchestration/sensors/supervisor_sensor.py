@@ -184,17 +184,19 @@ class SupervisorTick:
             # An external program picks up the request itself.
             if stream is None or stream.start_job is None or self._has_a_launcher(request):
                 continue
-            ended = self._run_that_never_answered(request)
-            if ended is not None:
+            run = self._run_of(request)
+            if run is not None and run.is_finished:
+                ended = f"run {run.run_id} ended {run.status.value} before it could start the stream; its log says why"
                 self.catalog.requests.fail_start(request.request_id, ended)
                 self.messages.append(f"{request.stream_id}: {ended}")
+            if run is not None:
                 continue
             start_from = request.arguments.get("start_from")
             self.messages.append(f"{request.stream_id}: starting from {start_from} for {request.origin}")
             yield self._run(
                 stream.start_job.name,
-                # One run per request, however often it is evaluated.
-                f"start-{request.request_id}",
+                # One run per request, however often it is evaluated. A re-created catalog may use the id again.
+                f"start-{request.request_id}-{request.created_at_ms}",
                 {STREAM_ID_TAG: stream.stream_id, START_REQUEST_TAG: request.request_id},
                 {stream.name: set_options(request.arguments)},
             )
@@ -243,12 +245,10 @@ class SupervisorTick:
         run_id = request.arguments.get("run_id")
         return run_id is not None and not run_is_over(self.instance, run_id)
 
-    def _run_that_never_answered(self, request: RequestRecord) -> str | None:
-        """Why a run launched for a request ended before its stream could answer, or None."""
+    def _run_of(self, request: RequestRecord) -> dg.DagsterRun | None:
+        """The run that was launched for a request."""
         runs = self.instance.get_runs(self._tagged(START_REQUEST_TAG, request.request_id), limit=1)
-        if not runs or not runs[0].is_finished:
-            return None
-        return f"run {runs[0].run_id} ended {runs[0].status.value} before it could start the stream; its log says why"
+        return runs[0] if runs else None
 
     def _next_attempt(self, tag: str, value: str) -> int | None:
         """Number of the next run with a tag, or None while one is in progress or failed too recently."""
@@ -300,7 +300,8 @@ class SupervisorTick:
     ) -> dg.RunRequest:
         """Request a run, with the config of its op by name."""
         return dg.RunRequest(
-            run_key=key,
+            # Dagster skips a key that it has seen, also in another catalog.
+            run_key=f"{key}@{self.catalog.deployment_id}",
             job_name=job,
             run_config={"ops": {op: {"config": config} for op, config in ops.items()}} if ops is not None else None,
             tags={DEPLOYMENT_TAG: self.catalog.deployment_id, **tags},

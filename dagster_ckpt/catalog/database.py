@@ -358,8 +358,8 @@ def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
     if row is None:
         return (
             f"The catalog does not know the lease of stream {stream_id!r} any more: it was deleted, or replaced by "
-            "another one, while the stream ran. Put it back, or let dagster-ckpt rebuild register the stream's snapshots "
-            "in the new one; then start the stream again."
+            "another one, while the stream ran. Put it back, or register the stream's snapshots in the new one "
+            "(dagster-ckpt rebuild); then start the stream again."
         )
     if row.execution_id is None:
         return (

@@ -44,6 +44,7 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
     report_lost_runs,
     undefined_streams,
 )
+from dagster_ckpt.orchestration.sensors.run_slots import slots_warning
 from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.policies.restart import restart_description
@@ -67,7 +68,7 @@ def build_supervisor_sensor(
     - It brings managed streams to their desired state and code version.
     - It launches requested starts (`restart_stream_job`).
     - It records the end of runs whose process died without recording it.
-    - It reports streams that failed permanently or are no longer defined.
+    - It reports streams that failed permanently or are no longer defined, and a run queue that cannot hold all streams.
     - It launches retention for an execution that ended without cleaning up.
 
     Args:
@@ -76,6 +77,8 @@ def build_supervisor_sensor(
     """
     by_stream_id = {stream.stream_id: stream for stream in streams}
     silences = Silences()
+    said: set[str] = set()
+    held_slots = sum(stream.start_job is not None for stream in streams)
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
 
@@ -102,6 +105,10 @@ def build_supervisor_sensor(
         undefined = undefined_streams(
             context.instance, catalog, by_stream_id, origin.location_name if origin is not None else None
         )
+        slots = slots_warning(context.instance, held_slots)
+        if slots is not None and slots not in said:
+            said.add(slots)
+            context.log.warning(slots)
         for alert in tick.alerts:
             context.log.error(alert)
         for message in tick.messages:

@@ -199,9 +199,22 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingAsset(Stream):
-    """A stream that writes one or more assets; `asset` is their Dagster definition."""
+    """A stream that writes one or more assets; `asset` is their Dagster definition.
+
+    It can be called like the function that it was made of, such as in a test.
+    """
 
     asset: dg.AssetsDefinition
+    function: Callable[..., DataStreamWriter] | None = field(default=None, compare=False, repr=False)
+
+    def __call__(self, *given: Any, **named: Any) -> DataStreamWriter:
+        """Call the decorated function with plain arguments; starts nothing."""
+        if self.function is None:
+            raise OptionError(
+                f"Stream {self.stream_id!r} cannot be called: its query is described by an asset, op, program or YAML "
+                "of your own, not by a function that streaming_asset or streaming_multi_asset decorates."
+            )
+        return self.function(*given, **named)
 
     @property
     def key(self) -> dg.AssetKey:
@@ -217,6 +230,7 @@ class StreamingAsset(Stream):
         translator: StreamTranslator | None = None,
         name: str | None = None,
         describe: QueryDescriber | None = None,
+        function: Callable[..., DataStreamWriter] | None = None,
     ) -> StreamingAsset:
         """Create a streaming asset from a definition whose op runs the stream, or that has no op.
 
@@ -244,11 +258,12 @@ class StreamingAsset(Stream):
             translator=translator,
             asset=described,
             describe=describe,
+            function=function,
         )
-        function = _function_of(described)
-        if function is not None:
+        of_op = _function_of(described)
+        if of_op is not None:
             # From the definitions of a code location, `stream_of_asset` finds the stream again.
-            vars(function)[_STREAM] = stream
+            vars(of_op)[_STREAM] = stream
         return stream
 
 

@@ -139,7 +139,8 @@ def streaming_asset(
             output_required=False,
             **_of_the_op(function, names),
         )(_op_function(function, spec, names))
-        return StreamingAsset.of(asset, spec, translator=names, describe=describer(function, names))
+        described_by = describer(function, names)
+        return StreamingAsset.of(asset, spec, translator=names, describe=described_by, function=function)
 
     return decorate
 
@@ -194,8 +195,8 @@ def streaming_multi_asset(
             pool=pool,
             **_of_the_op(function, names),
         )(_op_function(function, spec, names))
-        described = describer(function, names)
-        return StreamingAsset.of(asset, spec, translator=names, name=op_name, describe=described)
+        described_by = describer(function, names)
+        return StreamingAsset.of(asset, spec, translator=names, name=op_name, describe=described_by, function=function)
 
     return decorate
 

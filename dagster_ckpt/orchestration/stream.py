@@ -14,6 +14,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
+from dagster_ckpt.orchestration.launchpad import launchpad
 from dagster_ckpt.orchestration.resources import DeploymentResources
 from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings
 from dagster_ckpt.orchestration.translator import StreamTranslator
@@ -253,7 +254,9 @@ class StreamingAsset(Stream):
             untranslated_name=name or op_name,
             keys=keys,
             code_version=versions.pop(),
-            start_job=_start_job(spec, translator.get_start_job_name(base), keys) if described.is_executable else None,
+            start_job=_start_job(spec, translator.get_start_job_name(base), described)
+            if described.is_executable
+            else None,
             runs_externally=runs_externally,
             translator=translator,
             asset=described,
@@ -281,11 +284,12 @@ def _function_of(asset: dg.AssetsDefinition) -> Callable[..., Any] | None:
     return getattr(asset.node_def.compute_fn, "decorated_fn", None)
 
 
-def _start_job(spec: StreamSpec, name: str, keys: tuple[dg.AssetKey, ...]) -> UnresolvedAssetJobDefinition:
+def _start_job(spec: StreamSpec, name: str, asset: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
         name,
         # The sensor evaluates these; here they would run when the stream ends.
-        selection=dg.AssetSelection.assets(*keys).without_checks(),
+        selection=dg.AssetSelection.assets(*asset.keys).without_checks(),
+        config=launchpad(asset.op.name, asset.op),
         description=f"Start the stream {spec.stream_id}, from where it stopped or from start_from.",
         # One process for run and step: a killed run worker leaves no orphaned step.
         executor_def=dg.in_process_executor,

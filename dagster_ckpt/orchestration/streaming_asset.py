@@ -415,6 +415,11 @@ def declare_stream(
     if isinstance(runs_in, dg.AssetsDefinition):
         _check_op(spec, runs_in.op)
         return StreamingAsset.of(runs_in, spec, translator=translator)
+    if spec.op_tags or spec.hooks:
+        raise OptionError(
+            f"Stream {spec.stream_id} has op_tags or hooks, but its job is your own. Remove them, and give "
+            f"{runs_in.name} the tags and hooks itself."
+        )
     names = sorted(node.name for node in runs_in.nodes)
     if op is None and len(names) == 1:
         op = names[0]

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dagster as dg
+
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.state_browsing import LIVE
 from dagster_ckpt.errors import OptionError
@@ -106,6 +108,7 @@ def run_to_completion(
     resources: Mapping[str, Any] | None = None,
     *,
     folder: str | Path | None = None,
+    config: dg.Config | None = None,
     start_from: str | StartFrom = "latest",
 ) -> CompletedStream:
     """Run the query of a stream on all input that there is, in this process, and return when it has ended.
@@ -120,6 +123,7 @@ def run_to_completion(
             of this process.
         folder: Where catalog, snapshots and live directory go. In the folder of an earlier run, the stream continues
             where that run ended. Default: a temporary folder, deleted with the result.
+        config: For the `config` parameter of the stream's function; default: its defaults.
         start_from: As in `Client.restart`.
 
     Raises:
@@ -133,7 +137,9 @@ def run_to_completion(
     """
     root = Path(folder if folder is not None else tempfile.mkdtemp(prefix="dagster_ckpt_test_")).absolute()
     try:
-        done = _run(stream, dict(resources or {}), root, StartFrom.of(start_from))
+        given: Any = dg.RunConfig({"it": config}) if config is not None else None
+        own = given.to_config_dict()["ops"]["it"]["config"] if given is not None else None
+        done = _run(stream, dict(resources or {}), root, own, StartFrom.of(start_from))
     except BaseException:
         if folder is None:
             shutil.rmtree(root, ignore_errors=True)
@@ -143,7 +149,9 @@ def run_to_completion(
     return done
 
 
-def _run(stream: Stream, given: dict[str, Any], root: Path, start_from: StartFrom) -> CompletedStream:
+def _run(
+    stream: Stream, given: dict[str, Any], root: Path, config: Mapping[str, Any] | None, start_from: StartFrom
+) -> CompletedStream:
     key = stream.translator.get_resource_key
     root.mkdir(parents=True, exist_ok=True)
     deployment = DeploymentResources(
@@ -158,7 +166,7 @@ def _run(stream: Stream, given: dict[str, Any], root: Path, start_from: StartFro
         key(STATE_BACKEND): deployment.state_backend,
         key(CHECKPOINT_CATALOG): deployment.checkpoint_catalog,
     }
-    with query_of(stream, resources) as (spark, query):
+    with query_of(stream, resources, config) as (spark, query):
         no_restart = effective_restart_strategy(RestartStrategies.no_restart(), checkpointing_enabled=False)
         # A storage in the stream's options would be that of production.
         options = replace(stream.spec.options, storage=None)

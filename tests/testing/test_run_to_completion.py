@@ -143,6 +143,25 @@ def test_rows_that_only_the_test_can_read_are_refused(spark: SparkSession, shop:
         _ = done.rows
 
 
+class Lowest(dg.Config):
+    id: int = 2
+    output: str = "some"
+
+
+def test_the_function_has_its_config(spark: SparkSession, shop: Shop) -> None:
+    @streaming_asset()
+    def some(context: Any, pyspark: SparkSessionResource, config: Lowest) -> Any:
+        rows = pyspark.spark_session.readStream.schema("id long").json(f"{shop.folder}/in")
+        return (
+            rows.where(f"id >= {config.id}")
+            .writeStream.format("parquet")
+            .option("path", f"{shop.folder}/{config.output}")
+        )
+
+    assert [row.id for row in run_to_completion(some).rows] == [2, 2]
+    assert len(run_to_completion(some, config=Lowest(id=1, output="other")).rows) == 3
+
+
 def test_a_stream_of_a_users_own_asset_has_no_function_to_call() -> None:
     @dg.asset(output_required=False, config_schema=StreamRunConfig.to_fields_dict())
     def mine(context): ...  # type: ignore[no-untyped-def]

@@ -1,6 +1,6 @@
 """One stream in YAML: its query, options, schedules and health thresholds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
@@ -9,7 +9,7 @@ from pydantic import Field, create_model, model_validator
 
 from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
-from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, templated
+from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, settings_in_yaml, templated
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
 from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings, described_fields
 from dagster_ckpt.orchestration.stream import StreamingAsset, StreamOptions, description_of
@@ -147,9 +147,10 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
     desired_state: Annotated[DesiredState | None, describe(description_of("desired_state"))] = None
     stall_timeout_ms: Annotated[int | None, describe(description_of("stall_timeout_ms"))] = None
     restart_in_run: Annotated[bool, describe(description_of("restart_in_run"))] = True
-    op_tags: Annotated[Mapping[str, Any] | None, describe(description_of("op_tags"))] = None
+    op_tags: Annotated[dict[str, Any] | None, settings_in_yaml(description_of("op_tags"), Any)] = None
     hooks: Annotated[
-        Sequence[dg.HookDefinition] | None,
+        # Pydantic would take a hook, which is a named tuple, apart.
+        Sequence[Any] | None,
         dg.Resolver(_hooks, model_field_type=Sequence[str] | None, description=description_of("hooks")),
     ] = None
     savepoints: Annotated[

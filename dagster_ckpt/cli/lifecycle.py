@@ -64,8 +64,8 @@ outputs = click.option(
 def stop(client: Client, *, stream: str, no_savepoint: bool, as_json: bool, **options: Any) -> None:
     """Stop a stream with a savepoint of its final state.
 
-    The next start continues from there. If the savepoint fails, the stream continues. The stream's checkpoints are deleted once it has stopped with a
-    savepoint, as Flink deletes them.
+    The next start continues from there. If the savepoint fails, the stream continues. Once it has stopped with a
+    savepoint, its checkpoints are deleted, as in Flink.
     """
     expected = "" if no_savepoint else last_took(client, stream)
     with working(f"Stopping {stream}{expected}"):

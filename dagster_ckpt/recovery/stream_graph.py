@@ -44,10 +44,12 @@ def select(selection: str, streams: Mapping[str, str], edges: Iterable[Edge]) ->
     """The part of the graph that a selection names, as in Dagster: `orders+` is `orders` and all that reads it.
 
     Args:
-        selection: Separated by commas; `+orders` is `orders` and all that it reads.
+        selection: Separated by commas; `+orders` is `orders` and all that it reads. Streams between are included.
         streams: Ids, by every name of a stream.
     """
     edges = list(edges)
+    upward = [(edge.reader, edge.upstream) for edge in edges]
+    downward = [(edge.upstream, edge.reader) for edge in edges]
     chosen: set[str] = set()
     for part in selection.split(","):
         match = _SELECTION.fullmatch(part.strip())
@@ -59,15 +61,15 @@ def select(selection: str, streams: Mapping[str, str], edges: Iterable[Edge]) ->
                 f"The catalog has no stream {match['stream']!r}. It has: {', '.join(sorted(set(streams.values())))}."
             )
         chosen.add(stream)
-        if match["upstream"]:
-            chosen |= _reached([stream], [(edge.reader, edge.upstream) for edge in edges])
-        if match["downstream"]:
-            chosen |= _reached([stream], [(edge.upstream, edge.reader) for edge in edges])
+        chosen |= _reached([stream], upward) if match["upstream"] else set()
+        chosen |= _reached([stream], downward) if match["downstream"] else set()
+    # Streams between two of them belong to the same history.
+    chosen |= _reached(chosen, upward) & _reached(chosen, downward)
     within = tuple(edge for edge in edges if edge.reader in chosen and edge.upstream in chosen)
     return StreamGraph(tuple(topological(chosen, within)), within)
 
 
-def _reached(start: Sequence[str], steps: Sequence[tuple[str, str]]) -> set[str]:
+def _reached(start: Iterable[str], steps: Sequence[tuple[str, str]]) -> set[str]:
     found, ahead = set(start), list(start)
     while ahead:
         here = ahead.pop()

@@ -23,6 +23,7 @@ from dagster_ckpt.catalog.journal import JournalRecords, RecoveryRecords
 from dagster_ckpt.catalog.leases import LeaseRecords
 from dagster_ckpt.catalog.pruning import PruningRecords
 from dagster_ckpt.catalog.requests import LaunchRecords, RequestRecords
+from dagster_ckpt.catalog.savepoint_sets import SavepointSetRecords
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.catalog.streams import RebuildRecords, StreamRecords
 from dagster_ckpt.catalog.tables import deployment, snapshots, streams
@@ -65,6 +66,7 @@ class Catalog:
         self.snapshots = SnapshotRecords(self.database)
         self.history = HistoryRecords(self.database)
         self.holds = HoldRecords(self.database)
+        self.savepoint_sets = SavepointSetRecords(self.database)
         self.pruning = PruningRecords(self.database)
         self.rebuilding = RebuildRecords(self.database)
         self.requests = RequestRecords(self.database)

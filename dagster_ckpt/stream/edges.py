@@ -125,11 +125,11 @@ def _relation(identity: SourceIdentity, sink: Sink) -> tuple[EdgeKind, str] | No
         return (EdgeKind.UNKNOWN, f"the files of the pattern {path} are") if matches else None
     if not folders_overlap(path, place):
         return None
-    if isinstance(sink, FileSink) and identity.kind == FILE and same_folder(path, place):
+    if not isinstance(sink, FileSink) or identity.kind != FILE:
+        return EdgeKind.UNKNOWN, f"the position in a source of kind {identity.kind} is"
+    if same_folder(path, place):
         return EdgeKind.FILES, ""
-    if isinstance(sink, FileSink):
-        return EdgeKind.UNKNOWN, f"the files of {path}, which is not exactly the folder of the sink, are"
-    return EdgeKind.UNKNOWN, f"the position in a source of kind {identity.kind} is"
+    return EdgeKind.UNKNOWN, f"the files of {path}, which is not exactly the folder of the sink, are"
 
 
 def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, bytes]) -> list[Read]:

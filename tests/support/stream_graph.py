@@ -29,6 +29,7 @@ class Stage:
         )
         self.sink = root / "out" / name
         self.stream.register()
+        self.kind = "file"
         self.catalog = self.stream.catalog
         directory = self.stream.live_directory(1, 0).url
         as_writer(self.catalog, name).streams.switch_live_directory(directory, origin=StateOrigin.empty(None))
@@ -43,13 +44,18 @@ class Stage:
     def folders(self) -> list[Path]:
         return [each.sink for each in self.upstream] or [self.root / "in"]
 
+    def read_as(self, kind: str) -> None:
+        """As if its sources were of this kind."""
+        self.kind = kind
+        self.execute(self.catalog.streams.get(self.name).live_directory or "")
+
     def execute(self, directory: str) -> None:
         """As an execution reports it."""
         execution = f"{self.name}-{uuid.uuid4()}"
         writer = as_writer(self.catalog, self.name).executions
         writer.start(execution, run_id=f"run-{execution}", cause=StartCause.MANUAL, holder=HOLDER)
         sources = [
-            {"kind": "file", "identity": {"path": f"file:{folder}", "format": "parquet"}, "options": {}}
+            {"kind": self.kind, "identity": {"path": f"file:{folder}", "format": "parquet"}, "options": {}}
             for folder in self.folders
         ]
         writer.running(execution, live_directory=directory, recovery={SOURCE_IDENTITIES: sources})
@@ -63,7 +69,8 @@ class Stage:
         if not self.upstream:
             place = self.root / "in" / f"{batch}.json"
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text("rows")
+            if not place.exists():
+                place.write_text("rows")
         parts = [self._read(str(number), folder, batch) for number, folder in enumerate(self.folders)]
         meta = {"batchWatermarkMs": 0, "batchTimestampMs": 1_000 * batch, "conf": {"spark.sql.shuffle.partitions": "1"}}
         self.write(
@@ -81,7 +88,8 @@ class Stage:
         known = self.has_read(source)
         there = listed(folder) if self.upstream else [f"file://{folder}/{batch}.json"]
         new = [each for each in there if each not in known]
-        lines = [{"path": path, "timestamp": 1, "batchId": batch} for path in new]
+        times = {path: Path(path.removeprefix("file://")).stat().st_mtime_ns // 10**6 for path in new}
+        lines = [{"path": path, "timestamp": times[path], "batchId": batch} for path in new]
         self.write(f"sources/{source}/{batch}", "\n".join(["v1", *map(json.dumps, lines)]))
         return new
 

@@ -16,17 +16,20 @@ from dagster_ckpt.recovery.stream_graph import graph_of
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from tests.support.as_writer import as_writer
 from tests.support.stream_graph import Stage, listed
+from tests.support.thorough import either
 
 
 class Pipeline:
-    """Two branches of one stream that meet in a fourth one."""
+    """Two branches of one stream that meet in a fourth one; or only the first two streams."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, whole: bool = True) -> None:
         self.orders = Stage(root, "orders")
         self.left = Stage(root, "left", self.orders)
-        self.right = Stage(root, "right", self.orders)
-        self.totals = Stage(root, "totals", self.left, self.right)
-        self.stages = (self.orders, self.left, self.right, self.totals)
+        self.stages: tuple[Stage, ...] = (self.orders, self.left)
+        if whole:
+            self.right = Stage(root, "right", self.orders)
+            self.totals = Stage(root, "totals", self.left, self.right)
+            self.stages += (self.right, self.totals)
         self.catalog = self.orders.catalog
         self.client = Client(self.catalog, origin="a test")
 
@@ -168,7 +171,7 @@ def test_restart_takes_every_stream_and_sink_back(pipeline: Pipeline) -> None:
 def test_restart_is_finished_or_undone_after_a_death_at_any_step(tmp_path: Path) -> None:
     steps = 0
     while True:
-        pipeline = Pipeline(tmp_path / str(steps))
+        pipeline = Pipeline(tmp_path / str(steps), whole=False)
         pipeline.commit(2)
         june = pipeline.client.trigger_savepoint_set("orders+", label="june")
         pipeline.commit(2)
@@ -177,14 +180,14 @@ def test_restart_is_finished_or_undone_after_a_death_at_any_step(tmp_path: Path)
         pipeline.assert_consistent()
         if steps % 2:
             pipeline.client.restart_savepoint_set("june", start=False)
-            assert pipeline.batches == [1, 1, 1, 1]
+            assert pipeline.batches == [1, 1]
         elif len(pipeline.client.savepoint_sets()) > 1:
             pipeline.client.restart_savepoint_set(f"before-{june.set_id[:8]}", start=False)
-            assert pipeline.batches == [3, 3, 3, 3]
+            assert pipeline.batches == [3, 3]
         pipeline.commit(3)
         pipeline.assert_uninterrupted()
         pipeline.catalog.close()
-        steps += 1
+        steps += either(quick=3, thorough=1)
     assert steps > 8
 
 

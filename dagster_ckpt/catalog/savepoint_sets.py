@@ -28,7 +28,7 @@ class SavepointSet:
     Attributes:
         selection: The streams as they were selected.
         streams: Their ids, upstream first.
-        unproven: Why the set is not proven to be consistent, if somebody accepted that.
+        unproven: Why the set is not proven to be consistent, if that was accepted.
         is_counted: Later sets of this selection replace it (`keep`).
     """
 

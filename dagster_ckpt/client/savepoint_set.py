@@ -74,7 +74,7 @@ def line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotR
     """The line through exactly these snapshots; a member with `skipped` is not consistent."""
     readers = {edge.reader for edge in graph.edges}
     points = {stream: [point_of(catalog, made[stream], reads=stream in readers)] for stream in graph.order}
-    return recovery_line(graph.order, points)
+    return recovery_line(graph.order, points, graph.edges)
 
 
 def release_set(catalog: Catalog, found: SavepointSet) -> None:

@@ -107,17 +107,21 @@ def topological(streams: Iterable[str], edges: Iterable[Edge]) -> list[str]:
     return order
 
 
-def recovery_line(order: Sequence[str], points: Mapping[str, Sequence[Point]]) -> RecoveryLine:
+def recovery_line(
+    order: Sequence[str], points: Mapping[str, Sequence[Point]], edges: Iterable[Edge] = ()
+) -> RecoveryLine:
     """The newest point of each stream that has read nothing of its upstream that would be undone.
 
     Args:
         order: The streams, upstream first. Other streams that they read do not go back.
         points: Newest first.
+        edges: Between the streams. Those of unknown kind make the line not provable.
     """
+    edges = list(edges)
     chosen: dict[str, Point] = {}
     members = []
     for stream in order:
-        member = _newest(stream, points[stream], chosen)
+        member = _newest(stream, points[stream], chosen, edges)
         chosen[stream] = member.point
         members.append(member)
     return RecoveryLine(tuple(members))
@@ -138,21 +142,23 @@ def orphaned(name: str, reads: Iterable[Read], chosen: Mapping[str, Point]) -> s
     return None
 
 
-def unproven(stream: str, point: Point, chosen: Mapping[str, Point]) -> tuple[str, ...]:
+def unproven(stream: str, point: Point, chosen: Mapping[str, Point], edges: Iterable[Edge] = ()) -> tuple[str, ...]:
+    """Why it is not known whether a position is consistent with the chosen points of its upstream."""
     if point.reads is None:
         return (f"{point.name} of {stream} does not record what it has read",)
+    doubtful: list[Read | Edge] = [*point.reads, *(edge for edge in edges if edge.reader == stream)]
     return tuple(
-        f"how far {stream} has read {read.sink} of {read.upstream}: {read.why} not recorded by batch"
-        for read in point.reads
-        if read.kind is EdgeKind.UNKNOWN and read.upstream in chosen
+        f"how far {stream} has read {each.sink} of {each.upstream}: {each.why} not recorded by batch"
+        for each in doubtful
+        if each.kind is EdgeKind.UNKNOWN and each.upstream in chosen
     )
 
 
-def _newest(stream: str, points: Sequence[Point], chosen: Mapping[str, Point]) -> Member:
+def _newest(stream: str, points: Sequence[Point], chosen: Mapping[str, Point], edges: Sequence[Edge]) -> Member:
     skipped: list[str] = []
     for point in points:
         why = orphaned(point.name, point.reads or (), chosen)
         if why is None:
-            return Member(stream, point, tuple(skipped), unproven(stream, point, chosen))
+            return Member(stream, point, tuple(skipped), unproven(stream, point, chosen, edges))
         skipped.append(why)
     return Member(stream, EMPTY, tuple(skipped))

@@ -90,7 +90,9 @@ def line_of(catalog: Catalog, graph: StreamGraph, given: Mapping[str, Point] | N
     """The recovery line over the retained snapshots of a graph; `given` are points to use instead."""
     readers = {edge.reader for edge in graph.edges}
     points = {stream: points_of(catalog, stream, reads=stream in readers) for stream in graph.order}
-    return recovery_line(graph.order, points | {stream: [point] for stream, point in (given or {}).items()})
+    return recovery_line(
+        graph.order, points | {stream: [point] for stream, point in (given or {}).items()}, graph.edges
+    )
 
 
 def points_of(catalog: Catalog, stream_id: str, *, reads: bool) -> list[Point]:
@@ -159,7 +161,7 @@ def downstream_readers(catalog: Catalog, stream_id: str, plan: RecoveryPlan) -> 
         now = _now(catalog, member.stream_id, edges)
         reads = now.reads or ()
         why = orphaned("now", reads, kept)
-        doubts = unproven(member.stream_id, now, kept)
+        doubts = unproven(member.stream_id, now, kept, edges)
         is_undone = True if why is not None else None if doubts else False
         shown = why.removeprefix("now: ") if why is not None else "; ".join(doubts) or _progress(reads, kept)
         found.append(ReaderOfStream(member.stream_id, is_undone, shown, member.messages()[0].partition(": ")[2]))

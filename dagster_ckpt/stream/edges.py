@@ -33,7 +33,7 @@ _GLOB = frozenset("*?[{")
 
 
 class EdgeKind(StrEnum):
-    """FILES: the newest batch that was read is known. UNKNOWN: it is not, and `why` says so."""
+    """FILES: a source reads a file sink by its log, so the newest batch is known. UNKNOWN: it is not; `why` says so."""
 
     FILES = "FILES"
     UNKNOWN = "UNKNOWN"
@@ -133,25 +133,21 @@ def _relation(identity: SourceIdentity, sink: Sink) -> tuple[EdgeKind, str] | No
 
 
 def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, bytes]) -> list[Read]:
-    """How far the sources of a stream have read. `entries` are those of their logs, by path."""
+    """How far sources have read over edges of kind FILES. `entries` are those of their logs, by path."""
     of_source: dict[str, dict[str, bytes]] = {}
     for path, data in entries.items():
         of_source.setdefault(path.split("/")[1], {})[path] = data
     return [
-        _read(catalog, edge, [each.path for each in files_in_entries(of_source.get(edge.source, {}))])
-        if edge.kind is EdgeKind.FILES
-        else Read(edge.source, edge.upstream, edge.sink, edge.kind, edge.why)
-        for edge in edges
+        _read(catalog, edge, [each.path for each in files_in_entries(of_source.get(edge.source, {}))]) for edge in edges
     ]
 
 
 def reads_of_live(catalog: Catalog, edges: Iterable[Edge], live: LiveDirectory) -> list[Read]:
-    """How far the sources of a query, running or not, have read now."""
+    """How far the sources of a query, running or not, have read now over edges of kind FILES."""
     return [
         _read(catalog, edge, [each.path for each in files_after(live.folder, edge.source, -1)])
-        if edge.kind is EdgeKind.FILES
-        else Read(edge.source, edge.upstream, edge.sink, edge.kind, edge.why)
         for edge in edges
+        if edge.kind is EdgeKind.FILES
     ]
 
 
@@ -159,12 +155,25 @@ def reads_at_cut(
     catalog: Catalog, stream_id: str, identities: object, files: Iterable[NeededFile]
 ) -> dict[str, list[dict[str, Any]]]:
     """Properties of a snapshot of these files; `identities` are the recorded ones of its sources."""
-    sources = identities_of_record(identities)
-    if sources is None:
+    found = identities_of_record(identities)
+    if found is None:
         return {}
-    edges = edges_of(stream_id, keyed(sources), catalog.executions.sinks_by_other(stream_id))
+    sources = {key: each for key, each in keyed(found).items() if _reads_a_sink(each)}
+    sinks = catalog.executions.sinks_by_other(stream_id) if sources else {}
+    edges = [each for each in edges_of(stream_id, sources, sinks) if each.kind is EdgeKind.FILES]
     entries = {each.path: each.read() for each in files if each.path.startswith(f"{SOURCES}/")} if edges else {}
     return {READS: [{**vars(each), "kind": each.kind.value} for each in reads_of(catalog, edges, entries)]}
+
+
+def _reads_a_sink(source: SourceIdentity) -> bool:
+    """Whether the folder has the log of a file sink: few have, and the catalog is asked for these only."""
+    path = source.identity.get(PATH)
+    if path is None or source.kind != FILE or _GLOB & set(path):
+        return False
+    try:
+        return bool(open_file_io(path).list(LOG))
+    except (CkptError, OSError):
+        return True
 
 
 def _read(catalog: Catalog, edge: Edge, paths: Sequence[str]) -> Read:

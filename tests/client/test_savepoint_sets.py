@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from dagster_ckpt.client import Client
 from dagster_ckpt.client.savepoint_set import take_savepoint_set
 from dagster_ckpt.errors import RequestFailedError, SnapshotHeldError, SnapshotNotFoundError
 from dagster_ckpt.recovery.stream_graph import graph_of
+from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from tests.support.as_writer import as_writer
 from tests.support.stream_graph import Stage, listed
@@ -129,6 +133,46 @@ def test_nothing_is_recorded_if_a_stream_cannot_be_taken(pipeline: Pipeline) -> 
         pipeline.take()
 
     assert pipeline.client.savepoint_sets() == []
+
+
+def test_sets_of_streams_that_run_belong_together(pipeline: Pipeline) -> None:
+    done = threading.Event()
+
+    def run(stage: Stage) -> None:
+        while not done.is_set():
+            stage.commit()
+
+    threads = [threading.Thread(target=run, args=[stage]) for stage in pipeline.stages]
+    for thread in threads:
+        thread.start()
+    made = []
+    for _ in range(either(quick=4, thorough=20)):
+        # A batch that is listed and not committed may have been read twice in a row.
+        with suppress(RequestFailedError):
+            made.append(pipeline.client.trigger_savepoint_set("orders+"))
+    done.set()
+    for thread in threads:
+        thread.join()
+
+    assert made
+    for found in made:
+        files = {stream: files_of(pipeline, each) for stream, each in found.savepoints.items()}
+        for stage in pipeline.stages:
+            for number, upstream in enumerate(stage.upstream):
+                read, written = files[stage.name][f"sources/{number}"], files[upstream.name]["sinks/0"]
+                assert read
+                assert read <= written
+
+
+def files_of(pipeline: Pipeline, savepoint: SnapshotRecord) -> dict[str, set[str]]:
+    """What the logs of sources and sinks in a savepoint list."""
+    store = next(stage for stage in pipeline.stages if stage.name == savepoint.stream_id).stream.store
+    found: dict[str, set[str]] = {}
+    entries = read_files(store, savepoint.location or "", lambda path: path.startswith(("sources/", "sinks/")))
+    for path, data in entries.items():
+        lines = [json.loads(line)["path"] for line in data.decode().splitlines()[1:]]
+        found.setdefault(path.rpartition("/")[0], set()).update(lines)
+    return found
 
 
 def test_edge_of_unknown_kind_is_named_before_anything_is_taken(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -67,10 +67,9 @@ class Stage:
         batch = batch + 1 if (self.live / "commits" / "0").exists() else 0
         self.write("metadata", json.dumps({"id": f"query-{self.name}"}))
         if not self.upstream:
-            place = self.root / "in" / f"{batch}.json"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if not place.exists():
-                place.write_text("rows")
+            new = self.root / "in" / f"{batch}.json"
+            if not new.exists():
+                place(new, "rows")
         parts = [self._read(str(number), folder, batch) for number, folder in enumerate(self.folders)]
         meta = {"batchWatermarkMs": 0, "batchTimestampMs": 1_000 * batch, "conf": {"spark.sql.shuffle.partitions": "1"}}
         self.write(
@@ -81,8 +80,7 @@ class Stage:
         return batch
 
     def write(self, path: str, text: str) -> None:
-        (self.live / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.live / path).write_text(text)
+        place(self.live / path, text)
 
     def _read(self, source: str, folder: Path, batch: int) -> list[str]:
         known = self.has_read(source)
@@ -94,7 +92,7 @@ class Stage:
         return new
 
     def has_read(self, source: str = "0") -> set[str]:
-        entries = (self.live / "sources" / source).glob("*")
+        entries = (self.live / "sources" / source).glob("[0-9]*")
         return {json.loads(line)["path"] for entry in entries for line in entry.read_text().splitlines()[1:]}
 
     def _sink(self, batch: int) -> None:
@@ -107,10 +105,18 @@ class Stage:
         before = (
             [json.dumps({"path": each, "size": 4, "action": "add"}) for each in listed(self.sink)] if compacts else []
         )
-        (log / (f"{batch}.compact" if compacts else str(batch))).write_text("\n".join(["v1", *before, line]))
+        place(log / (f"{batch}.compact" if compacts else str(batch)), "\n".join(["v1", *before, line]))
 
     def savepoint(self, label: str | None = None) -> SnapshotRecord:
         return savepoint_of_stopped_stream(self.stream, label=label)
+
+
+def place(path: Path, text: str) -> None:
+    """Atomically, as Spark writes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{uuid.uuid4()}.tmp"
+    temporary.write_text(text)
+    temporary.rename(path)
 
 
 def listed(sink: Path) -> list[str]:

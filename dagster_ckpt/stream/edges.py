@@ -181,7 +181,9 @@ def _read(catalog: Catalog, edge: Edge, paths: Sequence[str]) -> Read:
     unknown = Read(edge.source, edge.upstream, edge.sink, EdgeKind.UNKNOWN)
     try:
         before = catalog.streams.get(edge.upstream)
-        newest, unlisted = newest_batch({bare(path) for path in paths}, str(sink.place))
+        # The sink's own retention may have dropped files of a stream that was never rewound.
+        rewound = before.timeline > 0
+        newest, unlisted = newest_batch({bare(path) for path in paths}, str(sink.place), counts_unlisted=rewound)
         after = catalog.streams.get(edge.upstream)
     except (CkptError, OSError) as error:
         return Read(**{**vars(unknown), "why": f"the log of the sink could not be read ({error}), and the position is"})
@@ -194,13 +196,15 @@ def _read(catalog: Catalog, edge: Edge, paths: Sequence[str]) -> Read:
         kind=EdgeKind.FILES,
         timeline=before.timeline,
         batch=newest,
-        # The sink's own retention may have dropped files of a stream that was never rewound.
-        undone=unlisted if before.timeline else 0,
+        undone=unlisted,
     )
 
 
-def newest_batch(read: set[str], folder: str) -> tuple[int | None, int]:
-    """The newest batch of a file sink of which any of these files is, and how many of them its log does not list."""
+def newest_batch(read: set[str], folder: str, *, counts_unlisted: bool = True) -> tuple[int | None, int]:
+    """The newest batch of a file sink of which any of these files is, and how many of them its log does not list.
+
+    Without that count, no more of the log is read than needed.
+    """
     if not read:
         return None, 0
     root = open_file_io(folder)
@@ -210,8 +214,10 @@ def newest_batch(read: set[str], folder: str) -> tuple[int | None, int]:
         files = _files(root, names[number]) if number in names else set()
         if newest is None and files & read:
             newest = _in_compact(folder, number, read) if names[number].endswith(COMPACT) else number
+        if newest is not None and not counts_unlisted:
+            break
         unlisted -= files
-    return newest, len(unlisted)
+    return newest, len(unlisted) if counts_unlisted else 0
 
 
 def _in_compact(folder: str, number: int, read: set[str]) -> int:

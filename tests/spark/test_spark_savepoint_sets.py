@@ -90,9 +90,9 @@ def test_restored_set_ends_as_an_uninterrupted_graph(spark: SparkSession, tmp_pa
     assert taken.savepoints["orders"].batch_id == 4
     read = taken.savepoints["daily"].properties["reads"]
     assert [(each["upstream"], each["batch"], each["kind"]) for each in read] == [("orders", 2, "FILES")]
-    assert [(each.stream_id, each.has_read_undone) for each in alone.readers] == [
-        (stream, True) for stream in list(GRAPHS[graph])[1:]
-    ]
+    assert {each.stream_id: each.has_read_undone for each in alone.readers} == dict.fromkeys(
+        list(GRAPHS[graph])[1:], True
+    )
     assert line.is_proven
     assert pipeline.rows() == at_set
     pipeline.run(*GRAPHS[graph])

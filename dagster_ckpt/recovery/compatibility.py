@@ -108,7 +108,10 @@ class CompatibilityReport:
 
     def messages(self) -> list[str]:
         """The report, one line each."""
-        asked = " ".join(f"--{name.replace('_', '-')} {value!r}" for name, value in self.options.items())
+        asked = " ".join(
+            f"--{name.replace('_', '-')}" + ("" if value is True else f" {value!r}")
+            for name, value in self.options.items()
+        )
         return [
             f"{self.stream_id}: {self.verdict.value}, compared with {self.compared_with}",
             *map(str, self.steps),

@@ -84,8 +84,12 @@ def _with_doubts(found: list[Decision], before: PlanDescription, after: PlanDesc
     unclear = moves and any(
         max(count.values(), default=0) > 1 or (JOIN_KIND in count and count.total() > 1) for count in counts
     )
+    marks = [sum(each.kind == WATERMARK for each in plan.operators) for plan in (before, after)]
     for each in found:
-        if unclear and each.keeps_state and each.fate is not Fate.REFUSE:
+        if each.operator.kind == WATERMARK and None in (each.was, each.now) and min(marks) > 0:
+            # With its source, which is a change of its own.
+            yield replace(each, fate=Fate.REFUSE)
+        elif unclear and each.keeps_state and each.fate is not Fate.REFUSE:
             why = f"{each.why or 'unchanged'}, but which state is whose is not certain: several operators are alike"
             yield replace(each, fate=Fate.REFUSE, why=why)
         else:

@@ -45,7 +45,7 @@ def test_operators_come_and_go() -> None:
     assert fates((), (COUNTS,)) == [Fate.ADD]
     assert fates((MARK, DISTINCT, COUNTS), (MARK, COUNTS)) == [Fate.KEEP, Fate.DROP, Fate.KEEP]
     assert fates((COUNTS,), (MARK, COUNTS)) == [Fate.ADD, Fate.KEEP]
-    assert fates((MARK, COUNTS), (MARK, MARK, COUNTS)) == [Fate.KEEP, Fate.REFUSE, Fate.KEEP]
+    assert fates((MARK, COUNTS), (MARK, MARK, COUNTS)) == [Fate.REFUSE, Fate.KEEP, Fate.KEEP]
     assert fates((MARK, COUNTS), (replace(MARK, settings=(("delay", "1 hour"),)), COUNTS)) == [Fate.MIGRATE, Fate.KEEP]
 
 

@@ -358,7 +358,13 @@ def was_renewed(connection: Connection, seen: LeaseRecord) -> bool:
 
 
 def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
-    if row is None or row.execution_id is None:
+    if row is None:
+        return (
+            f"The catalog does not know the lease of stream {stream_id!r} any more: it was deleted, or replaced by "
+            "another one, while the stream ran. Put it back, or register the stream's snapshots in the new one "
+            "(dagster-ckpt rebuild); then start the stream again."
+        )
+    if row.execution_id is None:
         return (
             f"The lease of stream {stream_id!r} was released, so this execution no longer holds it. Start the stream "
             "again."

@@ -104,15 +104,6 @@ class ExecutionRecords(Records):
             failed.setdefault(row.stream_id, []).append(failure)
         return failed
 
-    def first_started(self, stream_ids: Sequence[str]) -> dict[str, int]:
-        """In ms since the epoch."""
-        query = (
-            select(executions.c.stream_id, func.min(executions.c.started_at_ms))
-            .where(executions.c.stream_id.in_(stream_ids))
-            .group_by(executions.c.stream_id)
-        )
-        return {stream_id: int(first_ms) for stream_id, first_ms in self._database.rows(query)}
-
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
         """The newest committed batch that was reported in a live directory."""
         there = (each for each in self.of_stream(stream_id) if each.live_directory == live_directory)

@@ -14,6 +14,8 @@ from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord
 from dagster_ckpt.errors import OptionError
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
+# The same as the tag of runs.
+DEPLOYMENT_KEY = "dagster_ckpt/deployment"
 SNAPSHOT_ID_KEY = "dagster_ckpt/snapshot_id"
 BATCH_ID_KEY = "dagster_ckpt/batch_id"
 STREAM_ID_KEY = "dagster_ckpt/stream_id"
@@ -53,6 +55,8 @@ def materialization(
     snapshot: SnapshotRecord | None,
     tally: SnapshotTally | None,
     page: CheckpointPage | None = None,
+    *,
+    deployment: str | None = None,
 ) -> dg.AssetMaterialization:
     """A snapshot as a materialization of its asset.
 
@@ -74,23 +78,23 @@ def materialization(
     return dg.AssetMaterialization(
         key,
         description=f"{metadata.get('dagster_ckpt/kind', event.type.value)} at batch {batch_id}",
-        metadata={SEQUENCE_KEY: event.sequence, SNAPSHOT_ID_KEY: identity(event), **metadata, **since},
+        metadata={**_of(event, deployment), **metadata, **since},
         tags={"dagster/data_version": str(batch_id)},
     )
 
 
-def failure_observation(key: dg.AssetKey, event: EventRecord) -> dg.AssetObservation:
+def failure_observation(key: dg.AssetKey, event: EventRecord, deployment: str | None = None) -> dg.AssetObservation:
     """Report a failed attempt: nothing was materialized."""
     kind = "savepoint" if event.type is EventType.SAVEPOINT_FAILED else "checkpoint"
     return dg.AssetObservation(
         key,
         description=f"a {kind} failed",
-        metadata={
-            SEQUENCE_KEY: event.sequence,
-            SNAPSHOT_ID_KEY: identity(event),
-            "dagster_ckpt/failure": str(event.payload.get("reason", "unknown")),
-        },
+        metadata={**_of(event, deployment), "dagster_ckpt/failure": str(event.payload.get("reason", "unknown"))},
     )
+
+
+def _of(event: EventRecord, deployment: str | None) -> dict[str, Any]:
+    return known({SEQUENCE_KEY: event.sequence, SNAPSHOT_ID_KEY: identity(event), DEPLOYMENT_KEY: deployment})
 
 
 def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:

@@ -135,6 +135,7 @@ class AttemptRunner:
         self._last_snapshot_batch: int | None = None
         self._began = prepared.began or Positions(None, None)
         self._has_progressed = False
+        self._input_has_ended = False
 
     @property
     def sinks(self) -> tuple[str, ...]:
@@ -169,6 +170,20 @@ class AttemptRunner:
         self._has_progressed = True
         return True
 
+    def input_ended(self) -> bool:
+        """From now on a checkpoint that nobody requests is the final one; whether it is due.
+
+        It is not if the position is that of a checkpoint which a recovery can use.
+        """
+        self._input_has_ended = True
+        if not self._stream.options.is_checkpointing_enabled:
+            return False
+        try:
+            newest = renewable(self._stream, sharing_base(self._stream))
+            return newest is None or newest.batch_id != self.positions.look().commit
+        except (CatalogError, StorageAccessError):
+            return True
+
     def start(self, attempt: Attempt) -> list[Event]:
         """Record an attempt, whose cut waits for its batch boundary; if impossible, returns a failure event."""
         snapshot_id = str(uuid.uuid4())
@@ -186,7 +201,7 @@ class AttemptRunner:
         arguments = request.arguments if request is not None else {}
         facts = self._facts()
         base = sharing_base(self._stream)
-        trigger = _trigger(attempt, request)
+        trigger = SnapshotTrigger.INPUT_ENDED if self._is_final(attempt) else _trigger(attempt, request)
         may_renew = attempt.kind is TriggerKind.CHECKPOINT and arguments.get("label") is None
         order = SnapshotOrder(
             kind=SnapshotKind.SAVEPOINT if attempt.kind.is_savepoint else SnapshotKind.CHECKPOINT,
@@ -221,6 +236,9 @@ class AttemptRunner:
         span.phase("alignment")
         after = -1 if commit is None else commit
         return _Running(attempt, order, after, monotonic_ms(), span, aligned_only=aligned_only)
+
+    def _is_final(self, attempt: Attempt) -> bool:
+        return self._input_has_ended and attempt.request_id is None
 
     def _not_triggered(self, attempt: Attempt, reason: CheckpointFailureReason, error: Exception) -> None:
         kind = "savepoint" if attempt.kind.is_savepoint else "checkpoint"

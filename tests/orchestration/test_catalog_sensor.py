@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
-from orchestration_catalog import FIGURES, begin_execution, begin_snapshot, take_snapshot
+from orchestration_catalog import FIGURES, begin_execution, begin_snapshot, register, take_snapshot
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -220,7 +222,7 @@ def test_what_a_tick_was_asked_for_again_is_not_reported_twice(
     assert on_asset(daemon.instance, orders.key) == ids([first, second])
 
 
-def test_a_tick_after_one_that_was_stored_asks_dagster_nothing(
+def test_a_tick_after_one_that_was_stored_does_not_read_what_dagster_has_stored(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots = [take_snapshot(catalog, "orders")]
@@ -230,7 +232,7 @@ def test_a_tick_after_one_that_was_stored_asks_dagster_nothing(
         raise AssertionError("Dagster was asked for what this process has reported itself")
 
     with monkeypatch.context() as patch:
-        for name in ("get_asset_records", "fetch_materializations", "fetch_observations"):
+        for name in ("fetch_materializations", "fetch_observations"):
             patch.setattr(type(daemon.instance), name, refuse)
         for _ in range(2):
             snapshots.append(take_snapshot(catalog, "orders"))
@@ -242,6 +244,31 @@ def test_a_tick_after_one_that_was_stored_asks_dagster_nothing(
     assert newest.asset_materialization is not None
     assert newest.asset_materialization.metadata["dagster_ckpt/checkpoints_since_report"].value == 1
     assert on_asset(daemon.instance, orders.key) == ids(snapshots)
+
+
+def test_of_two_deployments_with_the_same_asset_the_one_started_last_reports(
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = take_snapshot(catalog, "orders")
+    daemon.tick()
+    url = f"sqlite:///{tmp_path}/another.db"
+    with closing(Catalog(url)) as another:
+        register(another, "orders")
+        later = Daemon(
+            daemon.instance,
+            build_catalog_sensor([orders], report_interval_seconds=0),
+            CheckpointCatalogResource(url=url),
+        )
+        theirs = take_snapshot(another, "orders")
+        later.tick()
+        for _ in range(2):
+            take_snapshot(catalog, "orders")
+            assert daemon.tick().asset_events == []
+        again = take_snapshot(another, "orders")
+        later.tick()
+
+    assert on_asset(daemon.instance, orders.key) == ids([first, theirs, again])
+    assert capfd.readouterr().err.count(f"orders: deployment {another.deployment_id} has reported") == 1
 
 
 def test_snapshots_of_a_catalog_that_was_made_anew_are_reported(

@@ -14,6 +14,7 @@ from typing import Any
 
 import dagster as dg
 from dagster._check import CheckError
+from dagster._core.definitions.asset_selection import KeysAssetSelection
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.errors import DagsterExecutionInterruptedError
@@ -25,6 +26,7 @@ from dagster._utils.interrupts import capture_interrupts, check_captured_interru
 __all__ = [
     "BaseAssetGraph",
     "DagsterExecutionInterruptedError",
+    "KeysAssetSelection",
     "UnresolvedAssetJobDefinition",
     "capture_interrupts",
     "check_captured_interrupt",

@@ -27,6 +27,7 @@ from dagster_ckpt.orchestration.metadata import (
     failure_observation,
     identity,
     materialization,
+    number_in,
 )
 from dagster_ckpt.orchestration.resources import catalog_of
 from dagster_ckpt.orchestration.run_status import UNFINISHED
@@ -353,9 +354,9 @@ def _newest_reports(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey])
     for record in instance.get_asset_records(list(keys)) if keys else ():
         newest = record.asset_entry.last_materialization
         metadata = newest.asset_materialization.metadata if newest and newest.asset_materialization else {}
-        sequence = metadata.get(SEQUENCE_KEY)
-        if isinstance(sequence, dg.IntMetadataValue) and sequence.value is not None:
-            found[record.asset_entry.asset_key] = _NewestReport(sequence.value, _deployment_in(metadata))
+        sequence = number_in(metadata, SEQUENCE_KEY)
+        if sequence is not None:
+            found[record.asset_entry.asset_key] = _NewestReport(sequence, _deployment_in(metadata))
     return found
 
 
@@ -402,14 +403,10 @@ def already_reported(
         for record in page.records:
             reported = record.asset_materialization or record.asset_observation
             metadata = reported.metadata if reported else {}
-            sequence, snapshot_id = metadata.get(SEQUENCE_KEY), metadata.get(SNAPSHOT_ID_KEY)
+            sequence, snapshot_id = number_in(metadata, SEQUENCE_KEY), metadata.get(SNAPSHOT_ID_KEY)
             if snapshot_id is not None and snapshot_id.value in candidates:
                 found.add(str(snapshot_id.value))
-            elif (
-                isinstance(sequence, dg.IntMetadataValue)
-                and (sequence.value or 0) < news[0].sequence
-                and _deployment_in(metadata) in (None, ours)
-            ):
+            elif sequence is not None and sequence < news[0].sequence and _deployment_in(metadata) in (None, ours):
                 return frozenset(found)
         if not page.has_more:
             return frozenset(found)

@@ -24,6 +24,7 @@ from dagster_ckpt.catalog.leases import LeaseRecords
 from dagster_ckpt.catalog.metrics import MetricRecords
 from dagster_ckpt.catalog.pruning import PruningRecords
 from dagster_ckpt.catalog.requests import LaunchRecords, RequestRecords
+from dagster_ckpt.catalog.savepoint_sets import SavepointSetRecords
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.catalog.streams import RebuildRecords, StreamRecords
 from dagster_ckpt.catalog.tables import deployment, snapshots, streams
@@ -67,6 +68,7 @@ class Catalog:
         self.history = HistoryRecords(self.database)
         self.metrics = MetricRecords(self.database)
         self.holds = HoldRecords(self.database)
+        self.savepoint_sets = SavepointSetRecords(self.database)
         self.pruning = PruningRecords(self.database)
         self.rebuilding = RebuildRecords(self.database)
         self.requests = RequestRecords(self.database)

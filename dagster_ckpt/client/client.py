@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.client.connection import given_folder
-from dagster_ckpt.client.lifecycle import LifecycleMethods
+from dagster_ckpt.client.graph import GraphMethods
 from dagster_ckpt.client.maintenance import MaintenanceMethods
-from dagster_ckpt.client.snapshots import SnapshotMethods
 from dagster_ckpt.values.modes import SnapshotKind
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods):
+class Client(GraphMethods, MaintenanceMethods):
     """Every operation on the streams of a catalog.
 
     The catalog records places and options of each stream that has run, so it is enough unless the storage needs

@@ -35,6 +35,7 @@ from dagster_ckpt.recovery.plan import (
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, forecast_sinks, survey_sinks
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
 from dagster_ckpt.recovery.source_mapping import source_changes
+from dagster_ckpt.recovery.stream_graph import ReaderOfStream
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, distinct
@@ -88,6 +89,7 @@ class RewindPreview:
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
         inputs: Whether each source still has what is read again.
         source_changes: Where each source continues or begins if the sources change, one message each.
+        readers: The streams that read the output, and whether they have read undone rows.
     """
 
     plan: RecoveryPlan
@@ -102,6 +104,7 @@ class RewindPreview:
     state: tuple[str, ...] = ()
     inputs: tuple[SourceInput, ...] = ()
     source_changes: tuple[str, ...] = ()
+    readers: tuple[ReaderOfStream, ...] = ()
     survey: Survey | None = field(default=None, repr=False)
 
     @property
@@ -150,6 +153,7 @@ class RewindPreview:
         lines += [each.reason for each in self.inputs if each.reason]
         lines += [self.safety_savepoint] if self.safety_savepoint is not None else []
         lines += [f"sink {sink.sink}: {sink.effect}. {sink.reason} {sink.advice}".rstrip() for sink in self.sinks]
+        lines += [reader.message() for reader in self.readers]
         return lines
 
 

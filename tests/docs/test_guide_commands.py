@@ -67,6 +67,7 @@ def run_commands(golden: GoldenStream, page: str, monkeypatch: pytest.MonkeyPatc
     """Run the commands of a page; with `--json` each prints one document."""
     here = {
         "orders": STREAM,
+        "orders+": f"{STREAM}+",
         "batch-640": "batch-4",
         "s3://new-bucket/savepoints": str(golden.root / "new-bucket"),
         "s3://bucket/checkpoints": str(golden.root / "snapshots"),

@@ -163,6 +163,7 @@ class _Preparation:
             self.lease.record,
             live.url,
             origin=StateOrigin.of_directory(current, live.positions().commit, self.record.origin),
+            plan=building.plan,
             duration_ms=monotonic_ms() - started_ms,
         )
         return self.resume(live)
@@ -212,7 +213,7 @@ class _Preparation:
             restored_snapshot_id=snapshot.snapshot_id,
             pending_restore=pending,
             claims=plan.claims,
-            plan=snapshot.plan,
+            plan=snapshot.plan if building.plan is None else building.plan,
             state_edits=state_edits(live),
             duration_ms=monotonic_ms() - started_ms,
         )
@@ -264,6 +265,7 @@ class _Preparation:
             origin=_with_sources(self._origin_of_rewound(directory, batch_id), plan),
             restored_snapshot_id=past[0].snapshot_id if past else None,
             pending_restore=pending,
+            plan=building.plan,
             duration_ms=monotonic_ms() - started_ms,
         )
         return self.finish(record)

@@ -422,13 +422,19 @@ def _unedited(facts: RecoveryFacts, plan: RecoveryPlan) -> str:
 
 
 def take_safety_savepoint(
-    stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom, lease: LeaseRecord
+    stream: StreamHandle,
+    facts: RecoveryFacts,
+    plan: RecoveryPlan,
+    start_from: StartFrom,
+    lease: LeaseRecord,
+    *,
+    migrates: bool = False,
 ) -> str | None:
-    """Before a rewind, take a savepoint of the current state; if that is impossible, tag its newest snapshot.
+    """Before a rewind or a migration, take a savepoint of the current state; if that is impossible, tag its newest one.
 
     Returns what was kept, for a message, if anything.
     """
-    if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
+    if start_from.no_safety_savepoint or not (migrates or leaves_something_behind(plan, start_from)):
         return None
     label = f"{LABEL}{stream.catalog.streams.get(stream.stream_id).next_number}"
     why = "the live directory is not intact"
@@ -440,7 +446,8 @@ def take_safety_savepoint(
         except CkptError as error:
             why = str(error)
         else:
-            took = f"took the savepoint {label} at batch {kept.batch_id}: start from it to undo the rewind"
+            what = "change" if migrates else "rewind"
+            took = f"took the savepoint {label} at batch {kept.batch_id}: start from it to undo the {what}"
             return took + _unedited(facts, plan)
     newest = next((snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > (plan.to_batch or 0)), None)
     if newest is None:

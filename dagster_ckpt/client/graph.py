@@ -128,6 +128,8 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
             RowsAtRiskError: A sink could lose rows. Nothing was changed.
         """
         from dagster_ckpt.client import set_restart
+        from dagster_ckpt.client.savepoint_set import take_savepoint_set
+        from dagster_ckpt.recovery.stream_graph import graph_of
 
         found = self._catalog.savepoint_sets.get(savepoint_set)
         opened = {stream: self._open(stream) for stream in found.streams}
@@ -138,8 +140,17 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         )
         report(f"suspended {', '.join(suspended) or 'no stream'}")
         set_restart.save_before(
-            lambda: self.trigger_savepoint_set(
-                ",".join(found.streams), label=f"before-{found.set_id[:8]}", accept_unproven=True, timeout_s=timeout_s
+            lambda: (
+                set_restart.set_before(found, opened, self.savepoint_sets())
+                or take_savepoint_set(
+                    self._catalog,
+                    graph_of(self._catalog, ",".join(found.streams)),
+                    lambda stream, name: self.trigger_savepoint(stream, label=name, timeout_s=timeout_s),
+                    selection=",".join(found.streams),
+                    origin=self._origin,
+                    label=set_restart.label_before(found),
+                    as_they_are=True,
+                )
             ),
             report,
         )

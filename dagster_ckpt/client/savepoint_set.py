@@ -30,8 +30,13 @@ def take_savepoint_set(
     label: str | None = None,
     keep: int | None = None,
     accept_unproven: bool = False,
+    as_they_are: bool = False,
 ) -> SavepointSet:
-    """Carry out `Client.trigger_savepoint_set`. `take` takes a savepoint of a stream with a label."""
+    """Carry out `Client.trigger_savepoint_set`. `take` takes a savepoint of a stream with a label.
+
+    `as_they_are`: of stopped streams, to put them back to; whether these savepoints belong together is only noted.
+    """
+    accept_unproven = accept_unproven or as_they_are
     doubts = [f"{edge}: {edge.why} not recorded by batch" for edge in graph.edges if edge.kind is EdgeKind.UNKNOWN]
     if not accept_unproven:
         _refuse(graph, doubts)
@@ -48,15 +53,16 @@ def take_savepoint_set(
     try:
         line = take_all(graph.order)
         behind = [member.stream_id for member in line.members if member.skipped]
-        if behind:
+        if behind and not as_they_are:
             # What they read has been committed since.
             edges = [edge for edge in graph.edges if edge.reader in behind]
             above = ",".join(f"+{edge.upstream}" for edge in edges)
             line = take_all(select(above, {each: each for each in graph.order}, graph.edges).order)
         wrong = [why for member in line.members for why in member.skipped]
-        if wrong or not accept_unproven:
+        if not as_they_are and (wrong or not accept_unproven):
             _refuse(graph, [*wrong, *line.unproven])
-        record = SavepointSet(set_id, selection, graph.order, origin, label, line.unproven, is_counted=keep is not None)
+        doubtful = (*wrong, *line.unproven)
+        record = SavepointSet(set_id, selection, graph.order, origin, label, doubtful, is_counted=keep is not None)
         done = catalog.savepoint_sets.record(record, [each.snapshot_id for each in made.values()])
     except BaseException:
         left.extend(made.values())

@@ -8,7 +8,7 @@ finishes; the set that was taken before leads back.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.savepoint_sets import SavepointSet
@@ -85,12 +85,31 @@ def _restore(stream: StreamHandle, snapshot_id: str, origin: str, report: Report
         restore_snapshot(stream, snapshot_id, lease, report)
 
 
-def save_before(take: Callable[[], SavepointSet], report: Report) -> SavepointSet | None:
-    """Take a set of the streams as they are, to go back to."""
+def set_before(
+    found: SavepointSet, opened: dict[str, StreamHandle], sets: Sequence[SavepointSet]
+) -> SavepointSet | None:
+    """The set that an interrupted restart from `found` took first: no stream has run since.
+
+    Another one would be of streams that are restored in part, and would hide the way back.
+    """
+    for each in sets:
+        if each.label == label_before(found) and set(each.savepoints) == set(found.streams):
+            latest = [opened[stream].catalog.executions.latest(stream) for stream in found.streams]
+            began = [last.started_at_ms for last in latest if last is not None]
+            return each if max(began, default=0) < each.created_at_ms else None
+    return None
+
+
+def label_before(found: SavepointSet) -> str:
+    """Of the set that a restart from `found` takes first."""
+    return f"before-{found.set_id[:8]}"
+
+
+def save_before(take: Callable[[], SavepointSet], report: Report) -> None:
+    """Keep the streams as they are, to go back to; a stream may be too broken for it, which the restart mends."""
     try:
         before = take()
     except CkptError as error:
-        report(f"the streams as they are do not belong together, so no set of them was taken: {error}")
-        return None
-    report(f"to undo this, restart from savepoint set {before.label or before.set_id}")
-    return before
+        report(f"no set of the streams as they are could be taken, so none leads back: {error}")
+    else:
+        report(f"to undo this, restart from savepoint set {before.label or before.set_id}")

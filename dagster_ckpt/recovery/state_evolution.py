@@ -292,9 +292,7 @@ _NULLABLE = re.compile(r"'(nullable|containsNull|valueContainsNull)': (True|Fals
 
 
 def _types(columns: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [
-        re.sub(r"'(nullable|containsNull|valueContainsNull)': (True|False)", "", str(each["type"])) for each in columns
-    ]
+    return [_NULLABLE.sub("", str(each["type"])) for each in columns]
 
 
 def _other(decision: Decision, why: str) -> StateRewriteError:

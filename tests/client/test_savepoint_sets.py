@@ -225,6 +225,8 @@ def test_restart_is_finished_or_undone_after_a_death_at_any_step(tmp_path: Path)
         if steps % 2:
             pipeline.client.restart_savepoint_set("june", start=False)
             assert pipeline.batches == [1, 1]
+            pipeline.client.restart_savepoint_set(f"before-{june.set_id[:8]}", start=False)
+            assert pipeline.batches == [3, 3]
         elif len(pipeline.client.savepoint_sets()) > 1:
             pipeline.client.restart_savepoint_set(f"before-{june.set_id[:8]}", start=False)
             assert pipeline.batches == [3, 3]

@@ -4,6 +4,7 @@
 # make test-all  the same with every backend, sink, storage and step: run it before a release (an hour)
 # make test SPARK=4.0  make test on another version of Spark, in an environment of its own: 3.5 to 4.3; also make test-all SPARK=4.0
 # make test-versions  the core of the tests on every other version of Spark
+# make test-dagster  what of Dagster's side needs no Spark, on the oldest supported Dagster
 # make test-upgrades  directories of one version of Spark continued by another, and back
 # make test-kafka  the transactional Kafka sink killed at every step of its protocol, and a soak: make test-kafka MINUTES=10
 # make test-cluster  a stream on a standalone Spark cluster, whose master, workers, executors and driver are killed
@@ -29,6 +30,9 @@ MAIN_SPARK := 4.1
 OTHER_SPARKS = $(filter-out $(MAIN_SPARK),$(shell $(PYTHON) -m dagster_ckpt.spark.versions))
 SPARK ?= $(MAIN_SPARK)
 
+OLDEST_DAGSTER := $(foreach part,dagster dagster-pipes dagster-shared dagster-graphql dagster-webserver,$(part)==1.12.0) \
+  $(foreach part,pyspark spark docker k8s postgres,dagster-$(part)==0.28.0)
+
 PYTHON ?= python3
 VENV := $(if $(filter $(MAIN_SPARK),$(SPARK)),.venv,.venv-spark$(SPARK))
 BIN := $(VENV)/bin
@@ -46,7 +50,7 @@ ONLY ?=
 BESIDE ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev docs screenshots test test-all test-core test-versions test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture torture-postgres test-fast soak chaos bench mutants check \
+.PHONY: help demo dev docs screenshots test test-all test-core test-versions test-dagster test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture torture-postgres test-fast soak chaos bench mutants check \
   style types contracts words format java browser clean
 # What is thorough is left out unless THOROUGH says otherwise, as `make test-all` does: tests/support/thorough.py.
 THOROUGH ?=
@@ -82,6 +86,12 @@ test-core-%:
 
 test-versions:
 	for spark in $(OTHER_SPARKS); do $(MAKE) test-core SPARK=$$spark THOROUGH=--thorough || exit 1; done
+
+# Its parts have versions of their own: 0.28 is that of Dagster 1.12.
+test-dagster:
+	$(MAKE) environment VENV=.venv-dagster
+	.venv-dagster/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST_DAGSTER)
+	.venv-dagster/bin/pytest --numprocesses 2 -m 'not spark and not dagster_dev and not browser' tests/orchestration
 
 # Each version in its own environment; the tests start the interpreters.
 test-upgrades: java $(VENV)/.dev-$(SPARK)
@@ -172,7 +182,7 @@ format: $(VENV)/.dev-$(SPARK)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .demo mutants .torture site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .venv-spark*
+	rm -rf .demo mutants .torture site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .venv-spark* .venv-dagster
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -26,6 +26,10 @@ from dagster_ckpt.values.durations import wall_clock_ms
 MINUTE_MS = 60_000
 # What nearly every checkpoint is: completed, and by now subsumed.
 _RETAINED = 3
+_PROGRESS = (
+    '{"batch_id":7,"batch_ms":300,"input_rows":1000,"state_rows":1000000,"state_memory":1000000,'
+    '"watermark":"2026-01-01T00:00:00.000Z","sources":[{"source":"KafkaV2[Subscribe[orders]]","behind":5}]}'
+)
 
 
 @dataclass
@@ -144,7 +148,7 @@ def _streams(catalog: Catalog, instance: dg.DagsterInstance, streams: list[Strea
                 {
                     "execution_id": f"execution-{stream.stream_id}", "stream_id": stream.stream_id, "ordinal": 1,
                     "run_id": run.run_id, "cause": "MANUAL", "status": "RUNNING", "settled": False, "host": "host",
-                    "pid": 1, "started_at_ms": 1, "heartbeat_at_ms": now_ms, "progress": '{"batch_id":7,"sources":[]}',
+                    "pid": 1, "started_at_ms": 1, "heartbeat_at_ms": now_ms, "progress": _PROGRESS,
                     "recovery": "{}",
                 }
                 for stream, run in zip(streams, runs, strict=True)

@@ -19,6 +19,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.run_log import RunLog
 from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
 from dagster_ckpt.client.launching import hand_over, start_order
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -277,19 +278,24 @@ def progress_message(catalog: Catalog, stream_id: str) -> str:
 
 @contextmanager
 def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = None) -> Iterator[None]:
-    """Also pass the transitions of a stream to another log while the context is open, from INFO on.
+    """Also pass the transitions of a stream to the log of a Dagster run while the context is open, from INFO on.
 
     A thread passes them on, so that a hanging log delays neither lease nor checkpoint.
 
     Args:
         to: Takes the level and the message.
-        stream_id: Leave out lines of other streams; None for all streams.
+        stream_id: Of the stream that runs here, whose periodic checkpoints are summed up (`RunLog`). None: every line
+            of all streams.
     """
+    run_log = RunLog(to)
 
     class Forward(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             try:
-                to(record.levelno, record.getMessage())
+                if stream_id is not None:
+                    run_log.take(record)
+                else:
+                    to(record.levelno, record.getMessage())
             except Exception:  # noqa: BLE001 - a log must not end what it reports
                 self.handleError(record)
 
@@ -304,6 +310,8 @@ def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = N
             yield
     finally:
         listener.stop()
+        with suppress(Exception):
+            run_log.flush()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from benchmarks.bench import Bench, Findings, Section
 from benchmarks.crowd import MINUTE_MS, Crowd, crowd
@@ -16,17 +16,20 @@ from benchmarks.measuring import Sample, timed
 from benchmarks.results import Table, Target, at_most
 from dagster_ckpt.catalog.history import HistoryCursor
 from dagster_ckpt.catalog.records import SnapshotStatus
-from dagster_ckpt.catalog.tables import leases
+from dagster_ckpt.catalog.tables import executions, leases, metrics
 from dagster_ckpt.client import Client
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.ui import views
+from dagster_ckpt.ui.prometheus import exposition
 from dagster_ckpt.values.durations import wall_clock_ms
+from dagster_ckpt.values.metrics import METRICS
 
 STREAMS, SNAPSHOTS_EACH = 1_000, 1_000
 CHECKPOINTS = f"{STREAMS * SNAPSHOTS_EACH:,}"
 LIMIT_MS = 50
 # The list of all streams reads a thousand of them.
 LIST_MS = 250
+SCRAPE_MS = 1_000
 
 
 def _measure(bench: Bench) -> Findings:
@@ -91,6 +94,7 @@ def _calls(client: Client, many: Crowd) -> dict[str, tuple[int, Callable[[], obj
             LIMIT_MS,
             lambda: client.list_snapshots(stream, status=SnapshotStatus.FAILED),
         ),
+        "Prometheus: scrape of all streams": (SCRAPE_MS, lambda: exposition(client.metrics(), "")),
         "sensor: news since a cursor": (
             LIMIT_MS,
             lambda: client.catalog.events.after(many.sequence - STREAMS, limit=STREAMS),
@@ -114,6 +118,19 @@ def _hold_leases(many: Crowd) -> None:
                 for stream in many.streams
             ],
         )  # fmt: skip
+        of_execution = select(executions.c.run_id).where(executions.c.stream_id == leases.c.stream_id)
+        connection.execute(leases.update().values(run_id=of_execution.scalar_subquery()))
+        recorded = [
+            {
+                "stream_id": stream.stream_id,
+                "name": metric.name,
+                "kind": next(iter(metric.kinds), ""),
+                "value": 1_000_000,
+            }
+            for stream in many.streams
+            for metric in METRICS
+        ]
+        connection.execute(metrics.insert(), recorded)
         # As after the automatic analysis of a database that has run for a while.
         connection.execute(text("ANALYZE"))
 

@@ -21,8 +21,10 @@ from dagster_ckpt.catalog.history import EventRecords, HistoryRecords
 from dagster_ckpt.catalog.holds import HoldRecords
 from dagster_ckpt.catalog.journal import JournalRecords, RecoveryRecords
 from dagster_ckpt.catalog.leases import LeaseRecords
+from dagster_ckpt.catalog.metrics import MetricRecords
 from dagster_ckpt.catalog.pruning import PruningRecords
 from dagster_ckpt.catalog.requests import LaunchRecords, RequestRecords
+from dagster_ckpt.catalog.savepoint_sets import SavepointSetRecords
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.catalog.streams import RebuildRecords, StreamRecords
 from dagster_ckpt.catalog.tables import deployment, snapshots, streams
@@ -64,7 +66,9 @@ class Catalog:
         self.leases = LeaseRecords(self.database)
         self.snapshots = SnapshotRecords(self.database)
         self.history = HistoryRecords(self.database)
+        self.metrics = MetricRecords(self.database)
         self.holds = HoldRecords(self.database)
+        self.savepoint_sets = SavepointSetRecords(self.database)
         self.pruning = PruningRecords(self.database)
         self.rebuilding = RebuildRecords(self.database)
         self.requests = RequestRecords(self.database)
@@ -143,7 +147,7 @@ def alembic_config() -> Config:
 
 
 # A test compares it with the migrations: alembic is slow to import.
-NEWEST_REVISION = "0001"
+NEWEST_REVISION = "0002"
 
 
 def upgrade(database: Database) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from dagster_ckpt.catalog.counting import changes_of, note_changes
 from dagster_ckpt.catalog.records import EventType, LeaseRecord
 from dagster_ckpt.catalog.tables import event_counter, events, leases, snapshots
 from dagster_ckpt.catalog.time_limits import DEFAULT_TTL_MS, call_limit_s, limit_connections, limit_transaction, limited
@@ -151,6 +152,8 @@ class Database:
         connection.info[_RECORDED].append((stream_id, what, kept))
         counted = event_counter.update().values(last_sequence=event_counter.c.last_sequence + 1)
         sequence = connection.execute(counted.returning(event_counter.c.last_sequence)).scalar_one()
+        at_ms = self.now_ms(connection)
+        note_changes(connection, stream_id, changes_of(what, kept, at_ms))
         connection.execute(
             events.insert().values(
                 sequence=sequence,
@@ -159,7 +162,7 @@ class Database:
                 snapshot_id=snapshot_id,
                 execution_id=execution_id,
                 payload=as_text(kept),
-                at_ms=self.now_ms(connection),
+                at_ms=at_ms,
             )
         )
 
@@ -355,7 +358,13 @@ def was_renewed(connection: Connection, seen: LeaseRecord) -> bool:
 
 
 def lease_lost_message(stream_id: str, row: Row[Any] | None) -> str:
-    if row is None or row.execution_id is None:
+    if row is None:
+        return (
+            f"The catalog does not know the lease of stream {stream_id!r} any more: it was deleted, or replaced by "
+            "another one, while the stream ran. Put it back, or register the stream's snapshots in the new one "
+            "(dagster-ckpt rebuild); then start the stream again."
+        )
+    if row.execution_id is None:
         return (
             f"The lease of stream {stream_id!r} was released, so this execution no longer holds it. Start the stream "
             "again."

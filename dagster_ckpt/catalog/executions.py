@@ -53,7 +53,10 @@ class ExecutionRecords(Records):
         return next(iter(self.of_stream(stream_id, limit=1)), None)
 
     def latest_of(self, stream_ids: Sequence[str]) -> dict[str, ExecutionRecord]:
-        return {row.stream_id: _record(row) for row in self._database.rows(_newest_of(stream_ids))}
+        return {
+            row.stream_id: _record(row)
+            for row in self._database.rows(newest_of().where(streams.c.stream_id.in_(stream_ids)))
+        }
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
         """Of unsettled executions with a heartbeat since then (ms since the epoch)."""
@@ -100,15 +103,6 @@ class ExecutionRecords(Records):
             failure = RunFailure(row.ended_at_ms, row.reason or "no reason recorded")
             failed.setdefault(row.stream_id, []).append(failure)
         return failed
-
-    def first_started(self, stream_ids: Sequence[str]) -> dict[str, int]:
-        """In ms since the epoch."""
-        query = (
-            select(executions.c.stream_id, func.min(executions.c.started_at_ms))
-            .where(executions.c.stream_id.in_(stream_ids))
-            .group_by(executions.c.stream_id)
-        )
-        return {stream_id: int(first_ms) for stream_id, first_ms in self._database.rows(query)}
 
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
         """The newest committed batch that was reported in a live directory."""
@@ -221,9 +215,20 @@ class ExecutionRecords(Records):
             ).scalar_one_or_none()
             if stream_id is not None:
                 recovered = {name: recovery[name] for name in _RECOVERY_FIELDS if recovery.get(name) is not None}
+                recovered |= self._recovery_time(connection, stream_id, execution_id)
                 self._database.record_event(
                     connection, stream_id, EventType.EXECUTION_RUNNING, execution_id=execution_id, payload=recovered
                 )
+
+    def _recovery_time(self, connection: Connection, stream_id: str, execution_id: str) -> dict[str, int]:
+        """How long an automatic restart took, since the last sign of life of the execution before."""
+        query = newest_first(stream_id).with_only_columns(
+            executions.c.execution_id, executions.c.cause, executions.c.heartbeat_at_ms
+        )
+        rows = connection.execute(query.limit(2)).all()
+        if len(rows) < 2 or rows[0].execution_id != execution_id or rows[0].cause == StartCause.MANUAL.value:
+            return {}
+        return {"recovery_ms": max(0, self._database.now_ms(connection) - rows[1].heartbeat_at_ms)}
 
     def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
         with self._database.writing_under(lease) as connection:
@@ -346,14 +351,13 @@ def newest_first(stream_id: str) -> Select[Any]:
     return select(executions).where(executions.c.stream_id == stream_id).order_by(executions.c.ordinal.desc())
 
 
-def _newest_of(stream_ids: Sequence[str]) -> Select[Any]:
+def newest_of() -> Select[Any]:
+    """The newest execution of each stream."""
     others = executions.alias("others")
     # Driven by the streams: one index lookup for each.
     newest = select(func.max(others.c.ordinal)).where(others.c.stream_id == streams.c.stream_id).correlate(streams)
     is_newest = (executions.c.stream_id == streams.c.stream_id) & (executions.c.ordinal == newest.scalar_subquery())
-    return (
-        select(executions).select_from(streams.join(executions, is_newest)).where(streams.c.stream_id.in_(stream_ids))
-    )
+    return select(executions).select_from(streams.join(executions, is_newest))
 
 
 def _record(row: Row[Any]) -> ExecutionRecord:

@@ -17,6 +17,7 @@ from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.history import read_snapshot
 from dagster_ckpt.catalog.pending_restore import refers_to
 from dagster_ckpt.catalog.records import UNANSWERED, HoldKind, HoldRecord, LeaseRecord, SnapshotRecord, SnapshotStatus
+from dagster_ckpt.catalog.savepoint_sets import set_in
 from dagster_ckpt.catalog.tables import desired_states, holds, requests, snapshots, streams
 from dagster_ckpt.errors import SnapshotNotFoundError
 from dagster_ckpt.values.modes import SnapshotKind
@@ -114,6 +115,9 @@ def _referring(connection: Connection, snapshot: Row[Any]) -> Iterator[str]:
         restore = optional_dict(row.pending_restore) or {}
         if refers_to(restore, snapshot_id=snapshot.snapshot_id, location=snapshot.location):
             yield f"an unfinished start of stream {row.stream_id}"
+    held_by = set_in(snapshot)
+    if held_by is not None:
+        yield f"savepoint set {held_by['id']}"
     upgrades = select(desired_states.c.upgrade).where(desired_states.c.stream_id == snapshot.stream_id)
     upgrade = optional_dict(connection.execute(upgrades).scalar_one_or_none()) or {}
     if upgrade.get("snapshot_id") == snapshot.snapshot_id and upgrade.get("phase") not in _UPGRADE_IS_OVER:

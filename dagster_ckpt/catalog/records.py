@@ -142,6 +142,7 @@ class SnapshotTrigger(StrEnum):
     PERIODIC = "PERIODIC"
     MANUAL = "MANUAL"
     STOP = "STOP"
+    INPUT_ENDED = "INPUT_ENDED"
     REWIND = "REWIND"
     EDIT = "EDIT"
     UNKNOWN = "UNKNOWN"

@@ -65,7 +65,8 @@ class RequestRecords(Records):
         found = self.find(request_id)
         if found is None:
             raise CatalogError(
-                f"The catalog {self._database.shown_url} has no request {request_id!r}. Submit the request again."
+                f"The catalog {self._database.shown_url} has no request {request_id!r}. "
+                "`dagster-ckpt requests` lists its requests."
             )
         return found
 

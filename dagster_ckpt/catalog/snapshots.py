@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
+from dagster_ckpt.catalog.counting import note_changes
 from dagster_ckpt.catalog.database import Records, as_text, lock_snapshot, read_dict
 from dagster_ckpt.catalog.history import of_stream, past_of, read_snapshot
 from dagster_ckpt.catalog.holds import describe_holds, standing
@@ -28,6 +29,7 @@ from dagster_ckpt.catalog.streams import raise_counter, read_state_edits
 from dagster_ckpt.catalog.tables import recovery_failures, snapshots, streams, timelines
 from dagster_ckpt.catalog.transitions import log_renewed, log_triggered
 from dagster_ckpt.errors import CatalogError, SnapshotHeldError, SnapshotNotFoundError
+from dagster_ckpt.values.metrics import LAST_TIME
 from dagster_ckpt.values.modes import SnapshotKind
 
 # A run's snapshots carry its execution; those of an operator have none.
@@ -81,12 +83,19 @@ class SnapshotRecords(Records):
         return started
 
     def complete(
-        self, lease: LeaseRecord | None, snapshot_id: str, facts: CompletedSnapshot, *, after_batch: bool = True
+        self,
+        lease: LeaseRecord | None,
+        snapshot_id: str,
+        facts: CompletedSnapshot,
+        *,
+        after_batch: bool = True,
+        alignment_ms: int | None = None,
     ) -> SnapshotRecord:
         """Record that a snapshot is complete in storage.
 
         Without a lease: a savepoint of a stopped stream. With `after_batch`, the execution has committed a batch:
-        something has loaded the state, so earlier failures of recoveries no longer count.
+        something has loaded the state, so earlier failures of recoveries no longer count. `alignment_ms`: how long it
+        waited for its batch boundary.
         """
         with self._database.writing_as(lease) as connection:
             pending = _is(snapshot_id) & _of(lease) & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
@@ -108,7 +117,8 @@ class SnapshotRecords(Records):
                     f"catalog is {snapshot.status.value}. Take another snapshot."
                 )
             figures = ("batch_id", "location", "full_bytes", "incremental_bytes", "duration_ms", "label")
-            self._record_event(connection, snapshot, "COMPLETED", {name: getattr(snapshot, name) for name in figures})
+            payload = {name: getattr(snapshot, name) for name in figures} | {"alignment_ms": alignment_ms}
+            self._record_event(connection, snapshot, "COMPLETED", payload)
             if after_batch and snapshot.kind is SnapshotKind.CHECKPOINT:
                 of_stream = recovery_failures.c.stream_id == snapshot.stream_id
                 connection.execute(recovery_failures.update().where(of_stream).values(is_over=True))
@@ -136,6 +146,7 @@ class SnapshotRecords(Records):
             attempt = (snapshots.c.snapshot_id == attempt_id) & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
             connection.execute(snapshots.delete().where(attempt))
             renewed = _get(connection, snapshot_id)
+            note_changes(connection, lease.stream_id, [(LAST_TIME, renewed.kind.lower(), now_ms)])
         log_renewed(renewed)
         return renewed
 
@@ -206,7 +217,9 @@ class SnapshotRecords(Records):
             _get(connection, snapshot_id)
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(status=SnapshotStatus.DELETING.value))
 
-    def deleted(self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None) -> None:
+    def deleted(
+        self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None, freed_bytes: int | None = None
+    ) -> None:
         """Record that the bytes were deleted, and why; repeated passes write only one event."""
         with self._database.writing_as(lease) as connection:
             present = _is(snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
@@ -221,6 +234,7 @@ class SnapshotRecords(Records):
                 "number": snapshot.number,
                 "batch_id": snapshot.batch_id,
                 "full_bytes": snapshot.full_bytes,
+                "freed_bytes": freed_bytes,
                 "reason": reason,
                 "location": snapshot.location,
             }

@@ -75,6 +75,8 @@ deployment = Table(
     metadata,
     Column("deployment_id", String(64), primary_key=True),
     Column("home", Text),
+    # Set by a migration: streams from before have been counted since then.
+    Column("counting_since_ms", BigInteger),
 )
 
 executions = Table(
@@ -291,4 +293,15 @@ event_counter = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("last_sequence", BigInteger, nullable=False),
+)
+
+# Counts and last figures of each stream, which outlive the rows that they were taken of. `name` and `kind` are those of
+# `dagster_ckpt.values.metrics`; times are in ms.
+metrics = Table(
+    "metrics",
+    metadata,
+    Column("stream_id", String(128), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("kind", String(32), primary_key=True),
+    Column("value", BigInteger, nullable=False),
 )

@@ -39,7 +39,7 @@ def log_message(stream_id: str, message: str) -> None:
 def log_triggered(snapshot: SnapshotRecord) -> None:
     what = f"{snapshot.kind.lower()} {snapshot.number}"
     message = f"Triggering {what} (type={snapshot.trigger.value}) of stream {snapshot.stream_id}"
-    log_transition(snapshot.stream_id, message, number=snapshot.number, kind=snapshot.kind)
+    log_transition(snapshot.stream_id, message, number=snapshot.number, kind=snapshot.kind, trigger=snapshot.trigger)
 
 
 def log_renewed(checkpoint: SnapshotRecord) -> None:

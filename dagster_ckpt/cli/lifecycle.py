@@ -12,9 +12,11 @@ from dagster_ckpt.cli.command import command, confirm, dry_run, label, progress,
 from dagster_ckpt.cli.output import print_json, print_result, working
 from dagster_ckpt.cli.snapshots import last_took, note_same_label
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, start_options
+from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind
 
 if TYPE_CHECKING:
     from dagster_ckpt.client import Client
+    from dagster_ckpt.config.checkpoint_options import CheckpointOptions
     from dagster_ckpt.recovery.fork import Fork
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -60,13 +62,28 @@ outputs = click.option(
 @target
 @timeout
 def stop(client: Client, *, stream: str, no_savepoint: bool, as_json: bool, **options: Any) -> None:
-    """Stop a stream with a savepoint and keep everything. If the savepoint fails, the stream continues."""
+    """Stop a stream with a savepoint of its final state.
+
+    The next start continues from there. If the savepoint fails, the stream continues. Once it has stopped with a
+    savepoint, its checkpoints are deleted, as in Flink.
+    """
     expected = "" if no_savepoint else last_took(client, stream)
     with working(f"Stopping {stream}{expected}"):
         done = client.stop(stream, savepoint=not no_savepoint, **options)
     if done.savepoint is not None:
         note_same_label(client, done.savepoint)
     print_result(done, done.messages(), as_json)
+
+
+def _after_a_cancel(client: Client, stream: str, options: CheckpointOptions | None) -> str:
+    """What a cancel does to the checkpoints."""
+    if options is None:
+        return "The catalog does not know its clean-up option, which decides whether its checkpoints are deleted."
+    count = len(client.list_snapshots(stream, kind=SnapshotKind.CHECKPOINT))
+    is_kept = options.cleanup is ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
+    end = "kept" if is_kept else "deleted; savepoints are kept"
+    which = "1 checkpoint is" if count == 1 else f"{count} checkpoints are"
+    return f"Its {which} {end} ({options.cleanup.name})."
 
 
 @command("cancel", epilog="\b\nExample:\n  dagster-ckpt cancel orders")
@@ -76,8 +93,7 @@ def stop(client: Client, *, stream: str, no_savepoint: bool, as_json: bool, **op
 def cancel(client: Client, *, stream: str, timeout_s: float, yes: bool, as_json: bool) -> None:
     """Cancel a stream. Its clean-up option decides whether its checkpoints are kept or deleted."""
     options = client.describe_stream(stream, limit=1).settings.options
-    keeps = options.cleanup.name if options is not None else "its clean-up option, which the catalog does not know"
-    confirm(f"Cancel {stream}? Its checkpoints are treated by {keeps}.", yes=yes)
+    confirm(f"Cancel {stream}? {_after_a_cancel(client, stream, options)}", yes=yes)
     with working(f"Canceling {stream}"):
         done = client.cancel(stream, timeout_s=timeout_s)
     print_result(done, done.messages(), as_json)

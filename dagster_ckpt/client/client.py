@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import SnapshotStatus
 from dagster_ckpt.client.connection import given_folder
-from dagster_ckpt.client.lifecycle import LifecycleMethods
+from dagster_ckpt.client.graph import GraphMethods
 from dagster_ckpt.client.maintenance import MaintenanceMethods
-from dagster_ckpt.client.snapshots import SnapshotMethods
 from dagster_ckpt.values.modes import SnapshotKind
 
 if TYPE_CHECKING:
@@ -31,11 +30,12 @@ if TYPE_CHECKING:
     from dagster_ckpt.recovery.fork import Fork
     from dagster_ckpt.spark.checkpoint_dir.restore import Progress
     from dagster_ckpt.state.editing import StateEdit
+    from dagster_ckpt.values.metrics import Sample
 
 _LOG = logging.getLogger(__name__)
 
 
-class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods):
+class Client(GraphMethods, MaintenanceMethods):
     """Every operation on the streams of a catalog.
 
     The catalog records places and options of each stream that has run, so it is enough unless the storage needs
@@ -61,6 +61,10 @@ class Client(SnapshotMethods, LifecycleMethods, MaintenanceMethods):
         from dagster_ckpt.client import description
 
         return description.summarize_streams(self._catalog)
+
+    def metrics(self, stream: str | None = None) -> list[Sample]:
+        """Counts and last figures of a stream, or of all, from the catalog alone; docs/guides/metrics.md lists them."""
+        return self._catalog.metrics.read(None if stream is None else [self._id_of(stream)])
 
     def describe_stream(self, stream: str, *, limit: int = 20) -> StreamDescription:
         """Settings, up to `limit` executions and snapshots, desired state, open requests."""

@@ -147,12 +147,12 @@ class _CodeCheck:
         record = self.stream.catalog.streams.get(self.stream.stream_id)
         new = plan_of_writer(self.describe())
         change = plan_change(record, plan, new)
-        steps = operator_steps(old_plan(record, plan), new)
+        steps = operator_steps(old_plan(record, plan), new, self.start_from)
         if change is None or not (change.is_accepted or self.start_from.accept_plan_change):
             return list(steps)
         return [
-            replace(step, action=Action.KEEP, reason=f"accepted: {step.reason}")
-            if step.action is Action.REFUSE
+            replace(step, action=Action.KEEP, reason=f"accepted: {step.reason}", options={})
+            if step.action is not Action.KEEP
             else step
             for step in steps
         ]

@@ -20,7 +20,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, UpgradePhase, UpgradeRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import (
+    ExecutionRecord,
+    ExecutionStatus,
+    RequestKind,
+    RequestRecord,
+    RequestStatus,
+    StartCause,
+)
 from dagster_ckpt.client.managed_stream import (
     STOPPING,
     Adopt,
@@ -179,12 +186,22 @@ def _start(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream) -> D
             return stay(row, "it failed for good").with_changes(alert=f"{alert}{execution.reason}")
     if execution is not None and seen.runs_another_version:
         return begin_upgrade(policy, seen)
-    failed = request if request is not None and request.status is RequestStatus.FAILED else None
+    failed = request if request is not None and _came_to_nothing(request) else None
     if failed is not None and seen.now_ms < (failed.resolved_at_ms or 0) + RETRY_MS:
-        return stay(row, f"the start failed and is requested again: {failed.error}")
+        return stay(row, f"the start failed and is requested again: {failed.error or _WITHDRAWN}")
     step = f"start after {failed.request_id}" if failed is not None else "start"
     next_step = ask(row, "start from latest", step, RequestKind.START, start_from="latest")
-    return next_step.with_changes(alert=f"it could not be started: {failed.error}") if failed is not None else next_step
+    if failed is None:
+        return next_step
+    return next_step.with_changes(alert=f"it could not be started: {failed.error or _WITHDRAWN}")
+
+
+_WITHDRAWN = "its run was terminated before the query ran"
+
+
+def _came_to_nothing(request: RequestRecord) -> bool:
+    is_withdrawn = request.kind is RequestKind.START and request.status is RequestStatus.WITHDRAWN
+    return is_withdrawn or request.status is RequestStatus.FAILED
 
 
 # Preflight runs without a result after which the upgrade is refused.

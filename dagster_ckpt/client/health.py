@@ -85,8 +85,8 @@ def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealt
 
 
 def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> list[Finding]:
-    """One finding per `HealthCheck`, in their order."""
-    return [
+    """One finding per `HealthCheck`, in their order. Nothing passes of a stream that was never started."""
+    findings = [
         restorability(facts, settings, now_ms=now_ms),
         checkpoint_age(facts, options, settings, now_ms=now_ms),
         consecutive_failures(facts, settings),
@@ -96,6 +96,12 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
         source_retention(facts, settings, now_ms=now_ms),
         event_time(facts, settings, now_ms=now_ms),
         desired_state(facts),
+    ]
+    if not facts.was_never_started:
+        return findings
+    return [
+        Finding(each.check, Verdict.UNKNOWN, "the stream was never started") if each.verdict is Verdict.PASS else each
+        for each in findings
     ]
 
 
@@ -111,13 +117,13 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
         return finding(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
     snapshot = facts.verified
     if snapshot is None or snapshot.verified_at_ms is None:
-        if facts.first_started_ms is None and facts.newest is None:
-            return finding(Verdict.PASS, "the stream was never started: there is nothing to restore")
-        due_ms = (facts.first_started_ms or 0) + settings.max_verification_age_ms
-        message = "no snapshot was ever verified: run verify_snapshots_job, or turn on checkpoint_verification_schedule"
-        if facts.first_started_ms is not None and now_ms <= due_ms:
-            return finding(Verdict.PASS, f"{message}. The first verification is due by {utc_time(due_ms)}")
-        return finding(Verdict.UNKNOWN, message)
+        if facts.newest is None:
+            return finding(Verdict.UNKNOWN, "there is no snapshot yet that could be restored")
+        return finding(
+            Verdict.UNKNOWN,
+            f"no snapshot was ever verified: run dagster-ckpt verify {facts.newest.stream_id}, "
+            "or verify_snapshots_job, or turn on checkpoint_verification_schedule",
+        )
     age_ms = now_ms - snapshot.verified_at_ms
     verified = f"{describe_snapshot(snapshot)} was verified at {utc_time(snapshot.verified_at_ms)}"
     figures = {"verification_age_ms": age_ms, "verified_snapshot": describe_snapshot(snapshot)}

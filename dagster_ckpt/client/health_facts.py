@@ -312,9 +312,13 @@ class HealthFacts:
     down_since_ms: int | None = None
     failed_runs: int = 0
     last_end: str | None = None
-    first_started_ms: int | None = None
     unrestorable: str | None = None
     watermark_ms: int | None = None
+
+    @property
+    def was_never_started(self) -> bool:
+        """By this catalog."""
+        return self.process is None and self.newest is None
 
 
 def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:
@@ -327,7 +331,6 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
     since_ms = now_ms - max((each.loop_window_ms for each in settings.values()), default=0)
     failed = catalog.executions.failed_since(stream_ids, since_ms)
     recoveries = catalog.recoveries.of_streams(stream_ids)
-    first_started = catalog.executions.first_started(stream_ids)
     facts = {}
     for stream_id in stream_ids:
         execution, history = executions.get(stream_id), histories[stream_id]
@@ -353,7 +356,6 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
             down_since_ms=_down_since_ms(execution),
             failed_runs=len(failed_runs),
             last_end=failed_runs[-1].reason if failed_runs else None,
-            first_started_ms=first_started.get(stream_id),
             unrestorable=_why_unrestorable(history.newest, recoveries.get(stream_id, ())),
             watermark_ms=watermark_ms_of(progress.get("watermark")),
             inactivity=QueryInactivity.of_record(progress.get("activity")),

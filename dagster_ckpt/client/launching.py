@@ -25,10 +25,12 @@ from dagster_ckpt.client.preflight import check_start
 from dagster_ckpt.client.requests import is_running
 from dagster_ckpt.errors import CatalogError, OptionError, RequestFailedError
 from dagster_ckpt.recovery.plan_check import refuse_plan_change
+from dagster_ckpt.runtime.telemetry import set_up
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, boot_id, launch_liveness
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.redaction import shown_command, without_secrets
+from dagster_ckpt.values.tracing import span
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -281,15 +283,31 @@ def hand_over(
     """
     if request_id is None or not hands_over(stream, request_id):
         return
+    set_up()
+    with span("hand_over", stream=stream.stream_id):
+        _hand_over(stream, request_id, describe, start_from, interrupted=interrupted, report=report)
+
+
+def _hand_over(
+    stream: StreamHandle,
+    request_id: str,
+    describe: Callable[[], DataStreamWriter],
+    start_from: StartFrom,
+    *,
+    interrupted: Callable[[], bool],
+    report: Callable[[str], None] | None,
+) -> None:
     tell = report or (lambda message: log_message(stream.stream_id, message))
     try:
-        _check(stream, describe, start_from, tell)
+        with span("check"):
+            _check(stream, describe, start_from, tell)
         request = stream.catalog.requests.get(request_id)
         if interrupted() or not _is_open(request):
             raise RequestFailedError(f"The start of stream {stream.stream_id!r} was withdrawn; its query runs on.")
         tell("the loaded code can continue; suspending the running query")
         try:
-            Client.of_stream(stream, origin=request.origin).stop(stream.stream_id, savepoint=False)
+            with span("suspend"):
+                Client.of_stream(stream, origin=request.origin).stop(stream.stream_id, savepoint=False)
         except RequestFailedError:
             # It may have ended by itself meanwhile.
             if is_running(stream):

@@ -82,7 +82,7 @@ class LifecycleMethods(Connection):
         target_directory: str | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> StopResult:
-        """Stop a stream and keep everything, so that it can be started again.
+        """Stop a stream, so that its next start continues from there.
 
         Args:
             savepoint: Stop it at a batch boundary with a savepoint of the final state. If the savepoint fails, the

@@ -29,6 +29,7 @@ from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.source_mapping import plan_of_start
+from dagster_ckpt.recovery.stream_graph import downstream_readers
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.description import is_described_query, session_of
@@ -71,7 +72,8 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
                 if newer is not None:
                     facts = newer
                     continue
-                return replace(ahead, state=tuple(_check_rewrite(stream, ahead.plan, start_from)))
+                readers = downstream_readers(stream.catalog, stream.stream_id, ahead.plan) if ahead.undoes else ()
+                return replace(ahead, state=tuple(_check_rewrite(stream, ahead.plan, start_from)), readers=readers)
         except CkptError as error:
             if plan.point is None or not start_from.chooses_its_point or not is_suspicious(error):
                 raise

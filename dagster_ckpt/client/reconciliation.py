@@ -324,7 +324,7 @@ def roll_back(
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
         fence_predecessor(stream, acquired, still_mine=lease.check)
         try:
-            source = _restore(stream, upgrade.snapshot_id, lease, report)
+            source = restore_snapshot(stream, upgrade.snapshot_id, lease, report)
         except _FINAL as error:
             reason = f"{upgrade.reason}; the stream is stopped and cannot be rolled back: {error}"
             after = replace(upgrade, phase=UpgradePhase.ROLLBACK_FAILED, reason=reason)
@@ -338,7 +338,8 @@ def roll_back(
     return after
 
 
-def _restore(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
+def restore_snapshot(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
+    """Restore a stream that is not running, with its sinks; its next start continues there."""
     facts = recovery_facts(stream, StartFrom(snapshot_id), predecessor_ended=True)
     plan = plan_recovery(facts)
     # The previous code wrote the snapshot and starts next: what the new code wrote elsewhere is left.

@@ -24,7 +24,7 @@ from dagster_ckpt.config.state_backend import (
     StateBackend,
 )
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.flink.execution_config import ExecutionConfig
+from dagster_ckpt.flink.execution_config import ExecutionConfig, ExecutionMode
 from dagster_ckpt.flink.program import JobExecutionResult, StreamExecution
 from dagster_ckpt.policies.restart import RestartStrategies, RestartStrategyConfiguration
 from dagster_ckpt.values.durations import Duration
@@ -47,6 +47,7 @@ __all__ = [
     "Duration",
     "EmbeddedRocksDBStateBackend",
     "ExecutionConfig",
+    "ExecutionMode",
     "ExternalizedCheckpointCleanup",
     "ExternalizedCheckpointRetention",
     "FileSystemCheckpointStorage",

@@ -123,8 +123,8 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         return self.get_config().describe()
 
     def get_config(self) -> ExecutionConfig:
-        """Return the execution configuration as one frozen object."""
-        return replace(self._config, parallelism=self.get_parallelism())
+        """Return the execution configuration, whose setters also change this environment."""
+        return replace(self._config, parallelism=self.get_parallelism(), program=self)
 
     def set_parallelism(self, parallelism: int) -> Self:
         """Set how many tasks read and shuffle, from 1; -1 uses the session's setting."""

@@ -1,4 +1,4 @@
-"""A program's execution options as a frozen value, and PyFlink's setters and getters."""
+"""A program's execution options, and PyFlink's setters and getters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Self
+from enum import Enum
+from typing import Any, Self
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import MODE
@@ -94,6 +95,9 @@ PARALLELISM = WholeNumber("parallelism", minimum=1)
 LOCAL_PARALLELISM = WholeNumber("default local parallelism", minimum=1)
 # Spark stores a trigger's interval in microseconds.
 BUFFER_TIMEOUT = Milliseconds("buffer timeout", minimum=-1, maximum=LONG_MAX // 1000)
+AUTO_WATERMARK_INTERVAL = Milliseconds("auto watermark interval", minimum=0, maximum=LONG_MAX)
+# Flink's `PipelineOptions.AUTO_WATERMARK_INTERVAL`.
+DEFAULT_AUTO_WATERMARK_INTERVAL_MS = 200
 STATE_REWRITE = Switch("allow_state_rewrite")
 CHAINING = Switch("operator chaining")
 CHANGELOG = Switch("changelog state backend")
@@ -104,9 +108,20 @@ LEAF_PARALLELISM = "spark.sql.leafNodeDefaultParallelism"
 WHOLE_STAGE = "spark.sql.codegen.wholeStage"
 
 
-@dataclass(frozen=True)
+class ExecutionMode(Enum):
+    """How Flink exchanges the data of a bounded program; here always PIPELINED, since Spark plans that itself."""
+
+    PIPELINED = 0
+    PIPELINED_FORCED = 1
+    BATCH = 2
+    BATCH_FORCED = 3
+
+
+@dataclass
 class ExecutionConfig:
     """Execution options of one environment, with Flink's defaults and ranges.
+
+    What is set on the one that `get_config` returned is set on its environment too.
 
     Attributes:
         parallelism: Number of tasks that read and shuffle; -1 uses the session's.
@@ -116,6 +131,10 @@ class ExecutionConfig:
         time_characteristic: Which time `assign_timestamps_and_watermarks` uses.
         changelog_state_backend: Whether RocksDB uploads changelogs; None lets the state backend decide.
         kryo: Types and registrators of Spark's Kryo serializer.
+        auto_watermark_interval_ms: Kept; Spark computes the watermark once in each batch.
+        closure_cleaner: Kept; Spark cleans closures itself.
+        global_job_parameters: Kept for the program's own use.
+        program: The environment that it was read from.
     """
 
     parallelism: int = PARALLELISM_DEFAULT
@@ -125,6 +144,10 @@ class ExecutionConfig:
     time_characteristic: TimeCharacteristic = TimeCharacteristic.EventTime
     changelog_state_backend: bool | None = None
     kryo: KryoRegistrations = field(default_factory=KryoRegistrations)
+    auto_watermark_interval_ms: int = DEFAULT_AUTO_WATERMARK_INTERVAL_MS
+    closure_cleaner: bool = True
+    global_job_parameters: Mapping[str, str] = field(default_factory=dict)
+    program: ConfiguredProgram | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.parallelism != PARALLELISM_DEFAULT:
@@ -134,6 +157,7 @@ class ExecutionConfig:
         BUFFER_TIMEOUT.checked(self.buffer_timeout_ms)
         CHAINING.checked(self.operator_chaining)
         TIME_CHARACTERISTIC.member(self.time_characteristic)
+        AUTO_WATERMARK_INTERVAL.checked(self.auto_watermark_interval_ms)
         if self.changelog_state_backend is not None:
             CHANGELOG.checked(self.changelog_state_backend)
 
@@ -144,6 +168,51 @@ class ExecutionConfig:
     def get_max_parallelism(self) -> int:
         """Return the number of state partitions, or -1 if it is not set."""
         return self.max_parallelism
+
+    def get_execution_mode(self) -> ExecutionMode:
+        """Return PIPELINED."""
+        return ExecutionMode.PIPELINED
+
+    def set_auto_watermark_interval(self, interval: int | timedelta) -> Self:
+        """Set the time between two watermarks, in ms, from 0; Spark computes one in each batch all the same."""
+        return self._set(auto_watermark_interval_ms=AUTO_WATERMARK_INTERVAL.checked(interval))
+
+    def get_auto_watermark_interval(self) -> int:
+        """Return the time between two watermarks, in ms."""
+        return self.auto_watermark_interval_ms
+
+    def enable_closure_cleaner(self) -> Self:
+        """Let functions be analyzed and cleaned, which Spark always does."""
+        return self._set(closure_cleaner=True)
+
+    def disable_closure_cleaner(self) -> Self:
+        """Ask for functions as they are; Spark cleans them all the same."""
+        return self._set(closure_cleaner=False)
+
+    def is_closure_cleaner_enabled(self) -> bool:
+        """Return whether functions are to be analyzed and cleaned."""
+        return self.closure_cleaner
+
+    def set_global_job_parameters(self, global_job_parameters_dict: Mapping[str, str]) -> Self:
+        """Keep parameters of the program, text by name."""
+        given, allowed = global_job_parameters_dict, "a dict of text by name, such as {'region': 'eu'}"
+        is_text = isinstance(given, Mapping) and all(isinstance(text, str) for item in given.items() for text in item)
+        if not is_text:
+            raise OptionTypeError(
+                f"global job parameters are {given!r} ({type(given).__name__}), but must be {allowed}."
+            )
+        return self._set(global_job_parameters=dict(given))
+
+    def get_global_job_parameters(self) -> dict[str, str]:
+        """Return the parameters of the program."""
+        return dict(self.global_job_parameters)
+
+    def _set(self, **values: Any) -> Self:
+        if self.program is not None:
+            self.program._change(**values)
+        for name, value in values.items():
+            setattr(self, name, value)
+        return self
 
     @property
     def trigger_interval_ms(self) -> int:
@@ -202,6 +271,19 @@ class ExecutionConfig:
                 "Spark's Kryo serializer with these types registered; it serializes what is not in a DataFrame's own "
                 "rows. Spark reads it when the application starts.",
             ),
+            OptionDescription(
+                "auto_watermark_interval",
+                self.auto_watermark_interval_ms,
+                Effect.NONE,
+                "Spark computes the watermark once in each batch.",
+            ),
+            OptionDescription("closure_cleaner", self.closure_cleaner, Effect.NONE, "Spark cleans closures itself."),
+            OptionDescription(
+                "global_job_parameters",
+                dict(self.global_job_parameters),
+                Effect.NONE,
+                "Flink's functions read them from their context; a function of Spark takes them as arguments.",
+            ),
         ]
 
     def _of_parallelism(self) -> str:
@@ -238,6 +320,10 @@ class ConfiguredProgram:
         self._restart: RestartStrategyConfiguration | RestartPolicy = RestartStrategies.fall_back_restart()
         # The URL, and the value that the getter returns.
         self._savepoints: tuple[str, str] | None = None
+
+    def _change(self, **values: Any) -> None:
+        """Replace execution options, by their names in `ExecutionConfig`."""
+        self._config = replace(self._config, **values)
 
     def set_max_parallelism(self, max_parallelism: int, *, allow_state_rewrite: bool = False) -> Self:
         """Set the number of state partitions, 1 to 32768, which Spark fixes at the first batch.
@@ -277,9 +363,14 @@ class ConfiguredProgram:
         return self._config.operator_chaining
 
     def set_stream_time_characteristic(self, characteristic: TimeCharacteristic) -> None:
-        """Set the notion of time that `assign_timestamps_and_watermarks` uses."""
+        """Set the notion of time that `assign_timestamps_and_watermarks` uses.
+
+        As in Flink, it sets the auto watermark interval too: to 0 for processing time, otherwise to 200 ms.
+        """
         checked = TIME_CHARACTERISTIC.member(characteristic)
-        self._config = replace(self._config, time_characteristic=checked)
+        is_processing = checked is TimeCharacteristic.ProcessingTime
+        interval_ms = 0 if is_processing else DEFAULT_AUTO_WATERMARK_INTERVAL_MS
+        self._change(time_characteristic=checked, auto_watermark_interval_ms=interval_ms)
 
     def get_stream_time_characteristic(self) -> TimeCharacteristic:
         """Return the notion of time that `assign_timestamps_and_watermarks` uses."""

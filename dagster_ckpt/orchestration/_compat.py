@@ -14,6 +14,7 @@ from typing import Any
 
 import dagster as dg
 from dagster._check import CheckError
+from dagster._core.definitions.asset_selection import KeysAssetSelection
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.errors import DagsterExecutionInterruptedError
@@ -25,6 +26,7 @@ from dagster._utils.interrupts import capture_interrupts, check_captured_interru
 __all__ = [
     "BaseAssetGraph",
     "DagsterExecutionInterruptedError",
+    "KeysAssetSelection",
     "UnresolvedAssetJobDefinition",
     "capture_interrupts",
     "check_captured_interrupt",
@@ -38,7 +40,7 @@ class LatestEvaluation:
     at_s: float
     metadata: Mapping[str, dg.MetadataValue]
 
-    def verdict(self, key: str) -> object:
+    def value_of(self, key: str) -> object:
         """The value of a metadata entry, or None."""
         entry = self.metadata.get(key)
         return entry.value if entry is not None else None
@@ -65,6 +67,28 @@ def latest_check_evaluations(
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             found[key] = LatestEvaluation(record.create_timestamp, evaluation.metadata)
     return found
+
+
+@dataclass(frozen=True)
+class RunSlots:
+    """How many runs Dagster's queue lets run at a time, in all and with a tag; None: any number."""
+
+    total: int | None
+    of_streams: int | None
+
+
+def run_slots(instance: dg.DagsterInstance, stream_tag: str) -> RunSlots | None:
+    """The limits of the run queue; None if runs are launched at once."""
+    queue = instance.get_concurrency_config().run_queue_config
+    if queue is None:
+        return None
+    of_streams = [
+        limit["limit"]
+        for limit in queue.tag_concurrency_limits
+        if limit.get("key") == stream_tag and limit.get("value") is None
+    ]
+    total = queue.max_concurrent_runs
+    return RunSlots(total if total >= 0 else None, min(of_streams, default=None))
 
 
 def changed_fields(

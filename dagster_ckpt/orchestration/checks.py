@@ -9,8 +9,10 @@ import dagster as dg
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client.health import Finding, HealthCheck, Verdict, judge, worst
 from dagster_ckpt.client.health_facts import HealthFacts, HealthSettings, health_facts
-from dagster_ckpt.orchestration._compat import latest_check_evaluations
+from dagster_ckpt.orchestration._compat import LatestEvaluation, latest_check_evaluations
+from dagster_ckpt.orchestration.metadata import DEPLOYMENT_KEY
 from dagster_ckpt.orchestration.resources import catalog_of
+from dagster_ckpt.orchestration.sensors.other_deployments import OtherDeployments
 from dagster_ckpt.orchestration.stream import StreamingAsset, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.values.durations import wall_clock_ms
@@ -18,6 +20,7 @@ from dagster_ckpt.values.durations import wall_clock_ms
 VERDICT_KEY = "dagster_ckpt/verdict"
 # The one check on each further asset of a stream.
 OF_FURTHER_ASSETS = "stream_health"
+_NO_TROUBLE = (Verdict.PASS.value, Verdict.UNKNOWN.value)
 # Reading the checks' state from Dagster takes a millisecond per stream.
 STREAMS_PER_TICK = 25
 DAY_S = 24 * 3600
@@ -78,6 +81,7 @@ def build_health_sensor(
     """
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
+    others = OtherDeployments()
     ordered = sorted(streams, key=lambda stream: stream.stream_id)
 
     @dg.sensor(
@@ -98,15 +102,29 @@ def build_health_sensor(
             facts_besides,
             now_ms=catalog.now_ms(),
         )
-        evaluations = [each for stream, found in findings for each in _evaluations(stream, found)]
-        known = latest_check_evaluations(context.instance, [each.asset_check_key for each in evaluations])
-        news = [
-            each
-            for each in evaluations
-            if each.asset_check_key not in known
-            or known[each.asset_check_key].verdict(VERDICT_KEY) != each.metadata[VERDICT_KEY].value
-            or known[each.asset_check_key].at_s + repeat_after_seconds <= wall_clock_ms() / 1000
+        evaluated_now = [
+            (stream.stream_id, was_started, list(_evaluations(stream, found, catalog.deployment_id)))
+            for stream, found, was_started in findings
         ]
+        keys = [each.asset_check_key for *_, evaluations in evaluated_now for each in evaluations]
+        known = latest_check_evaluations(context.instance, keys)
+        oldest_s = wall_clock_ms() / 1000 - repeat_after_seconds
+        news: list[dg.AssetCheckEvaluation] = []
+        for stream_id, was_started, evaluations in evaluated_now:
+            before = {each.asset_check_key: known.get(each.asset_check_key) for each in evaluations}
+            by = [each.value_of(DEPLOYMENT_KEY) for each in before.values() if each is not None]
+            if not was_started and any(each not in (None, catalog.deployment_id) for each in by):
+                # The deployment that runs the stream reports it.
+                continue
+            if was_started and others.silence(stream_id, by, catalog.deployment_id, context.log):
+                continue
+            news += [
+                each
+                for each in evaluations
+                if _is_news(each, before[each.asset_check_key], oldest_s)
+                # Before the first start, Dagster's page shows checks as not evaluated: neither green nor a warning.
+                and (was_started or by or each.metadata[VERDICT_KEY].value not in _NO_TROUBLE)
+            ]
         after = begin + len(evaluated)
         # Dagster keeps every evaluation by a sensor.
         return dg.SensorResult(
@@ -139,8 +157,8 @@ def _checks_of(
     )
     def health(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         catalog = catalog_of(context, catalog_key)
-        for _, found in _findings(catalog, [(stream, settings)], checks, facts_besides, now_ms=catalog.now_ms()):
-            for evaluation in _evaluations(stream, found):
+        for _, found, _ in _findings(catalog, [(stream, settings)], checks, facts_besides, now_ms=catalog.now_ms()):
+            for evaluation in _evaluations(stream, found, catalog.deployment_id):
                 if evaluation.asset_check_key in context.selected_asset_check_keys:
                     yield dg.AssetCheckResult(
                         asset_key=evaluation.asset_key,
@@ -161,7 +179,8 @@ def _findings(
     facts_besides: FactsBesides | None,
     *,
     now_ms: int,
-) -> Iterator[tuple[StreamingAsset, list[Finding]]]:
+) -> Iterator[tuple[StreamingAsset, list[Finding], bool]]:
+    """For each stream, with whether it was ever started."""
     by_stream_id = {stream.stream_id: settings for stream, settings in streams}
     facts = health_facts(catalog, by_stream_id, now_ms=now_ms)
     for stream, settings in streams:
@@ -169,22 +188,35 @@ def _findings(
         if facts_besides is not None:
             known = facts_besides(stream, known)
         found = judge(known, stream.spec.options, settings, now_ms=now_ms)
-        yield stream, [finding for finding in found if finding.check in checks]
+        yield stream, [finding for finding in found if finding.check in checks], not known.was_never_started
 
 
-def _evaluations(stream: StreamingAsset, findings: Sequence[Finding]) -> Iterator[dg.AssetCheckEvaluation]:
+def _is_news(evaluation: dg.AssetCheckEvaluation, before: LatestEvaluation | None, oldest_s: float) -> bool:
+    """Whether Dagster has another result of a check, another deployment's, or one from before `oldest_s`."""
+    if before is None or before.at_s <= oldest_s:
+        return True
+    told = {key: evaluation.metadata[key].value for key in (VERDICT_KEY, DEPLOYMENT_KEY)}
+    # One that names no deployment is from an earlier version.
+    return any(before.value_of(key) not in (None, value) for key, value in told.items())
+
+
+def _evaluations(
+    stream: StreamingAsset, findings: Sequence[Finding], deployment: str
+) -> Iterator[dg.AssetCheckEvaluation]:
+    by = {DEPLOYMENT_KEY: deployment}
     for finding in findings:
-        yield _evaluation(stream.key, finding.check.value, finding.verdict, finding.message, finding.figures)
+        figures = {f"dagster_ckpt/{name}": value for name, value in finding.figures.items()}
+        yield _evaluation(stream.key, finding.check.value, finding.verdict, finding.message, by | figures)
     failing = [
         f"{finding.check.value}: {finding.message}" for finding in findings if finding.verdict is not Verdict.PASS
     ]
     message = f"checks of {stream.key.to_user_string()}: {'; '.join(failing) or 'all pass'}"
     for key in stream.keys[1:]:
-        yield _evaluation(key, OF_FURTHER_ASSETS, worst(findings), message, {})
+        yield _evaluation(key, OF_FURTHER_ASSETS, worst(findings), message, by)
 
 
 def _evaluation(
-    key: dg.AssetKey, name: str, verdict: Verdict, message: str, figures: Mapping[str, int | float | str]
+    key: dg.AssetKey, name: str, verdict: Verdict, message: str, metadata: Mapping[str, int | float | str]
 ) -> dg.AssetCheckEvaluation:
     return dg.AssetCheckEvaluation(
         asset_key=key,
@@ -193,10 +225,7 @@ def _evaluation(
         # An unknown state warns.
         severity=dg.AssetCheckSeverity.ERROR if verdict is Verdict.ERROR else dg.AssetCheckSeverity.WARN,
         description=message,
-        metadata={
-            VERDICT_KEY: verdict.value,
-            **{f"dagster_ckpt/{each}": value for each, value in figures.items()},
-        },
+        metadata={VERDICT_KEY: verdict.value, **metadata},
     )
 
 

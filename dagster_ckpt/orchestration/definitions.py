@@ -1,6 +1,7 @@
 """`stream_definitions`: everything that the streams of a code location need, in one call."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 
 import dagster as dg
 
@@ -21,7 +22,11 @@ from dagster_ckpt.orchestration.jobs.schedules import (
 from dagster_ckpt.orchestration.metadata import PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
-from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, translator_of
+from dagster_ckpt.orchestration.stream import Stream, StreamingAsset
+
+RETENTION_JOB = "apply_retention_job"
+SAVEPOINT_JOB = "trigger_savepoint_job"
+VERIFICATION_JOB = "verify_snapshots_job"
 
 
 def stream_definitions(
@@ -33,6 +38,7 @@ def stream_definitions(
     health: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
     health_checks: Sequence[HealthCheck] = tuple(HealthCheck),
     checkpoint_page: str | None = None,
+    operator_jobs: Collection[str] | None = None,
 ) -> dg.Definitions:
     """Assets, jobs, sensors and schedules for streaming assets, to merge into a code location.
 
@@ -51,6 +57,9 @@ def stream_definitions(
         health_checks: Those to define.
         checkpoint_page: Address of `dagster-ckpt ui`, such as `http://localhost:3080`, for links from assets and
             reports.
+        operator_jobs: Names of the operator jobs to define, such as `restart_stream_job`, without the prefix of a
+            translator; default: all. Those that sensors and savepoint schedules launch are always defined; the
+            schedule that verifies snapshots is, if its job is.
 
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))
@@ -62,17 +71,15 @@ def stream_definitions(
             "state of one stream; give each its own."
         )
     _refuse_equal_start_jobs(streams)
-    translator = translator_of(streams)
     builders = (build_operator_jobs, build_rewind_jobs, build_inspection_jobs)
-    jobs = {job.name: job for build in builders for job in build(streams)}
-    retention_job = jobs[translator.get_job_name("apply_retention_job")]
-    roll_back_job = jobs[translator.get_job_name(ROLL_BACK_JOB)]
-    verification_job = jobs[translator.get_job_name("verify_snapshots_job")]
-    savepoint_job = jobs[translator.get_job_name("trigger_savepoint_job")]
-    schedules = [
-        build_housekeeping_schedule(streams, retention_job),
-        build_verification_schedule(streams, verification_job),
-    ]
+    # The only node of each keeps its name, whatever a translator calls the job.
+    jobs = {f"{job.nodes[0].name}_job": job for build in builders for job in build(streams)}
+    launched = {RETENTION_JOB, ROLL_BACK_JOB, *([SAVEPOINT_JOB] if savepoint_schedules else [])}
+    chosen = jobs.keys() if operator_jobs is None else _known(operator_jobs, jobs) | launched
+    retention_job, roll_back_job, savepoint_job = (jobs[name] for name in (RETENTION_JOB, ROLL_BACK_JOB, SAVEPOINT_JOB))
+    schedules = [build_housekeeping_schedule(streams, retention_job)]
+    if VERIFICATION_JOB in chosen:
+        schedules.append(build_verification_schedule(streams, jobs[VERIFICATION_JOB]))
     for stream_id, wanted in (savepoint_schedules or {}).items():
         if stream_id not in by_stream_id:
             raise OptionError(f"savepoint_schedules names {stream_id!r}; the streams are {sorted(by_stream_id)}.")
@@ -83,7 +90,7 @@ def stream_definitions(
         assets=[_linked(stream, checkpoint_page) for stream in writers],
         jobs=[
             *(stream.start_job for stream in streams if stream.start_job is not None),
-            *jobs.values(),
+            *(job for name, job in jobs.items() if name in chosen),
             *([downstream] if downstream is not None else []),
         ],
         sensors=[
@@ -100,6 +107,15 @@ def stream_definitions(
         asset_checks=build_health_checks(writers, settings=health, checks=health_checks),
         schedules=schedules,
     )
+
+
+def _known(names: Collection[str], jobs: Mapping[str, dg.JobDefinition]) -> set[str]:
+    for name in names:
+        if name not in jobs:
+            near = get_close_matches(name, jobs, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise OptionError(f"operator_jobs names {name!r}.{hint} The operator jobs are: {', '.join(sorted(jobs))}.")
+    return set(names)
 
 
 def _linked(stream: StreamingAsset, checkpoint_page: str | None) -> dg.AssetsDefinition:

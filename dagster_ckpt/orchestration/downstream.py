@@ -11,7 +11,7 @@ import dagster as dg
 from dagster import AssetExecutionContext, OpExecutionContext
 
 from dagster_ckpt.orchestration._compat import BaseAssetGraph, asset_graph_of
-from dagster_ckpt.orchestration.metadata import BATCH_ID_KEY, SNAPSHOT_ID_KEY, STREAM_ID_KEY, TIMELINE_KEY
+from dagster_ckpt.orchestration.metadata import BATCH_ID_KEY, SNAPSHOT_ID_KEY, STREAM_ID_KEY, TIMELINE_KEY, number_in
 from dagster_ckpt.orchestration.stream import Stream, StreamingAsset
 from dagster_ckpt.recovery.rewind_preview import RewindPreview
 
@@ -78,14 +78,14 @@ def reading_checkpoint(
     event = context.instance.get_latest_materialization_event(key)
     metadata = event.asset_materialization.metadata if event and event.asset_materialization else {}
     values = {name: entry.value for name, entry in metadata.items()}
-    batch_id, timeline = values.get(BATCH_ID_KEY), values.get(TIMELINE_KEY)
-    if not isinstance(batch_id, int):
+    batch_id = number_in(metadata, BATCH_ID_KEY)
+    if batch_id is None:
         return None
     read = ReadCheckpoint(
         stream_id=str(values.get(STREAM_ID_KEY)),
         snapshot_id=str(values.get(SNAPSHOT_ID_KEY)),
         batch_id=batch_id,
-        timeline=timeline if isinstance(timeline, int) else 0,
+        timeline=number_in(metadata, TIMELINE_KEY) or 0,
         exactly=exactly,
     )
     context.add_output_metadata(read.metadata())

@@ -16,7 +16,7 @@ from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, Reque
 from dagster_ckpt.client import requests
 from dagster_ckpt.client.client import Client
 from dagster_ckpt.client.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, hands_over, launch_driver
-from dagster_ckpt.errors import CatalogError, CkptError, RequestFailedError
+from dagster_ckpt.errors import CatalogError, CkptError, OptionError, RequestFailedError
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.resources import DeploymentResources
 from dagster_ckpt.orchestration.run_status import (
@@ -30,7 +30,7 @@ from dagster_ckpt.orchestration.run_status import (
     start_cause,
 )
 from dagster_ckpt.orchestration.settings import StartConfig
-from dagster_ckpt.orchestration.stream import STREAM_TAGS, StreamingAsset, stream_handle
+from dagster_ckpt.orchestration.stream import StreamingAsset, stream_handle
 from dagster_ckpt.orchestration.streaming_asset import StreamingAssetOptions, arguments_of, parts_of
 from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, StreamTranslator
 from dagster_ckpt.stream.handle import StreamHandle
@@ -56,6 +56,7 @@ def external_streaming_asset(
     *,
     launch: DriverLaunch | None = None,
     stream_id: str | None = None,
+    pool: str | None = None,
     translator: StreamTranslator | None = None,
     **options: Unpack[StreamingAssetOptions],
 ) -> StreamingAsset:
@@ -67,6 +68,7 @@ def external_streaming_asset(
             asset has no start job.
         stream_id: Id in catalog and storage, as used by the program; default: the asset key joined by
             dots.
+        pool: As in `dagster.asset`, for the run that launches the driver and follows it.
         translator: As in `streaming_asset`.
         options: As in `streaming_asset`. `checkpointing` must be that of the program; `restart_strategy` decides how
             the supervisor sensor relaunches a dead driver.
@@ -79,10 +81,16 @@ def external_streaming_asset(
         ... )
     """
     names = translator or StreamTranslator()
-    stream_of, asset_of = parts_of("external_streaming_asset", options, {"kinds": {"spark", "streaming"}})
-    asset = names.get_asset_spec(asset_of(name))
+    stream_of, asset_of = parts_of("external_streaming_asset", options, names)
+    asset = asset_of(name, None)
     spec = stream_of(stream_id or ".".join(asset.key.path))
     if launch is None:
+        for option in ("op_tags", "hooks", "desired_state"):
+            if getattr(spec, option):
+                raise OptionError(
+                    f"external_streaming_asset {name}: {option} is given, but without launch no run of Dagster starts "
+                    f"the driver. Remove {option}, or give a launch."
+                )
         outside = dg.AssetsDefinition(specs=[asset])
         return StreamingAsset.of(outside, spec, runs_externally=True, translator=names)
     holder: list[StreamingAsset] = []
@@ -91,7 +99,8 @@ def external_streaming_asset(
         **arguments_of(asset),
         required_resource_keys=names.keys_of(OPERATOR_RESOURCES),
         config_schema=DriverRunConfig.to_config_schema().as_field(),
-        op_tags=STREAM_TAGS,
+        op_tags=spec.tags_of_op(),
+        pool=pool,
         # The end of a run is no materialization.
         output_required=False,
     )

@@ -14,6 +14,8 @@ from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord
 from dagster_ckpt.errors import OptionError
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
+# The same as the tag of runs.
+DEPLOYMENT_KEY = "dagster_ckpt/deployment"
 SNAPSHOT_ID_KEY = "dagster_ckpt/snapshot_id"
 BATCH_ID_KEY = "dagster_ckpt/batch_id"
 STREAM_ID_KEY = "dagster_ckpt/stream_id"
@@ -53,6 +55,8 @@ def materialization(
     snapshot: SnapshotRecord | None,
     tally: SnapshotTally | None,
     page: CheckpointPage | None = None,
+    *,
+    deployment: str | None = None,
 ) -> dg.AssetMaterialization:
     """A snapshot as a materialization of its asset.
 
@@ -64,9 +68,9 @@ def materialization(
         {}
         if tally is None
         else {
-            "dagster_ckpt/checkpoints_since_report": tally.count,
-            "dagster_ckpt/rows_since_report": tally.rows,
-            "dagster_ckpt/bytes_since_report": tally.incremental_bytes,
+            "dagster_ckpt/new_checkpoints": tally.count,
+            "dagster_ckpt/new_rows": tally.rows,
+            "dagster_ckpt/new_mb": _mb(tally.incremental_bytes),
         }
     )
     if page is not None and event.snapshot_id is not None:
@@ -74,54 +78,62 @@ def materialization(
     return dg.AssetMaterialization(
         key,
         description=f"{metadata.get('dagster_ckpt/kind', event.type.value)} at batch {batch_id}",
-        metadata={SEQUENCE_KEY: event.sequence, SNAPSHOT_ID_KEY: identity(event), **metadata, **since},
+        metadata={**_of(event, deployment), **metadata, **since},
         tags={"dagster/data_version": str(batch_id)},
     )
 
 
-def failure_observation(key: dg.AssetKey, event: EventRecord) -> dg.AssetObservation:
+def failure_observation(key: dg.AssetKey, event: EventRecord, deployment: str | None = None) -> dg.AssetObservation:
     """Report a failed attempt: nothing was materialized."""
     kind = "savepoint" if event.type is EventType.SAVEPOINT_FAILED else "checkpoint"
     return dg.AssetObservation(
         key,
         description=f"a {kind} failed",
-        metadata={
-            SEQUENCE_KEY: event.sequence,
-            SNAPSHOT_ID_KEY: identity(event),
-            "dagster_ckpt/failure": str(event.payload.get("reason", "unknown")),
-        },
+        metadata={**_of(event, deployment), "dagster_ckpt/failure": str(event.payload.get("reason", "unknown"))},
     )
 
 
+def _of(event: EventRecord, deployment: str | None) -> dict[str, Any]:
+    return known({SEQUENCE_KEY: str(event.sequence), SNAPSHOT_ID_KEY: identity(event), DEPLOYMENT_KEY: deployment})
+
+
 def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
-    """The figures of a snapshot; the asset's page plots numbers."""
+    """The figures of a snapshot; the asset's page plots what is a number, so ids and positions are text."""
+    watermark_ms = snapshot.watermark_ms
     figures: dict[str, Any] = {
-        BATCH_ID_KEY: snapshot.batch_id,
+        "dagster_ckpt/snapshot": snapshot.reference,
+        BATCH_ID_KEY: None if snapshot.batch_id is None else str(snapshot.batch_id),
         STREAM_ID_KEY: snapshot.stream_id,
-        TIMELINE_KEY: snapshot.timeline,
+        TIMELINE_KEY: str(snapshot.timeline),
         "dagster_ckpt/rows": snapshot.rows,
         "dagster_ckpt/state_rows": snapshot.state_rows,
-        "dagster_ckpt/duration_ms": snapshot.duration_ms,
-        "dagster_ckpt/full_bytes": snapshot.full_bytes,
-        "dagster_ckpt/incremental_bytes": snapshot.incremental_bytes,
-        "dagster_ckpt/number": snapshot.number,
+        "dagster_ckpt/duration_s": None if snapshot.duration_ms is None else snapshot.duration_ms / 1000,
+        "dagster_ckpt/full_mb": _mb(snapshot.full_bytes),
+        "dagster_ckpt/incremental_mb": _mb(snapshot.incremental_bytes),
         "dagster_ckpt/kind": snapshot.kind.value,
         "dagster_ckpt/trigger": snapshot.trigger.value,
         "dagster_ckpt/location": dg.MetadataValue.path(snapshot.location or ""),
         SNAPSHOT_ID_KEY: snapshot.snapshot_id,
-        "dagster_ckpt/watermark": snapshot.watermark,
+        "dagster_ckpt/watermark": (
+            snapshot.watermark if watermark_ms is None else dg.MetadataValue.timestamp(watermark_ms / 1000)
+        ),
     }
     if lags := snapshot.lags:
         figures["dagster_ckpt/records_behind"] = sum(lags.values())
         # Those furthest behind, of thousands.
         worst = sorted(lags, key=lambda name: (-lags[name], name))[:PLOTTED_PARTITIONS]
         figures |= {f"dagster_ckpt/records_behind/{name}": lags[name] for name in sorted(worst)}
-    watermark_ms = snapshot.watermark_ms
-    if watermark_ms is not None:
-        figures["dagster_ckpt/watermark_time"] = dg.MetadataValue.timestamp(watermark_ms / 1000)
-        # The page plots only integers and floats, not timestamps.
-        figures["dagster_ckpt/watermark_ms"] = watermark_ms
     return known(figures)
+
+
+def _mb(count: int | None) -> float | None:
+    return None if count is None else round(count / 1e6, 3)
+
+
+def number_in(metadata: Mapping[str, dg.MetadataValue], key: str) -> int | None:
+    """A number that a report has as text, or as an older one had it."""
+    value = metadata[key].value if key in metadata else None
+    return int(str(value)) if str(value).isdecimal() else None
 
 
 def known(figures: Mapping[str, Any]) -> dict[str, Any]:

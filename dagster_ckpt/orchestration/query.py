@@ -66,15 +66,17 @@ def resources_of(stream: Stream, defined: Mapping[str, Any]) -> Iterator[Any]:
 
 @contextmanager
 def query_of(
-    stream: Stream, defined: Mapping[str, Any]
+    stream: Stream, defined: Mapping[str, Any], config: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[SparkSession, Callable[[SparkSession], DataStreamWriter]]]:
     """The session of a stream's Spark resource, and its query as a function of any session.
+
+    `config`: of the stream's function; default: its defaults.
 
     Raises:
         OptionError: Its query cannot be called, or a resource is missing.
     """
     describe, of_spark = describer_of(stream), stream.translator.get_resource_key(SPARK)
-    with resources_of(stream, defined) as resources, dg.build_asset_context() as context:
+    with resources_of(stream, defined) as resources, dg.build_asset_context(asset_config=config) as context:
         given = {key: getattr(resources, key) for key in resource_keys(stream)}
 
         def with_session(spark: SparkSession) -> DataStreamWriter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, get_type_hints
@@ -13,7 +14,8 @@ from dagster_ckpt.client.connection import GivenStreams
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
-from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
+from dagster_ckpt.orchestration._compat import BaseAssetGraph, KeysAssetSelection, UnresolvedAssetJobDefinition
+from dagster_ckpt.orchestration.launchpad import launchpad
 from dagster_ckpt.orchestration.resources import DeploymentResources
 from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings
 from dagster_ckpt.orchestration.translator import StreamTranslator
@@ -50,8 +52,41 @@ def refuse_unknown(function: str, given: Mapping[str, object], *known: type) -> 
     for name in given:
         if name not in names:
             near = get_close_matches(name, names, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = _UNFIT.get(name) or (f" Did you mean {near[0]}?" if near else "")
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}.{hint}")
+
+
+_ONLY_RUN = " The supervisor sensor launches the only run of a stream, which does not end."
+# Parameters of `dagster.asset` that a stream cannot have, and why.
+_UNFIT = {
+    "automation_condition": _ONLY_RUN,
+    "partitions_def": f"{_ONLY_RUN} Define one stream for each region or tenant.",
+    "backfill_policy": _ONLY_RUN,
+    "retry_policy": " It would start a second writer. Use restart_strategy.",
+    "ins": " The query reads its sources. Use deps.",
+    "check_specs": " A run that does not end cannot yield results. Define an asset_check of its own for the asset.",
+    "config_schema": " Give the function a parameter config, annotated with a subclass of dagster.Config.",
+    "required_resource_keys": " Each parameter of the function names a resource.",
+    "resource_defs": " Give the resources to the definitions.",
+    "io_manager_def": " The query writes its output.",
+    "io_manager_key": " The query writes its output.",
+    "run_tags": " Use op_tags, which are those of the run as well.",
+}
+
+
+def refuse_unfit(
+    where: str,
+    key: dg.AssetKey,
+    automation_condition: dg.AutomationCondition[Any] | None,
+    partitions_def: dg.PartitionsDefinition[Any] | None,
+) -> None:
+    """Raise an OptionError for an asset that Dagster would launch by itself, or in parts."""
+    for name, value in (("automation_condition", automation_condition), ("partitions_def", partitions_def)):
+        if value is not None:
+            raise OptionError(
+                f"{where}: asset {key.to_user_string()} has {name}, which a streaming asset cannot have."
+                f"{_UNFIT[name]} Remove it."
+            )
 
 
 class StreamOptions(TypedDict, total=False):
@@ -85,6 +120,16 @@ class StreamOptions(TypedDict, total=False):
         "child that runs the stream. False: one process, and the supervisor sensor launches a new run, as it does "
         "where Spark is started before the step (PySparkResource) and on systems other than Linux. Default: true.",
     ]
+    op_tags: Annotated[
+        Mapping[str, Any] | None,
+        "Tags of the op and of the runs of its start job, which are one process, such as dagster-k8s/config and "
+        "dagster/priority. Default: none.",
+    ]
+    hooks: Annotated[
+        Sequence[dg.HookDefinition] | None,
+        "Hooks of the start job, such as a failure_hook; in YAML import paths, such as company.alerts:page. Default: "
+        "none.",
+    ]
 
 
 def description_of(option: str) -> str:
@@ -108,6 +153,8 @@ class StreamSpec:
     upgrade: UpgradePolicy = field(default_factory=UpgradePolicy)
     stall_timeout_ms: int | None = None
     restart_in_run: bool = True
+    op_tags: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    hooks: frozenset[dg.HookDefinition] = frozenset()
 
     @staticmethod
     def of(stream_id: str, **options: Unpack[StreamOptions]) -> StreamSpec:
@@ -135,7 +182,13 @@ class StreamSpec:
             upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy(),
             stall_timeout_ms,
             options.get("restart_in_run", True),
+            _checked_tags(stream_id, options.get("op_tags") or {}),
+            frozenset(options.get("hooks") or ()),
         )
+
+    def tags_of_op(self) -> dict[str, Any]:
+        """Those of the op, and of the runs of its start job."""
+        return {**self.op_tags, **STREAM_TAGS}
 
     def metadata(self) -> dict[str, Any]:
         """Metadata for the asset's page."""
@@ -151,6 +204,13 @@ class StreamSpec:
             ),
             "dagster_ckpt/restart_strategy": restart_description(self.restart),
         }
+
+
+def _checked_tags(stream_id: str, tags: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in tags:
+        if name in STREAM_TAGS or name.startswith("dagster_ckpt/"):
+            raise OptionError(f"op_tags of stream {stream_id!r} has {name}, which is set for every stream. Remove it.")
+    return tags
 
 
 def asset_names(keys: Sequence[dg.AssetKey]) -> str:
@@ -197,11 +257,31 @@ class Stream:
         return name == self.stream_id or name in {key.to_user_string() for key in self.keys}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class StreamingAsset(Stream):
-    """A stream that writes one or more assets; `asset` is their Dagster definition."""
+    """A stream that writes one or more assets; `asset` is their Dagster definition.
+
+    It can be called like the function that it was made of, such as in a test.
+    """
+
+    def __repr__(self) -> str:
+        # Part of Dagster's message, where it takes no such object.
+        return (
+            f"<StreamingAsset {self.stream_id}: write .asset or .key in deps of an asset, and "
+            "stream_definitions(...) in place of Definitions(assets=...)>"
+        )
 
     asset: dg.AssetsDefinition
+    function: Callable[..., DataStreamWriter] | None = field(default=None, compare=False, repr=False)
+
+    def __call__(self, *given: Any, **named: Any) -> DataStreamWriter:
+        """Call the decorated function with plain arguments; starts nothing."""
+        if self.function is None:
+            raise OptionError(
+                f"Stream {self.stream_id!r} cannot be called: its query is described by an asset, op, program or YAML "
+                "of your own, not by a function that streaming_asset or streaming_multi_asset decorates."
+            )
+        return self.function(*given, **named)
 
     @property
     def key(self) -> dg.AssetKey:
@@ -217,6 +297,7 @@ class StreamingAsset(Stream):
         translator: StreamTranslator | None = None,
         name: str | None = None,
         describe: QueryDescriber | None = None,
+        function: Callable[..., DataStreamWriter] | None = None,
     ) -> StreamingAsset:
         """Create a streaming asset from a definition whose op runs the stream, or that has no op.
 
@@ -239,16 +320,19 @@ class StreamingAsset(Stream):
             untranslated_name=name or op_name,
             keys=keys,
             code_version=versions.pop(),
-            start_job=_start_job(spec, translator.get_start_job_name(base), keys) if described.is_executable else None,
+            start_job=_start_job(spec, translator.get_start_job_name(base), described)
+            if described.is_executable
+            else None,
             runs_externally=runs_externally,
             translator=translator,
             asset=described,
             describe=describe,
+            function=function,
         )
-        function = _function_of(described)
-        if function is not None:
+        of_op = _function_of(described)
+        if of_op is not None:
             # From the definitions of a code location, `stream_of_asset` finds the stream again.
-            vars(function)[_STREAM] = stream
+            vars(of_op)[_STREAM] = stream
         return stream
 
 
@@ -266,15 +350,28 @@ def _function_of(asset: dg.AssetsDefinition) -> Callable[..., Any] | None:
     return getattr(asset.node_def.compute_fn, "decorated_fn", None)
 
 
-def _start_job(spec: StreamSpec, name: str, keys: tuple[dg.AssetKey, ...]) -> UnresolvedAssetJobDefinition:
+class _AssetsOfStream(KeysAssetSelection):
+    """The assets of a stream, examined when the definitions are built: `map_asset_specs` may have changed them."""
+
+    def resolve_inner(self, asset_graph: BaseAssetGraph[Any], allow_missing: bool) -> AbstractSet[dg.AssetKey]:
+        found: AbstractSet[dg.AssetKey] = super().resolve_inner(asset_graph, allow_missing)
+        for key in found:
+            node = asset_graph.get(key)
+            refuse_unfit("Definitions", key, node.automation_condition, node.partitions_def)
+        return found
+
+
+def _start_job(spec: StreamSpec, name: str, asset: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
         name,
         # The sensor evaluates these; here they would run when the stream ends.
-        selection=dg.AssetSelection.assets(*keys).without_checks(),
+        selection=_AssetsOfStream(selected_keys=sorted(asset.keys)).without_checks(),
+        config=launchpad(asset.op.name, asset.op),
         description=f"Start the stream {spec.stream_id}, from where it stopped or from start_from.",
         # One process for run and step: a killed run worker leaves no orphaned step.
         executor_def=dg.in_process_executor,
-        tags={**STREAM_TAGS, "dagster_ckpt/stream_id": spec.stream_id},
+        tags={**spec.tags_of_op(), "dagster_ckpt/stream_id": spec.stream_id},
+        hooks=spec.hooks or None,
     )
 
 

@@ -8,13 +8,20 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import dagster as dg
 
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration.function_config import (
+    PARAMETER,
+    config_class,
+    config_in,
+    config_of_run,
+    fields_of_run,
+)
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
@@ -27,14 +34,13 @@ from dagster_ckpt.orchestration.run_status import (
     refuse_retry_policy,
     refuse_run_retries,
 )
-from dagster_ckpt.orchestration.settings import StreamRunConfig
 from dagster_ckpt.orchestration.stream import (
-    STREAM_TAGS,
     QueryDescriber,
     Stream,
     StreamingAsset,
     StreamOptions,
     StreamSpec,
+    refuse_unfit,
     refuse_unknown,
 )
 from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator
@@ -64,6 +70,8 @@ class AssetOptions(TypedDict, total=False):
     tags: Mapping[str, str] | None
     code_version: str | None
     owners: Sequence[str] | None
+    kinds: AbstractSet[str] | None
+    freshness_policy: dg.FreshnessPolicy | None
 
 
 class StreamingAssetOptions(StreamOptions, AssetOptions):
@@ -71,75 +79,79 @@ class StreamingAssetOptions(StreamOptions, AssetOptions):
 
 
 def parts_of(
-    function: str, options: Mapping[str, Any], spec: Mapping[str, Any]
-) -> tuple[Callable[[str], StreamSpec], Callable[[str], dg.AssetSpec]]:
-    """Makers of the stream and of the asset's spec from keywords; `spec` has more of the latter."""
+    function: str, options: Mapping[str, Any], translator: StreamTranslator
+) -> tuple[Callable[[str], StreamSpec], Callable[[str, str | None], dg.AssetSpec]]:
+    """Makers of the stream, given its id, and of the asset's spec, given its name and description, from keywords."""
     refuse_unknown(function, options, StreamingAssetOptions)
     of_stream = {name: value for name, value in options.items() if name in StreamOptions.__annotations__}
     of_asset = {name: value for name, value in options.items() if name not in of_stream}
     prefix = of_asset.pop("key_prefix", None) or []
     path = [prefix] if isinstance(prefix, str) else list(prefix)
     # Validated here, so that the traceback points to the caller.
-    StreamSpec.of("anything", **of_stream)
-    return partial(StreamSpec.of, **of_stream), lambda name: dg.AssetSpec([*path, name], **{**of_asset, **spec})
+    spec = StreamSpec.of("anything", **of_stream)
+    kinds, deps = of_asset.pop("kinds", None), of_asset.pop("deps", None)
+    of_asset["kinds"] = set(KINDS if kinds is None else kinds)
+    of_asset["deps"] = [each.asset if isinstance(each, StreamingAsset) else each for each in deps or ()]
+
+    def asset_of(name: str, description: str | None) -> dg.AssetSpec:
+        declared = dg.AssetSpec([*path, name], **of_asset)
+        translated = translator.get_asset_spec(
+            declared.replace_attributes(description=declared.description or description)
+        )
+        refuse_unfit(function, translated.key, translated.automation_condition, translated.partitions_def)
+        policy = translated.freshness_policy or default_freshness(spec.options)
+        return translated.replace_attributes(freshness_policy=policy)
+
+    return partial(StreamSpec.of, **of_stream), asset_of
 
 
 def streaming_asset(
     *,
     stream_id: str | None = None,
     name: str | None = None,
-    kinds: AbstractSet[str] | None = None,
-    freshness_policy: dg.FreshnessPolicy | None = None,
     pool: str | None = None,
     translator: StreamTranslator | None = None,
     **options: Unpack[StreamingAssetOptions],
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make a streaming asset of a function that returns an unstarted `DataStreamWriter`.
 
-    The function's first parameter is the Dagster context; the others name resources. `pyspark` holds the session. The
-    framework replaces a `queryName` or `checkpointLocation` set on the writer.
-
-    Four parameters of `dagster.asset` are missing on purpose: `partitions_def` (define one stream per region or tenant
-    instead), `ins` (use `deps`; the query reads its sources), `automation_condition` (the supervisor sensor launches
-    the one run) and `retry_policy` (it would start a second writer).
+    The function's first parameter is the Dagster context; the others name resources. `pyspark` holds the session, and
+    `config`, annotated with a `dagster.Config`, holds fields of the launchpad. The framework replaces a `queryName` or
+    `checkpointLocation` set on the writer. A parameter of `dagster.asset` that a stream cannot have is refused with the
+    reason.
 
     Args:
         stream_id: Id in catalog and storage; default: the asset key joined by dots. Keep it when you rename the asset,
             and the asset keeps its state.
         name: Asset name; default: the function's name.
-        kinds: As in `dagster.asset`, three at most; default: spark and streaming.
-        freshness_policy: As in `dagster.asset`; default: `default_freshness` of the checkpoint
-            interval.
         pool: As in `dagster.asset`.
         translator: Chooses the asset's spec, the names of jobs, sensors and schedules, and the keys of resources;
             default: `StreamTranslator()`.
         options: How the stream runs, see `StreamOptions`; and `key_prefix`, `deps`, `group_name`, `description`
-            (default: the function's docstring), `metadata`, `tags`, `code_version` (each snapshot records it) and
-            `owners` as in `dagster.asset`.
+            (default: the function's docstring), `metadata`, `tags`, `code_version` (each snapshot records it),
+            `owners`, `kinds` (three at most; default: spark and streaming) and `freshness_policy` (default:
+            `default_freshness` of the checkpoint interval) as in `dagster.asset`.
 
     Example:
         >>> @streaming_asset(checkpointing=CheckpointConfig(interval=60_000))
         ... def orders(context, pyspark: SparkSessionResource) -> DataStreamWriter:
         ...     return pyspark.spark_session.readStream.table("raw").writeStream.format("parquet")
     """
-    further = {"kinds": set(KINDS if kinds is None else kinds), "freshness_policy": freshness_policy}
-    stream_of, asset_of = parts_of("streaming_asset", options, further)
     names = translator or StreamTranslator()
+    stream_of, asset_of = parts_of("streaming_asset", options, names)
 
     def decorate(function: StreamFunction) -> StreamingAsset:
-        declared = asset_of(name or function.__name__)
-        described = declared.replace_attributes(description=declared.description or inspect.getdoc(function))
-        translated = names.get_asset_spec(described)
-        spec = stream_of(stream_id or ".".join(translated.key.path))
+        described = asset_of(name or function.__name__, inspect.getdoc(function))
+        spec = stream_of(stream_id or ".".join(described.key.path))
         asset = dg.asset(
-            **arguments_of(translated),
-            freshness_policy=translated.freshness_policy or default_freshness(spec.options),
+            **arguments_of(described),
             pool=pool,
             # The end of a run is no materialization.
             output_required=False,
-            **_of_the_op(function, names),
+            **_of_the_op(function, spec, names),
         )(_op_function(function, spec, names))
-        return StreamingAsset.of(asset, spec, translator=names, describe=describer(function, names))
+        described_by = describer(function, names)
+        return StreamingAsset.of(asset, spec, translator=names, describe=described_by, function=function)
 
     return decorate
 
@@ -192,10 +204,10 @@ def streaming_multi_asset(
             specs=[_output_of_a_stream(names.get_asset_spec(each), spec, code_version) for each in specs],
             description=description or inspect.getdoc(function),
             pool=pool,
-            **_of_the_op(function, names),
+            **_of_the_op(function, spec, names),
         )(_op_function(function, spec, names))
-        described = describer(function, names)
-        return StreamingAsset.of(asset, spec, translator=names, name=op_name, describe=described)
+        described_by = describer(function, names)
+        return StreamingAsset.of(asset, spec, translator=names, name=op_name, describe=described_by, function=function)
 
     return decorate
 
@@ -212,16 +224,12 @@ def arguments_of(spec: dg.AssetSpec) -> dict[str, Any]:
         "kinds": spec.kinds,
         "code_version": spec.code_version,
         "owners": spec.owners,
+        "freshness_policy": spec.freshness_policy,
     }
 
 
 def _output_of_a_stream(asset: dg.AssetSpec, stream: StreamSpec, code_version: str | None) -> dg.AssetSpec:
-    for unfit in ("automation_condition", "partitions_def"):
-        if getattr(asset, unfit) is not None:
-            raise OptionError(
-                f"streaming_multi_asset: asset {asset.key.to_user_string()} has {unfit}, which a streaming asset "
-                "cannot have: the supervisor sensor launches its only run, which does not end. Remove it."
-            )
+    refuse_unfit("streaming_multi_asset", asset.key, asset.automation_condition, asset.partitions_def)
     return asset.replace_attributes(
         skippable=True,
         kinds=asset.kinds or set(KINDS),
@@ -230,11 +238,11 @@ def _output_of_a_stream(asset: dg.AssetSpec, stream: StreamSpec, code_version: s
     )
 
 
-def _of_the_op(function: StreamFunction, translator: StreamTranslator) -> dict[str, Any]:
+def _of_the_op(function: StreamFunction, spec: StreamSpec, translator: StreamTranslator) -> dict[str, Any]:
     return {
         "required_resource_keys": translator.keys_of(RESOURCES | set(_resources(function))),
-        "config_schema": StreamRunConfig.to_fields_dict(),
-        "op_tags": STREAM_TAGS,
+        "config_schema": fields_of_run(config_class(function)),
+        "op_tags": spec.tags_of_op(),
     }
 
 
@@ -245,15 +253,24 @@ def _resources(function: StreamFunction) -> list[str]:
             f"streaming_asset {function.__name__}: the function takes no parameters. Its first one is the Dagster "
             "context, the others name resources: def f(context, pyspark: SparkSessionResource)."
         )
-    return parameters[1:]
+    return [each for each in parameters[1:] if each != PARAMETER or config_class(function) is None]
 
 
-def describer(function: StreamFunction, translator: StreamTranslator) -> QueryDescriber:
-    """Calls the function with the resources that it names, from an object that has them as attributes."""
+def describer(
+    function: StreamFunction,
+    translator: StreamTranslator,
+    config_of: Callable[[Any, type[dg.Config]], dg.Config] = config_in,
+) -> QueryDescriber:
+    """Calls the function with the resources that it names, from an object that has them as attributes.
+
+    `config_of` makes its config, if it has one, from the context.
+    """
     keys = {each: translator.get_resource_key(each) for each in _resources(function)}
+    kind = config_class(function)
 
     def describe(context: Any, resources: Any) -> "DataStreamWriter":
-        return function(context, **{each: getattr(resources, key) for each, key in keys.items()})
+        config = {PARAMETER: config_of(context, kind)} if kind is not None else {}
+        return function(context, **{each: getattr(resources, key) for each, key in keys.items()}, **config)
 
     return describe
 
@@ -261,20 +278,26 @@ def describer(function: StreamFunction, translator: StreamTranslator) -> QueryDe
 def _op_function(
     function: StreamFunction, spec: StreamSpec, translator: StreamTranslator
 ) -> Callable[[dg.AssetExecutionContext], Iterator[Any]]:
-    describe = describer(function, translator)
-
     def streaming(context: dg.AssetExecutionContext) -> Iterator[Any]:
         # Only a run needs Spark.
         from dagster_ckpt.orchestration.stream_run import run_stream  # noqa: PLC0415
 
+        resources = DeploymentResources.of(context.resources, translator)
+
+        @cache
+        def config_of(context: dg.AssetExecutionContext, kind: type[dg.Config]) -> dg.Config:
+            return config_of_run(context, kind, spec.stream_id, resources.checkpoint_catalog)
+
+        describe = describer(function, translator, config_of)
         yield from run_stream(
-            context,
-            spec,
-            DeploymentResources.of(context.resources, translator),
-            lambda: describe(context, context.resources),
-            check=refuse_retry_policy,
+            context, spec, resources, lambda: describe(context, context.resources), check=refuse_retry_policy
         )
 
+    # Code references of the asset name the user's function.
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is not None:
+        place = {"co_filename": code.co_filename, "co_firstlineno": code.co_firstlineno}
+        streaming.__code__ = streaming.__code__.replace(**place)
     return streaming
 
 
@@ -392,6 +415,11 @@ def declare_stream(
     if isinstance(runs_in, dg.AssetsDefinition):
         _check_op(spec, runs_in.op)
         return StreamingAsset.of(runs_in, spec, translator=translator)
+    if spec.op_tags or spec.hooks:
+        raise OptionError(
+            f"Stream {spec.stream_id} has op_tags or hooks, but its job is your own. Remove them, and give "
+            f"{runs_in.name} the tags and hooks itself."
+        )
     names = sorted(node.name for node in runs_in.nodes)
     if op is None and len(names) == 1:
         op = names[0]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from enum import StrEnum
 
-from dagster_ckpt.recovery.plan_check import describe_operator, operator_differences
+from dagster_ckpt.recovery.plan_check import describe_operator
 from dagster_ckpt.recovery.source_change import SourceJudgement
+from dagster_ckpt.recovery.state_evolution import Decision, Fate, evolve
 from dagster_ckpt.spark.checkpoint_dir.source_positions import in_order
 from dagster_ckpt.spark.query.plan import PlanDescription
+from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.source_mapping import SourceMapping
 
 
@@ -107,7 +108,10 @@ class CompatibilityReport:
 
     def messages(self) -> list[str]:
         """The report, one line each."""
-        asked = " ".join(f"--{name.replace('_', '-')} {value!r}" for name, value in self.options.items())
+        asked = " ".join(
+            f"--{name.replace('_', '-')}" + ("" if value is True else f" {value!r}")
+            for name, value in self.options.items()
+        )
         return [
             f"{self.stream_id}: {self.verdict.value}, compared with {self.compared_with}",
             *map(str, self.steps),
@@ -176,31 +180,37 @@ def _mapped(found: SourceJudgement, mapping: SourceMapping, options: Mapping[str
         yield Step(Part.SOURCE, "join", Action.REFUSE, why)
 
 
-def operator_steps(before: PlanDescription | None, after: PlanDescription | None) -> tuple[Step, ...]:
+def operator_steps(
+    before: PlanDescription | None, after: PlanDescription | None, start_from: StartFrom | None = None
+) -> tuple[Step, ...]:
     """What a start does with the state of each operator, in the order of the old plan, then of the new one.
 
-    Empty if a plan is unknown: then nothing is compared, as by the start.
+    Empty if a plan is unknown: then nothing is compared, as by the start. A change that can be migrated is taken for
+    one that is to be.
     """
     if before is None or after is None:
         return ()
-    old, new = before.operators, after.operators
-    kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)
-    steps: list[Step] = []
-    for step, old_from, old_to, new_from, new_to in kinds.get_opcodes():
-        if step == "equal":
-            for index, was in enumerate(old[old_from:old_to]):
-                now = new[new_from + index]
-                differences = "; ".join(operator_differences(was, now, old_from + index + 1))
-                action = Action.REFUSE if differences else Action.KEEP
-                steps.append(_operator(old_from + index, describe_operator(now), action, differences))
-            continue
-        steps += [_operator(at, describe_operator(old[at]), Action.REFUSE, "removed") for at in range(old_from, old_to)]
-        steps += [_operator(at, describe_operator(new[at]), Action.REFUSE, "added") for at in range(new_from, new_to)]
-    if before.output_mode != after.output_mode and None not in (before.output_mode, after.output_mode):
-        mode = f"output mode: {before.output_mode} -> {after.output_mode}"
-        steps.append(Step(Part.OPERATOR, "output", Action.REFUSE, mode))
-    return tuple(steps)
+    decisions = evolve(before, after)
+    if start_from is not None and start_from.bootstrap_state and any(each.why for each in decisions):
+        options: dict[str, str | bool | int] = {"bootstrap_state": True}
+        return tuple(_operator(each, Action.BOOTSTRAP, options) for each in decisions if each.now is not None)
+    if any(each.fate is Fate.REFUSE for each in decisions):
+        # What could be migrated stays where it is too.
+        return tuple(_operator(each, Action.REFUSE if each.why else Action.KEEP, {}) for each in decisions)
+    return tuple(
+        _operator(each, _ACTIONS[each.fate], {"migrate_state": True} if each.why else {}) for each in decisions
+    )
 
 
-def _operator(index: int, described: str, action: Action, reason: str) -> Step:
-    return Step(Part.OPERATOR, f"{index + 1} ({described})", action, reason)
+_ACTIONS = {
+    Fate.KEEP: Action.KEEP,
+    Fate.MIGRATE: Action.MIGRATE,
+    Fate.ADD: Action.BOOTSTRAP,
+    Fate.DROP: Action.DROP,
+}
+
+
+def _operator(decision: Decision, action: Action, options: Mapping[str, str | bool | int]) -> Step:
+    place = decision.was if decision.was is not None else decision.now or 0
+    name = f"{place + 1} ({describe_operator(decision.operator)})"
+    return Step(Part.OPERATOR, name, action, decision.why, options)

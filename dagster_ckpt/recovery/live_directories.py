@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.records import EventType, SnapshotRecord, StreamRecord
 from dagster_ckpt.errors import (
@@ -41,9 +41,12 @@ from dagster_ckpt.stream.ownership import (
     put_up_fence,
 )
 from dagster_ckpt.stream.snapshots import describe_snapshot
+from dagster_ckpt.values.tracing import span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from dagster_ckpt.recovery.state_migration import StateMigration
 
 _MADE = 100
 
@@ -162,9 +165,12 @@ def left_to_another(stream: StreamHandle) -> str:
 
 @dataclass(frozen=True)
 class StateRewrite:
+    """`shape` is None for a migration, which keeps it."""
+
     spark: SparkSession
-    shape: StateShape
+    shape: StateShape | None
     report: Callable[[str], None] = lambda _message: None
+    migration: StateMigration | None = None
 
 
 class Building:
@@ -178,6 +184,7 @@ class Building:
     def rewrites(self) -> bool:
         return self._rewrite is not None
 
+    @span("write_files")
     def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
         """Create the directory; if its state is rewritten, from a temporary copy."""
         if self._rewrite is None:
@@ -194,9 +201,23 @@ class Building:
         """Create the directory from one in which no query runs, with rewritten state."""
         rewrite = self._rewrite
         assert rewrite is not None
-        self.rewritten = rewrite_state(
-            rewrite.spark, source, self.live, shape=rewrite.shape, watch=self.watch, report=rewrite.report
-        )
+        made = rewrite.migration
+        with nullcontext() if made is None else made.graft(source, self.live.sibling(".made"), self.watch) as graft:
+            self.rewritten = rewrite_state(
+                rewrite.spark,
+                source,
+                self.live,
+                shape=rewrite.shape,
+                graft=graft,
+                watch=self.watch,
+                report=rewrite.report,
+            )
+
+    @property
+    def plan(self) -> Mapping[str, Any] | None:
+        """That of the migrated state."""
+        made = self._rewrite.migration if self._rewrite is not None else None
+        return made.after.as_record() if made is not None else None
 
     def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:
         """Delete the directory and refuse if a sink would skip the batch in flight, whose state a rewrite drops."""

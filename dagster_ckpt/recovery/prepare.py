@@ -41,6 +41,7 @@ from dagster_ckpt.stream.known_sinks import query_ids_of, sinks_of_snapshot, sin
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.ownership import claim_live_folder
 from dagster_ckpt.values.durations import monotonic_ms
+from dagster_ckpt.values.tracing import span
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ class _Preparation:
             self.lease.record,
             live.url,
             origin=StateOrigin.of_directory(current, live.positions().commit, self.record.origin),
+            plan=building.plan,
             duration_ms=monotonic_ms() - started_ms,
         )
         return self.resume(live)
@@ -173,6 +175,7 @@ class _Preparation:
             lambda new: clone(LiveDirectory(current), new, carry_state=carry, marked=True, watch=building.watch)
         )
 
+    @span("restore")
     def _restore(self, plan: Restore, building: Building) -> PreparedStart:
         stream, snapshot, live = self.stream, plan.snapshot, building.live
         location, started_ms = snapshot_location(snapshot), monotonic_ms()
@@ -210,12 +213,13 @@ class _Preparation:
             restored_snapshot_id=snapshot.snapshot_id,
             pending_restore=pending,
             claims=plan.claims,
-            plan=snapshot.plan,
+            plan=snapshot.plan if building.plan is None else building.plan,
             state_edits=state_edits(live),
             duration_ms=monotonic_ms() - started_ms,
         )
         return self.finish(record)
 
+    @span("rewind")
     def _rewind(self, plan: Rewind | RestoreAndReplay, directory: str, building: Building) -> PreparedStart:
         stream, live = self.stream, building.live
         old, batch_id = LiveDirectory(directory), plan.to_batch
@@ -261,6 +265,7 @@ class _Preparation:
             origin=_with_sources(self._origin_of_rewound(directory, batch_id), plan),
             restored_snapshot_id=past[0].snapshot_id if past else None,
             pending_restore=pending,
+            plan=building.plan,
             duration_ms=monotonic_ms() - started_ms,
         )
         return self.finish(record)
@@ -348,6 +353,7 @@ class _Preparation:
             before_roll_back=partial(self.stream.catalog.journal.forget_after, self.lease.record),
         )
 
+    @span("roll_back_sinks")
     def _roll_back(self, pending: PendingRestore | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the places, and the names of the sinks that cannot be rolled back."""
         stream = self.stream

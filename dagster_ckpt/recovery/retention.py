@@ -169,14 +169,14 @@ def discard(
     for snapshot in snapshots:
         try:
             stream.catalog.snapshots.mark_deleting(snapshot.snapshot_id, lease=record)
-            left = ""
+            left, freed = "", None
             if snapshot.location is not None and _is_anothers(stream, snapshot, snapshot.location):
                 left = f", but not its bytes: {snapshot.location} is outside of the stream's storage"
             elif snapshot.location is not None:
                 if lease is not None:
                     lease.check()
-                stream.store.discard(snapshot.location, protected=protected)
-            stream.catalog.snapshots.deleted(snapshot.snapshot_id, reason + left, lease=record)
+                freed = stream.store.discard(snapshot.location, protected=protected)
+            stream.catalog.snapshots.deleted(snapshot.snapshot_id, reason + left, lease=record, freed_bytes=freed)
             deleted.append(describe_snapshot(snapshot) + left)
         except LeaseLostError:
             raise

@@ -35,6 +35,7 @@ from dagster_ckpt.recovery.plan import (
 from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, forecast_sinks, survey_sinks
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
 from dagster_ckpt.recovery.source_mapping import source_changes
+from dagster_ckpt.recovery.stream_graph import ReaderOfStream
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, distinct
@@ -88,6 +89,7 @@ class RewindPreview:
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
         inputs: Whether each source still has what is read again.
         source_changes: Where each source continues or begins if the sources change, one message each.
+        readers: The streams that read the output, and whether they have read undone rows.
     """
 
     plan: RecoveryPlan
@@ -102,6 +104,7 @@ class RewindPreview:
     state: tuple[str, ...] = ()
     inputs: tuple[SourceInput, ...] = ()
     source_changes: tuple[str, ...] = ()
+    readers: tuple[ReaderOfStream, ...] = ()
     survey: Survey | None = field(default=None, repr=False)
 
     @property
@@ -150,6 +153,7 @@ class RewindPreview:
         lines += [each.reason for each in self.inputs if each.reason]
         lines += [self.safety_savepoint] if self.safety_savepoint is not None else []
         lines += [f"sink {sink.sink}: {sink.effect}. {sink.reason} {sink.advice}".rstrip() for sink in self.sinks]
+        lines += [reader.message() for reader in self.readers]
         return lines
 
 
@@ -418,13 +422,19 @@ def _unedited(facts: RecoveryFacts, plan: RecoveryPlan) -> str:
 
 
 def take_safety_savepoint(
-    stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, start_from: StartFrom, lease: LeaseRecord
+    stream: StreamHandle,
+    facts: RecoveryFacts,
+    plan: RecoveryPlan,
+    start_from: StartFrom,
+    lease: LeaseRecord,
+    *,
+    migrates: bool = False,
 ) -> str | None:
-    """Before a rewind, take a savepoint of the current state; if that is impossible, tag its newest snapshot.
+    """Before a rewind or a migration, take a savepoint of the current state; if that is impossible, tag its newest one.
 
     Returns what was kept, for a message, if anything.
     """
-    if start_from.no_safety_savepoint or not leaves_something_behind(plan, start_from):
+    if start_from.no_safety_savepoint or not (migrates or leaves_something_behind(plan, start_from)):
         return None
     label = f"{LABEL}{stream.catalog.streams.get(stream.stream_id).next_number}"
     why = "the live directory is not intact"
@@ -436,7 +446,8 @@ def take_safety_savepoint(
         except CkptError as error:
             why = str(error)
         else:
-            took = f"took the savepoint {label} at batch {kept.batch_id}: start from it to undo the rewind"
+            what = "change" if migrates else "rewind"
+            took = f"took the savepoint {label} at batch {kept.batch_id}: start from it to undo the {what}"
             return took + _unedited(facts, plan)
     newest = next((snapshot for snapshot in facts.snapshots if (snapshot.batch_id or 0) > (plan.to_batch or 0)), None)
     if newest is None:

@@ -112,8 +112,21 @@ def _refuse(judgements: Sequence[Judgement], what: str, advice: str) -> None:
     refused = [each for each in judgements if each.verdict is Verdict.REFUSE]
     if refused:
         told = " ".join(f"{each.sink.place}: {each.refusal}." for each in refused)
-        advised = dict.fromkeys(_ADVICE_FOR.get(each.refusal, advice) for each in refused)
+        advised = dict.fromkeys(_advice(each, advice) for each in refused)
         raise SharedSinkError(f"{what} {told} {' '.join(advised)}")
+
+
+def _advice(judgement: Judgement, otherwise: str) -> str:
+    if judgement.refusal is Refusal.ANOTHER_STREAMS and judgement.owner is not None:
+        otherwise = f"{_to_continue(judgement.owner)} {otherwise}"
+    return _ADVICE_FOR.get(judgement.refusal, otherwise)
+
+
+def _to_continue(other: str) -> str:
+    return (
+        f"To continue stream {other!r} under another name, stop it (dagster-ckpt stop {other}) and set "
+        f"stream_id={other!r} in the new definition."
+    )
 
 
 _REBUILD = (
@@ -183,7 +196,9 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
     if aim.start is Start.TO_SNAPSHOT:
         logs = with_moved_logs(logs, [described] if described is not None else ours)
     noted = [(FileSink.at(path), entries) for path, entries in logs.items()]
-    anothers = sinks_of(stream.catalog.executions.sinks_of_others(stream.stream_id))
+    others = {
+        other: sinks_of(names) for other, names in stream.catalog.executions.sinks_by_other(stream.stream_id).items()
+    }
     named = NamedSinks.of(output, last_sinks, [sink for sink, _ in noted] if aim.start is not Start.CLEAN else [])
     left_behind = aim.is_unfinished or aim.snapshot_id not in {
         snapshot.snapshot_id for snapshot in stream.catalog.snapshots.restorable(stream.stream_id)
@@ -195,6 +210,7 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
     originals = [FileSink.at(path) for path in aim.originals]
     for sink in distinct([*(sink for sink, _ in noted), *named.sinks, *ours, *originals]):
         entries = next((entries for each, entries in noted if each.is_same(sink)), None)
+        owner = next((other for other, theirs in others.items() if sink.is_among(theirs)), None)
         facts = SinkFacts(
             aim.start,
             aim.batch_id,
@@ -204,7 +220,7 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
             others_known=bool(last_sinks),
             noted=entries is not None,
             originals=sink.is_among(originals),
-            anothers=sink.is_among(anothers),
+            anothers=owner is not None,
             mapped=aim.is_mapped(sink.place or sink.name),
             last=next((last for each, last in lasts if each.is_same(sink)), None),
             planned=planned,
@@ -215,7 +231,8 @@ def _survey(stream: StreamHandle, aim: Aim, output: NamedOutput | None) -> Surve
         facts = replace(facts, trouble=_trouble(sink, facts))
         if _is_moved(stream, sink, facts, ours):
             facts = replace(facts, ours=True)
-        judgements.append(judge(sink, _compared(sink, facts, entries, aim)))
+        judged = judge(sink, _compared(sink, facts, entries, aim))
+        judgements.append(judged if aim.start is Start.CLEAN else replace(judged, owner=owner))
     if output is not None and output.place is not None and not named.sinks and not aim.is_mapped(output.place):
         judgements.append(Judgement(Sink(output.place, output.place), Verdict.REFUSE, Refusal.NOT_MAPPED))
     to_settle = [sink.name for sink in named.sinks]
@@ -343,9 +360,7 @@ def _forecast(judgement: Judgement, aim: Aim) -> SinkForecast | None:
             f"The query has not written there before: the sink has batches after {aim.batch_id}.",
         )
     if judgement.verdict is Verdict.REFUSE:
-        return SinkForecast(
-            sink, SinkEffect.REFUSED, f"Not started: {judgement.refusal}.", _ADVICE_FOR.get(judgement.refusal, _ADVICE)
-        )
+        return SinkForecast(sink, SinkEffect.REFUSED, f"Not started: {judgement.refusal}.", _advice(judgement, _ADVICE))
     return None
 
 
@@ -454,8 +469,7 @@ def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput |
             SinkEffect.SHARED,
             f"Stream {other!r} of this catalog wrote to {sink.place} last, and this start reads its sources from the "
             "beginning: rows that both read would be there twice.",
-            f"To continue that stream under another name, stop it (dagster-ckpt stop {other}) and set "
-            f"stream_id={other!r} in the new definition. To start from the beginning, write elsewhere. If both streams "
+            f"{_to_continue(other)} To start from the beginning, write elsewhere. If both streams "
             "should write there, start this one once with accept_loss.",
         ),
     )

@@ -56,6 +56,7 @@ from dagster_ckpt.stream.snapshotting import (
 )
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.modes import SnapshotKind
+from dagster_ckpt.values.tracing import PhasedSpan
 from dagster_ckpt.values.validation import policy_name
 
 STOPPED_WITH_SAVEPOINT = "stopped with a savepoint"
@@ -71,14 +72,17 @@ class _Running:
         started_after_batch: An aligned attempt waits for the next commit.
         aligned_only: The query's mode does not allow a snapshot to include a running batch.
         cut_ordered: A thread already cuts and uploads it.
+        alignment_ms: How long it waited for its batch boundary.
     """
 
     attempt: Attempt
     order: SnapshotOrder
     started_after_batch: int
     started_at_ms: int
+    span: PhasedSpan
     aligned_only: bool = False
     cut_ordered: bool = False
+    alignment_ms: int | None = None
     aborted: threading.Event = field(default_factory=threading.Event)
 
 
@@ -131,6 +135,7 @@ class AttemptRunner:
         self._last_snapshot_batch: int | None = None
         self._began = prepared.began or Positions(None, None)
         self._has_progressed = False
+        self._input_has_ended = False
 
     @property
     def sinks(self) -> tuple[str, ...]:
@@ -165,6 +170,20 @@ class AttemptRunner:
         self._has_progressed = True
         return True
 
+    def input_ended(self) -> bool:
+        """From now on a checkpoint that nobody requests is the final one; whether it is due.
+
+        It is not if the position is that of a checkpoint which a recovery can use.
+        """
+        self._input_has_ended = True
+        if not self._stream.options.is_checkpointing_enabled:
+            return False
+        try:
+            newest = renewable(self._stream, sharing_base(self._stream))
+            return newest is None or newest.batch_id != self.positions.look().commit
+        except (CatalogError, StorageAccessError):
+            return True
+
     def start(self, attempt: Attempt) -> list[Event]:
         """Record an attempt, whose cut waits for its batch boundary; if impossible, returns a failure event."""
         snapshot_id = str(uuid.uuid4())
@@ -182,7 +201,7 @@ class AttemptRunner:
         arguments = request.arguments if request is not None else {}
         facts = self._facts()
         base = sharing_base(self._stream)
-        trigger = _trigger(attempt, request)
+        trigger = SnapshotTrigger.INPUT_ENDED if self._is_final(attempt) else _trigger(attempt, request)
         may_renew = attempt.kind is TriggerKind.CHECKPOINT and arguments.get("label") is None
         order = SnapshotOrder(
             kind=SnapshotKind.SAVEPOINT if attempt.kind.is_savepoint else SnapshotKind.CHECKPOINT,
@@ -211,7 +230,15 @@ class AttemptRunner:
             request_id=attempt.request_id,
             schedule=arguments.get("schedule"),
         )
-        return _Running(attempt, order, -1 if commit is None else commit, monotonic_ms(), aligned_only=aligned_only)
+        span = PhasedSpan(
+            order.kind.lower(), stream=self._stream.stream_id, number=attempt.number, trigger=trigger.value
+        )
+        span.phase("alignment")
+        after = -1 if commit is None else commit
+        return _Running(attempt, order, after, monotonic_ms(), span, aligned_only=aligned_only)
+
+    def _is_final(self, attempt: Attempt) -> bool:
+        return self._input_has_ended and attempt.request_id is None
 
     def _not_triggered(self, attempt: Attempt, reason: CheckpointFailureReason, error: Exception) -> None:
         kind = "savepoint" if attempt.kind.is_savepoint else "checkpoint"
@@ -227,6 +254,7 @@ class AttemptRunner:
             return []
         running.aborted.set()
         why = f"{action.reason.name}: {action.reason.message}"
+        running.span.end(why)
         self._record_failure(running.attempt, running.order.snapshot_id, why, action.reason)
         if not running.cut_ordered:
             return [AttemptFailed(monotonic_ms(), action.number, action.reason)]
@@ -250,7 +278,7 @@ class AttemptRunner:
                 continue
             if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
                 stop_query(running.attempt.number)
-            running.cut_ordered = True
+            running.cut_ordered, running.alignment_ms = True, monotonic_ms() - running.started_at_ms
             self._futures.append(self._pool.submit(self._take, running))
 
     def news(self) -> list[Event]:
@@ -303,6 +331,7 @@ class AttemptRunner:
         """Abort all attempts, wait for their threads, and answer pending requests with the reason."""
         for running in self._running.values():
             running.aborted.set()
+            running.span.end(f"the query ended: {why}")
             self._record_failure(running.attempt, running.order.snapshot_id, f"the query ended: {why}")
         self._running.clear()
         # Queued deletions still run: no other process knows about a snapshot that was not recorded.
@@ -342,8 +371,10 @@ class AttemptRunner:
 
         def report_cut(_batch: int) -> None:
             cut.set()
+            running.span.phase("write")
             self._finished.put(lambda: CutTaken(monotonic_ms(), number))
 
+        running.span.phase("cut")
         try:
             if running.aborted.is_set():
                 raise SnapshotAbortedError(f"Attempt {number} was aborted before its cut.")
@@ -366,12 +397,15 @@ class AttemptRunner:
             self._late[number] = taken
             self._aborted.pop(number, None)
             return AttemptCompleted(monotonic_ms(), number)
+        running.span.phase("record")
         recorded = self._in_catalog(running, taken)
         if isinstance(recorded, NotRecorded):
             if recorded.is_certain:
                 self._clean(lambda: self._discard_own(taken))
             return self._failed(running, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, recorded.why)
         del self._running[number]
+        stored = taken.stored
+        running.span.end(batch=taken.batch_id, full_bytes=stored.full_bytes, new_bytes=stored.incremental_bytes)
         self._completed[number] = recorded
         self._last_snapshot_batch = taken.batch_id
         if running.attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
@@ -396,6 +430,7 @@ class AttemptRunner:
             duration_ms=monotonic_ms() - running.started_at_ms,
             lease=self._lease.record,
             after_batch=self.has_progressed(),
+            alignment_ms=running.alignment_ms,
         )
 
     def _discard_own(self, taken: TakenSnapshot) -> None:
@@ -415,6 +450,7 @@ class AttemptRunner:
     def _failed(self, running: _Running, reason: CheckpointFailureReason, detail: str) -> Event:
         number = running.attempt.number
         self._running.pop(number, None)
+        running.span.end(f"{reason.name}: {detail}")
         self._record_failure(running.attempt, running.order.snapshot_id, f"{reason.name}: {detail}", reason)
         return AttemptFailed(monotonic_ms(), number, reason, detail)
 

@@ -212,6 +212,11 @@ class QueryStopped(_At):
 
 
 @dataclass(frozen=True)
+class InputEnded(_At):
+    """The query has processed all its input, and its end is in no checkpoint yet: a final one is due (FLIP-147)."""
+
+
+@dataclass(frozen=True)
 class Tick(_At):
     """Time has passed. Due at `CheckpointCoordinator.next_deadline_ms`; harmless at any other time.
 
@@ -269,6 +274,7 @@ class CleaningChanged(_At):
 Event = (
     QueryStarted
     | QueryStopped
+    | InputEnded
     | Tick
     | Progressed
     | Triggered

@@ -20,6 +20,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Event,
     FailQuery,
     FailureSide,
+    InputEnded,
     Progressed,
     QueryStarted,
     QueryStopped,
@@ -32,6 +33,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
 )
 from dagster_ckpt.runtime.checkpoint_messages import CheckpointFailureReason as Reason
 from dagster_ckpt.runtime.triggers import (
+    FINAL_REQUEST,
     TIMER_REQUEST,
     Load,
     PeriodicTrigger,
@@ -232,6 +234,8 @@ class CheckpointCoordinator:
                 self._query_started()
             case QueryStopped():
                 yield from self._query_stopped()
+            case InputEnded():
+                yield from self._input_ended()
             case Tick():
                 yield from self._expire()
                 yield from self._fire_timer()
@@ -259,6 +263,11 @@ class CheckpointCoordinator:
     def _query_stopped(self) -> Iterator[Action]:
         self._is_running = False
         yield from self._suspend()
+
+    def _input_ended(self) -> Iterator[Action]:
+        self._timer.stop()
+        if self._is_running and self._stop_request is None:
+            yield from self._submit(FINAL_REQUEST)
 
     def _suspend(self) -> Iterator[Action]:
         """As Flink: stop the timer, abort pending attempts and drop queued requests."""

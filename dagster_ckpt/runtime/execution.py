@@ -18,6 +18,7 @@ from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest, ref
 from dagster_ckpt.runtime.settlement import Settlement, stop_before_restart
 from dagster_ckpt.runtime.start import Start, StartedQuery
 from dagster_ckpt.runtime.supervision import Supervisor
+from dagster_ckpt.runtime.telemetry import reporting
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
@@ -42,7 +43,10 @@ def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
         interrupted=request.interrupted,
         above=stream.token_in_use(record),
     )
-    with LeaseKeeper(stream.catalog, acquired.record, ttl_ms=request.ttl_ms) as lease:
+    with (
+        reporting(stream.catalog, stream.stream_id),
+        LeaseKeeper(stream.catalog, acquired.record, ttl_ms=request.ttl_ms) as lease,
+    ):
         refuse_withdrawn(stream, request)
         return StreamRun(stream, request, acquired, lease).until_the_end(execution_id)
 

@@ -63,8 +63,8 @@ class _End:
 
 _ENDS = {
     EndKind.FINISHED: _End(ExecutionStatus.FINISHED, terminal=TerminalState.FINISHED),
-    EndKind.ENDED_BY_ITSELF: _End(ExecutionStatus.SUSPENDED, terminal=TerminalState.SUSPENDED),
-    # A suspended execution keeps all its snapshots.
+    # A suspended execution keeps all its snapshots: its next start continues.
+    EndKind.ENDED_BY_ITSELF: _End(ExecutionStatus.SUSPENDED, settled=True),
     EndKind.SUSPENDED: _End(ExecutionStatus.SUSPENDED, settled=True),
     EndKind.CANCEL_REQUESTED: _End(ExecutionStatus.CANCELED, terminal=TerminalState.CANCELED),
     # No restart is allowed any more: otherwise the run would not have ended.

@@ -28,6 +28,7 @@ from dagster_ckpt.recovery.sink_survey import Survey, refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.source_mapping import plan_of_start
+from dagster_ckpt.recovery.state_migration import StateMigration, state_migration
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
 from dagster_ckpt.runtime.start_failures import StartFailures
 from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
@@ -48,6 +49,7 @@ from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import check_places, fence_predecessor, refuse_a_fenced_directory, refuse_unclaimed
 from dagster_ckpt.stream.snapshots import advance_checkpoint_id, holding
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.tracing import span
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -114,10 +116,17 @@ class Start:
         return self._watch.request
 
     def run(self) -> StartedQuery:
+        with span("start", stream=self._stream.stream_id, cause=self._cause.value):
+            return self._run()
+
+    def _run(self) -> StartedQuery:
         stream = self._stream
         check_places(stream, self._start_from, predecessor_ended=self._predecessor_ended)
         if not self._predecessor_ended:
-            fence_predecessor(stream, self._acquired, still_mine=self._still_mine, own_jvm_pid=self._request.jvm_pid)
+            with span("fence"):
+                fence_predecessor(
+                    stream, self._acquired, still_mine=self._still_mine, own_jvm_pid=self._request.jvm_pid
+                )
         settle_dead_attempts(stream, self._lease.record)
         self._watch()
         if self._cause is StartCause.MANUAL:
@@ -159,7 +168,8 @@ class Start:
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
                     prepared = replace(prepared, began=prepared.live.positions())
-                    query = self._request.start_query(prepared.live)
+                    with span("start_query"):
+                        query = self._request.start_query(prepared.live)
                     return StartedQuery(plan, prepared, query, checked.sources)
             except InputGoneError as error:
                 newer = with_newer_point(facts, plan, error.gone)
@@ -188,9 +198,11 @@ class Start:
     def _output(self) -> NamedOutput | None:
         return self._of_query(named_output)
 
+    @span("plan")
     def _plan(self, facts: RecoveryFacts) -> RecoveryPlan:
         return plan_of_start(self._stream, facts, self._request.describe)
 
+    @span("facts")
     def _facts(self) -> RecoveryFacts:
         facts = recovery_facts(
             self._stream,
@@ -202,6 +214,7 @@ class Start:
         )
         return replace(facts, without_input=self._without_input)
 
+    @span("check")
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan) -> Checked:
         stream = self._stream
         refuse_unclaimed(stream, plan.snapshot)
@@ -223,24 +236,29 @@ class Start:
         self._check_sources(stands)
         stream.store.check_access()
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
-        rewrite = self._check_state(plan)
+        query_plan = self._of_query(plan_of_writer)
+        migration = state_migration(facts.stream, plan, query_plan, self._start_from, self._request.describe)
+        rewrite = self._check_state(plan, migration)
         if rewrite is not None and lost is not None:
             # Spark would run the lost batches with the state as it was, and the settings as they will be.
             self._replays, lost = False, None
             ahead = self._preview(facts, plan)
             self._check_loss(ahead)
-        query_plan = self._check_plan(plan)
+        if migration is None:
+            self._check_plan(plan, query_plan)
         refuse_shared_folder(stream, self._output)
         if isinstance(plan, Resume | Clone):
             refuse_broken_sinks(stream, LiveDirectory(facts.stream.live_directory or ""), self._output)
         self._watch()
         return Checked(query_plan, rewrite, sources, lost, ahead.survey)
 
+    @span("prepare")
     def _prepare(
         self, facts: RecoveryFacts, plan: RecoveryPlan, checked: Checked, survey: Survey | None
     ) -> PreparedStart:
         stream = self._stream
-        kept = take_safety_savepoint(stream, facts, plan, self._start_from, self._lease.record)
+        migrates = checked.rewrite is not None and checked.rewrite.migration is not None
+        kept = take_safety_savepoint(stream, facts, plan, self._start_from, self._lease.record, migrates=migrates)
         if kept is not None:
             log_message(stream.stream_id, kept)
         self._watch()
@@ -271,6 +289,7 @@ class Start:
     def _lost_batches(self, facts: RecoveryFacts, plan: RecoveryPlan) -> LostBatches | None:
         return lost_batches(self._stream, facts, plan, self._output) if self._replays else None
 
+    @span("replay")
     def _replayed(self, facts: RecoveryFacts, lost: LostBatches) -> tuple[RecoveryPlan, Survey | None]:
         """The plan to continue after the lost batches, and the survey of its sinks if there is one."""
         stream, describe = self._stream, self._request.describe
@@ -307,12 +326,17 @@ class Start:
             for message in refuse_gone_records(self._stream, plan, describe, accept_loss=self._start_from.accept_loss):
                 log_message(self._stream.stream_id, f"the start was accepted without these records: {message}")
 
-    def _check_state(self, plan: RecoveryPlan) -> StateRewrite | None:
+    def _check_state(self, plan: RecoveryPlan, migration: StateMigration | None) -> StateRewrite | None:
         checked = check_state(self._stream, plan, self._start_from)
-        for message in checked.messages:
+        for message in (*checked.messages, *(migration.messages() if migration is not None else ())):
             log_message(self._stream.stream_id, message)
-        if checked.rewrite is None:
+        if checked.rewrite is None and migration is None:
             return None
+        if checked.rewrite is not None and migration is not None:
+            raise StateRewriteError(
+                f"Stream {self._stream.stream_id!r} is not started, nothing was changed: its state would be migrated, "
+                f"and rewritten as {checked.rewrite}. Do one after the other."
+            )
         session = session_of(self._writer) if self._request.describe is not None else active_session()
         if session is None:
             raise StateRewriteError(
@@ -321,14 +345,12 @@ class Start:
             )
         # Refuses a start for which there is none.
         rewriter_for(session)
-        return StateRewrite(session, checked.rewrite, partial(log_message, self._stream.stream_id))
+        return StateRewrite(session, checked.rewrite, partial(log_message, self._stream.stream_id), migration)
 
-    def _check_plan(self, recovery: RecoveryPlan) -> PlanDescription | None:
-        plan = self._of_query(plan_of_writer)
+    def _check_plan(self, recovery: RecoveryPlan, plan: PlanDescription | None) -> None:
         accept = self._start_from.accept_plan_change
         for message in check_plan(self._stream, recovery, plan, self._lease.record, accept=accept):
             log_message(self._stream.stream_id, message)
-        return plan
 
     def _report_sinks(self, plan: RecoveryPlan, prepared: PreparedStart) -> None:
         for place in prepared.rolled_back:

@@ -27,6 +27,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Discard,
     Event,
     FailQuery,
+    InputEnded,
     Progressed,
     QueryStarted,
     QueryStopped,
@@ -119,6 +120,7 @@ class Supervisor:
         self._looked_after: set[int] = set()
         self._end: QueryEnd | None = None
         self._is_ready = False
+        self._input_has_ended = False
         self._savepoint_to_stop_with: int | None = None
         self._stop_requested: list[RequestRecord] = []
         self._next_heartbeat_ms = 0
@@ -152,17 +154,12 @@ class Supervisor:
             self._end = QueryEnd(EndKind.LEASE_LOST, str(self._lease.lost))
         elif self._interrupted():
             self._end = QueryEnd(EndKind.INTERRUPTED, "the process was asked to stop")
-        elif terminated:
-            error = self._query.exception()
-            self._end = (
-                QueryEnd(EndKind.FAILED, error, trace=self._query.trace())
-                if error is not None
-                else QueryEnd(EndKind.ENDED_BY_ITSELF, "the query has processed all its input and ended")
-            )
+        elif terminated and (error := self._query.exception()) is not None:
+            self._end = QueryEnd(EndKind.FAILED, error, trace=self._query.trace())
         elif self._stall_timeout_ms is not None and self._still.is_over(self._stall_timeout_ms):
             self._end = QueryEnd(EndKind.STALLED, f"{_describe_stall(self._still)}. It was stopped")
         else:
-            self._coordinate()
+            self._coordinate(input_ended=terminated)
 
     def _wait(self) -> bool:
         if self._is_stopped:
@@ -170,11 +167,15 @@ class Supervisor:
             return False
         return self._query.wait(POLL_S)
 
-    def _coordinate(self) -> None:
+    def _coordinate(self, *, input_ended: bool) -> None:
         now_ms = monotonic_ms()
         if not self._is_ready and self._attempts.sinks and self._attempts.has_committed():
             self._is_ready = True
             self._handle(QueryStarted(now_ms))
+        if input_ended:
+            self._input_has_ended = True
+            if self._attempts.input_ended():
+                self._handle(InputEnded(now_ms))
         if now_ms >= self._next_request_poll_ms:
             self._next_request_poll_ms = now_ms + REQUEST_POLL_MS
             self._retry_queue.retry()
@@ -192,6 +193,11 @@ class Supervisor:
         if deadline_ms is not None and monotonic_ms() >= deadline_ms:
             self._handle(Tick(monotonic_ms()))
         self._attempts.order_cuts(self._stop_for_savepoint)
+        if self._input_has_ended and not (self._coordinator.pending or self._coordinator.waiting):
+            # The final checkpoint, if any, is complete, or its failure is tolerated.
+            self._end = self._end or QueryEnd(
+                EndKind.ENDED_BY_ITSELF, "the query has processed all its input and ended"
+            )
 
     def _handle(self, event: Event) -> None:
         """Also handles the events that the actions cause."""
@@ -229,7 +235,7 @@ class Supervisor:
 
     @property
     def _is_stopped(self) -> bool:
-        return self._savepoint_to_stop_with is not None
+        return self._savepoint_to_stop_with is not None or self._input_has_ended
 
     def _stop_for_savepoint(self, number: int) -> None:
         self._query.stop()
@@ -272,6 +278,7 @@ class Supervisor:
                 "batch_ms": latest.duration_ms if latest else None,
                 "input_rows": self._log.total_rows,
                 "state_rows": latest.state_rows if latest else None,
+                "state_memory": latest.state_memory if latest else None,
                 "watermark": latest.watermark if latest else None,
                 "sinks": list(self._attempts.sinks),
                 SINK_IDS: self._sink_ids,
@@ -286,7 +293,8 @@ class Supervisor:
 
     def _inactivity(self) -> QueryInactivity:
         if self._is_stopped:
-            return QueryInactivity("Stopped for a savepoint", is_idle=True, stalled_for_ms=0)
+            doing = "Ended, before its final checkpoint" if self._input_has_ended else "Stopped for a savepoint"
+            return QueryInactivity(doing, is_idle=True, stalled_for_ms=0)
         latest = self._log.latest
         return self._stall_detector.note(
             self._query.activity(),
@@ -322,7 +330,7 @@ class Supervisor:
             self._attempts.close(self._end.reason if self._end else "the supervising process failed")
 
     def _stop_query(self) -> None:
-        if not self._is_stopped:
+        if self._savepoint_to_stop_with is None:
             stands = self._end is not None and self._end.kind is EndKind.STALLED
             self._query.stop(within_ms=STOP_STALLED_MS if stands else None)
         with suppress(CatalogError, LeaseLostError):

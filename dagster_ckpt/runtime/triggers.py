@@ -32,7 +32,7 @@ class TriggerOrigin(Enum):
 
 @dataclass(frozen=True)
 class TriggerRequest:
-    """One request for a snapshot; an id of None is the coordinator's timer."""
+    """One request for a snapshot; without an id, it is of the coordinator itself."""
 
     request_id: str | None
     kind: TriggerKind
@@ -40,10 +40,12 @@ class TriggerRequest:
 
     @property
     def is_timer(self) -> bool:
-        return self.request_id is None
+        return self.request_id is None and self.origin is TriggerOrigin.PERIODIC
 
 
 TIMER_REQUEST = TriggerRequest(None, TriggerKind.CHECKPOINT, TriggerOrigin.PERIODIC)
+# Not delayed by the minimum pause.
+FINAL_REQUEST = TriggerRequest(None, TriggerKind.CHECKPOINT, TriggerOrigin.USER)
 
 
 MAX_QUEUED_REQUESTS = 1000

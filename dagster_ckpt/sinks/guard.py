@@ -115,9 +115,12 @@ class SinkFacts:
 
 @dataclass(frozen=True)
 class Judgement:
+    """`owner`: the other stream that wrote there last."""
+
     sink: Sink
     verdict: Verdict
     refusal: Refusal | None = None
+    owner: str | None = None
 
 
 def judge(sink: Sink, facts: SinkFacts) -> Judgement:

@@ -40,10 +40,11 @@ def savepoint_directories(file_io: FileIO) -> list[str]:
     return [name for name in names if file_io.size(f"{name}/{METADATA_NAME}") is not None]
 
 
-def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -> None:
+def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -> int:
     """Delete a snapshot, or resume an interrupted deletion; a missing snapshot is not an error.
 
-    Shared objects are kept if a snapshot that may use them cannot be read.
+    Shared objects are kept if a snapshot that may use them cannot be read. Returns the freed bytes: of a shared object
+    those that this snapshot needed.
 
     Args:
         file_io: The folder of the snapshot and of all snapshots that may share its objects.
@@ -57,20 +58,26 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
     try:
         objects = read_references(file_io, directory, DELETING_NAME)
     except SnapshotNotFoundError:
-        return
+        return 0
     except SnapshotCorruptError as error:
         _log.warning("The shared objects of %s/%s are kept until the next sweep: %s", file_io.url, directory, error)
-        objects = frozenset()
+        objects = {}
+    freed = 0
     with suppress(FileNotFoundError):
         # First: after a power failure it must not be listed again.
         file_io.flush(directory)
-    for name in sorted(_disposable(file_io, objects, directory, protected)):
+    for name in sorted(_disposable(file_io, frozenset(objects), directory, protected)):
         file_io.delete(name)
-    for name in sorted(file_io.list(directory, hidden=True)):
-        if _is_ours(name) and name != DELETING_NAME:
-            file_io.delete(f"{directory}/{name}")
+        freed += objects[name]
+    for name, entry in sorted(file_io.list(directory, hidden=True).items()):
+        if _is_ours(name):
+            with suppress(FileNotFoundError):
+                freed += entry.version().size
+            if name != DELETING_NAME:
+                file_io.delete(f"{directory}/{name}")
     file_io.delete(f"{directory}/{DELETING_NAME}")
     file_io.delete_if_empty(directory)
+    return freed
 
 
 @dataclass(frozen=True)
@@ -247,9 +254,9 @@ def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> f
     for directory in sorted({*listed} | wanted):
         try:
             try:
-                used |= read_references(file_io, directory)
+                used.update(read_references(file_io, directory))
             except SnapshotNotFoundError:
-                used |= read_references(file_io, directory, DELETING_NAME)
+                used.update(read_references(file_io, directory, DELETING_NAME))
         except SnapshotNotFoundError:
             # A listed snapshot may have been deleted meanwhile; a protected one must exist.
             if directory not in wanted:

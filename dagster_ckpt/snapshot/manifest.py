@@ -221,10 +221,11 @@ def decode_metadata(data: bytes, location: str) -> Metadata:
         return Metadata(manifest, inline)
 
 
-def decode_references(data: bytes, location: str) -> frozenset[str]:
-    """Does not decode the list of files."""
+def decode_references(data: bytes, location: str) -> dict[str, int]:
+    """Each data object with the bytes that the snapshot needs of it. Does not decode the list of files."""
     with _opened(data, location) as (_, described):
-        return _listed_objects(described)
+        uses = described["objects"]
+        return {name: _length(uses[name]) for name in _listed_objects(described)}
 
 
 def _blocks(packed: bytes, described: list[tuple[int, bool]]) -> Iterator[Block]:
@@ -251,6 +252,11 @@ def _listed_objects(described: dict[str, Any]) -> frozenset[str]:
     if not isinstance(names, dict) or not all(map(is_reference, names)):
         raise ValueError(f"it refers to {names!r:.200}")
     return frozenset(names)
+
+
+def _length(use: object) -> int:
+    length = use.get("length") if isinstance(use, dict) else None
+    return length if type(length) is int and length > 0 else 0
 
 
 @contextmanager

@@ -228,7 +228,7 @@ class ObjectSnapshotStore:
         savepoints = self._layout.savepoint_root
         return root == self._stream_io.url or (savepoints is not None and root == self._open_file_io(savepoints).url)
 
-    def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
+    def discard(self, location: str, *, protected: Iterable[str] = ()) -> int:
         """Metadata first, so that the snapshot is no longer found."""
         kept = {_folder(other) for other in protected}
         if _folder(location) in kept:
@@ -239,7 +239,7 @@ class ObjectSnapshotStore:
         file_io, directory = self._at(location)
         with self._lock:
             self._remembered.pop(_folder(location), None)
-        delete_snapshot(file_io, directory, _directories_in(file_io, kept))
+        return delete_snapshot(file_io, directory, _directories_in(file_io, kept))
 
     def sweep(
         self,

@@ -28,13 +28,13 @@ def read_metadata(file_io: FileIO, directory: str) -> Metadata:
     return decode_metadata(data, f"{file_io.url}/{posixpath.join(directory, METADATA_NAME)}")
 
 
-def read_references(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> frozenset[str]:
-    """By name in the parent folder; cheap with many files.
+def read_references(file_io: FileIO, directory: str, name: str = METADATA_NAME) -> dict[str, int]:
+    """By name in the parent folder, with the bytes that are needed of each; cheap with many files.
 
     The metadata has another `name` while the snapshot is being deleted.
     """
     references = decode_references(_read(file_io, directory, name), f"{file_io.url}/{posixpath.join(directory, name)}")
-    return frozenset(object_name(directory, reference) for reference in references)
+    return {object_name(directory, reference): length for reference, length in references.items()}
 
 
 def _read(file_io: FileIO, directory: str, name: str) -> bytes:

@@ -136,8 +136,10 @@ class SnapshotStore(Protocol):
     def is_own(self, location: str) -> bool:
         """In the stream's folder or the configured savepoint folder."""
 
-    def discard(self, location: str, *, protected: Iterable[str] = ()) -> None:
+    def discard(self, location: str, *, protected: Iterable[str] = ()) -> int | None:
         """Delete a snapshot, and those of its shared bytes that no other snapshot refers to.
+
+        Returns the freed bytes, if they are known.
 
         Args:
             location: A missing snapshot is not an error.

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
@@ -31,6 +31,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
 from dagster_ckpt.spark.query.description import pairs_of
 from dagster_ckpt.spark.query.session import is_classic_session
 from dagster_ckpt.spark.versions import RELEASES, Feature, release_of
+from dagster_ckpt.state.graft import Graft
 from dagster_ckpt.state.reading import cause_in
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.state.stopped_state import StateIds, state_session
@@ -291,6 +292,7 @@ def rewrite_elsewhere(
     target: LiveDirectory,
     shape: StateShape,
     *,
+    graft: Graft | None = None,
     settings: Mapping[str, str],
     watch: Watch,
     report: Callable[[str], None],
@@ -302,12 +304,16 @@ def rewrite_elsewhere(
     """
     try:
         if source.local_path is not None and target.local_path is not None:
-            return _written(ask(rewriter, _order(source, target, shape, settings), watch, report))
+            return _written(ask(rewriter, _order(source, target, shape, graft, settings), watch, report))
         with TemporaryDirectory(prefix="dagster-ckpt-rewrite-") as folder:
             near, rewritten = (LiveDirectory(f"{folder}/{name}") for name in ("source", "rewritten"))
             report(f"copying {source.url} to this machine")
             clone(source, near, watch=watch, is_scratch=True)
-            written = _written(ask(rewriter, _order(near, rewritten, shape, settings), watch, report))
+            if graft is not None:
+                made = LiveDirectory(f"{folder}/made")
+                clone(graft.state, made, watch=watch, is_scratch=True)
+                graft = replace(graft, state=made)
+            written = _written(ask(rewriter, _order(near, rewritten, shape, graft, settings), watch, report))
             report(f"copying the rewritten state to {target.url}")
             clone(rewritten, target, watch=watch, marked=True)
             return written
@@ -323,13 +329,18 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
 
 
 def _order(
-    source: LiveDirectory, target: LiveDirectory, shape: StateShape, settings: Mapping[str, str]
+    source: LiveDirectory,
+    target: LiveDirectory,
+    shape: StateShape,
+    graft: Graft | None,
+    settings: Mapping[str, str],
 ) -> dict[str, object]:
     return {
         "source": source.url,
         "target": target.url,
         "shape": [shape.provider, shape.partitions, shape.checkpoint_format],
         "settings": dict(settings),
+        **({"graft": graft.as_record()} if graft is not None else {}),
     }
 
 

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.spark.query.session import start_application
 from dagster_ckpt.state.elsewhere import states_written
+from dagster_ckpt.state.graft import Graft, TakenRows, with_values
 from dagster_ckpt.state.heap import HeapStore
 from dagster_ckpt.state.rewriter import Rewriter, rewrite_elsewhere, rewriter_for, run_rewriter, settings_of
 from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
@@ -187,6 +188,7 @@ def rewrite_state(
     *,
     shape: StateShape | None = None,
     change_rows: RowChange | None = None,
+    graft: Graft | None = None,
     watch: Watch = no_op,
     report: Report = lambda _message: None,
 ) -> Rewritten:
@@ -202,6 +204,7 @@ def rewrite_state(
         target: To be created; executors must reach both by these URLs.
         shape: How to store the state; None as before.
         change_rows: Which rows to write; not called for a limit, which has only a counter.
+        graft: Another query's operators; with them `shape` is ignored.
         watch: Called several times a second; an exception cancels the Spark jobs.
         report: Called with the progress every few seconds.
     """
@@ -209,6 +212,8 @@ def rewrite_state(
     # An error would delete what is built.
     refuse_existing(target)
     state = StoppedState.read(source)
+    if graft is not None:
+        return _grafted(spark, elsewhere, state, target, graft, watch=watch, report=report)
     if state.stored is None:
         raise StateRewriteError(f"{source.url}: the query keeps no state, so there is nothing to rewrite.")
     before = state.stored.shape
@@ -223,7 +228,7 @@ def rewrite_state(
         return made
     moves = change_rows is not None or shape.partitions != before.partitions
     progress = JobProgress(report)
-    rewrite = _Rewrite(spark, state, target, shape, change_rows, progress)
+    rewrite = _Rewrite(spark, state, target, shape, change_rows, progress, state.batch_id)
     if before.provider == HEAP and rewrite.written and (moves or shape.provider == HEAP):
         # Heap files hold only bytes; Spark's reader of RocksDB decodes the keys, which decide the
         # partition.
@@ -237,17 +242,73 @@ def rewrite_state(
             )
         finally:
             staged.delete()
-    rewrite_id, began = str(uuid.uuid4()), time.monotonic()
+    return _carry_out(rewrite, state, watch, is_edit=change_rows is not None)
+
+
+def _carry_out(rewrite: _Rewrite, frame: StoppedState, watch: Watch, *, is_edit: bool = False) -> Rewritten:
+    """Everything but the state is of the `frame`."""
+    rewrite_id, began, target, shape = str(uuid.uuid4()), time.monotonic(), rewrite.target, rewrite.shape
     try:
-        is_edit = change_rows is not None
-        write_skeleton(state, target, shape, rewrite_id, watch, is_edit=is_edit, left_out=rewrite.copied)
+        write_skeleton(
+            frame,
+            target,
+            shape,
+            rewrite_id,
+            watch,
+            is_edit=is_edit,
+            left_out=rewrite.copied,
+            state=rewrite.source,
+        )
         _write_rows(rewrite, watch)
         stores = _prove(rewrite, watch)
         target.folder.flush_all()
     except BaseException:
         target.delete()
         raise
-    return Rewritten(target, state.batch_id, rewrite_id, shape, stores, round(1000 * (time.monotonic() - began)))
+    return Rewritten(target, frame.batch_id, rewrite_id, shape, stores, round(1000 * (time.monotonic() - began)))
+
+
+def _grafted(
+    spark: SparkSession,
+    elsewhere: Rewriter | None,
+    source: StoppedState,
+    target: LiveDirectory,
+    graft: Graft,
+    *,
+    watch: Watch,
+    report: Report,
+) -> Rewritten:
+    made = StoppedState.read(graft.state)
+    for each in (source, made):
+        if each.stored is not None and LIMIT in each.stored.operators:
+            raise StateRewriteError(
+                "The state of a limit is a counter that Spark's reader of state cannot read, so the state of this "
+                "query cannot be migrated. Nothing was changed. Begin a new stream."
+            )
+    if made.stored is None:
+        if source.stored is None:
+            raise StateRewriteError(f"{source.live.url}: neither query keeps state. Nothing was changed.")
+        shape = replace(source.stored.shape, checkpoint_format=1)
+        rewrite = _Rewrite(spark, made, target, shape, None, JobProgress(report), source.batch_id)
+        return _carry_out(rewrite, source, watch)
+    shape = made.stored.shape
+    check_rewrite(made.stored, shape)
+    if graft.rows and source.stored is not None and source.stored.shape != shape:
+        raise StateRewriteError(
+            f"The state ({source.stored.shape}) cannot be migrated: the session of the query keeps it as {shape}. "
+            "Nothing was changed. Give the stream the settings of the state, and change these in a start of their own."
+        )
+    if elsewhere is not None:
+        return _elsewhere(elsewhere, spark, source.live, target, shape, graft=graft, watch=watch, report=report)
+    if any(not operator.metadata_version for each in (source, made) for operator in each.operators):
+        with described(source, watch) as old, described(made, watch) as new:
+            written = _grafted(
+                spark, None, StoppedState.read(old), target, replace(graft, state=new), watch=watch, report=report
+            )
+        without_description(target)
+        return written
+    rewrite = _Rewrite(spark, made, target, shape, None, JobProgress(report), source.batch_id, source, graft.rows)
+    return _carry_out(rewrite, source, watch)
 
 
 def _elsewhere(
@@ -257,12 +318,13 @@ def _elsewhere(
     target: LiveDirectory,
     shape: StateShape,
     *,
+    graft: Graft | None = None,
     watch: Watch,
     report: Report,
 ) -> Rewritten:
     began = time.monotonic()
     written = rewrite_elsewhere(
-        rewriter, source, target, shape, settings=settings_of(spark), watch=watch, report=report
+        rewriter, source, target, shape, graft=graft, settings=settings_of(spark), watch=watch, report=report
     )
     stores = {StateStoreName(*name): StoreDigest(*digest) for name, digest in written.rows.items()}
     took_ms = round(1000 * (time.monotonic() - began))
@@ -277,10 +339,16 @@ class _Rewrite:
     shape: StateShape
     change_rows: RowChange | None
     progress: JobProgress
+    batch_id: int
+    # For a graft: the state of the former query, and the rows that an operator takes from it.
+    former: StoppedState | None = None
+    taken: Mapping[int, TakenRows] = field(default_factory=dict)
 
     @cached_property
     def copied(self) -> list[Operator]:
         """Spark does not read the counter of a limit."""
+        if not self.source.operators:
+            return []
         is_same = replace(self.before, partitions=self.shape.partitions) == self.shape
         return [operator for operator in self.source.operators if is_same and operator.name == LIMIT]
 
@@ -315,6 +383,8 @@ class _Rewrite:
 
     def rows(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:
         """Partitioned as Spark looks for them."""
+        if operator.number in self.taken:
+            return self.take(session, operator, store)
         rows = rows_of(session, self.source, operator, store)
         if self.change_rows is not None:
             rows = self.change_rows(store, rows)
@@ -323,6 +393,19 @@ class _Rewrite:
         if operator.single_partition:
             return rows.repartition(1)
         return rows.repartition(self.shape.partitions, PARTITION_KEY)
+
+    def take(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:
+        """Each in the partition where it was: keys stay as they are."""
+        taken = self.taken[operator.number]
+        assert self.former is not None
+        was = next(each for each in self.former.operators if each.number == taken.operator)
+        if (was.stores, was.single_partition) != (operator.stores, operator.single_partition):
+            raise StateRewriteError(
+                f"Operator {operator.number} ({operator.name}) of the new code keeps its state in other stores than "
+                f"the former operator {was.number} ({was.name}). Nothing was changed. Use bootstrap_state."
+            )
+        name = StateStoreName(was.number, was.name, store.store)
+        return with_values(rows_of(session, self.former, was, name), taken)
 
 
 def _write_rows(rewrite: _Rewrite, watch: Watch) -> None:
@@ -334,7 +417,7 @@ def _write_rows(rewrite: _Rewrite, watch: Watch) -> None:
         ids = in_job_group(rewrite.spark.sparkContext, what, partial(write, rewrite), watch, rewrite.progress)
     copied = copy_operators(source, target, shape, rewrite.copied, watch)
     if shape.checkpoint_format == 2:
-        write_state_ids(target, source.batch_id, {**ids, **copied})
+        write_state_ids(target, rewrite.batch_id, {**ids, **copied})
 
 
 def _write_with_spark(rewrite: _Rewrite) -> StateIds:
@@ -347,7 +430,7 @@ def _write_with_spark(rewrite: _Rewrite) -> StateIds:
         rewrite.note("writing", name)
         return rewrite.rows(reading, operator, name)
 
-    return run_rewriter(rewrite.spark, rewrite.target, rewrite.source.batch_id, rewrite.shape, rows_of_store)
+    return run_rewriter(rewrite.spark, rewrite.target, rewrite.batch_id, rewrite.shape, rows_of_store)
 
 
 def _write_to_heap(rewrite: _Rewrite) -> StateIds:
@@ -355,11 +438,15 @@ def _write_to_heap(rewrite: _Rewrite) -> StateIds:
     for operator, store in rewrite.stores:
         rewrite.note("writing", store)
         rows = rewrite.rows(reading, operator, store)
-        HeapStore(rewrite.target.folder, operator.number, store.store, rewrite.source.batch_id + 1).write(rows)
+        HeapStore(rewrite.target.folder, operator.number, store.store, rewrite.batch_id + 1).write(rows)
     return {}
 
 
 def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDigest]:
+    from pyspark.sql import functions as F
+
+    if not rewrite.source.operators:
+        return {}
     made = StoppedState.read(rewrite.target)
     check_directories(made, rewrite.shape.partitions)
     if not rewrite.written:
@@ -371,6 +458,9 @@ def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDige
 
     def wanted(operator: Operator, store: StateStoreName) -> PlacedRows:
         rewrite.note("comparing", store)
+        if operator.number in rewrite.taken:
+            rows = rewrite.take(sessions[0], operator, store)
+            return PlacedRows(rows, F.lit(0) if operator.single_partition else F.spark_partition_id())
         rows = before(operator, store)
         if rewrite.change_rows is not None:
             rows = rewrite.change_rows(store, rows)
@@ -420,6 +510,7 @@ def _ordered(spark: SparkSession, order: Mapping[str, Any], report: Callable[[st
         LiveDirectory(order["source"]),
         LiveDirectory(order["target"]),
         shape=StateShape(provider, partitions, version),
+        graft=Graft.of_record(order["graft"]) if order.get("graft") else None,
         report=report,
     )
     stores = [[n.operator_id, n.operator, n.store, d.rows, d.digest] for n, d in made.stores.items()]

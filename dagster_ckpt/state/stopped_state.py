@@ -109,6 +109,7 @@ def write_skeleton(
     *,
     is_edit: bool = False,
     left_out: Sequence[Operator] = (),
+    state: StoppedState | None = None,
 ) -> None:
     """Create a directory that has everything of a stopped query but its state, marked as not in use throughout.
 
@@ -116,13 +117,15 @@ def write_skeleton(
         watch: Called for every file; if it raises, the directory is incomplete.
         is_edit: Other rows are written, which the directory remembers.
         left_out: Operators that Spark's rewriter must not see.
+        state: The query whose operators it gets, if not of `source`.
     """
     folder = target.folder
     folder.make()
     folder.place(NOT_IN_USE, [b""])
-    is_rewritten = len(left_out) < len(source.operators)
+    state = state if state is not None else source
+    is_rewritten = len(left_out) < len(state.operators)
     edits = (*source.edits, *([rewrite_id] if is_edit else []))
-    for path, data in _files(source, target, shape, rewrite_id, edits, is_rewritten=is_rewritten):
+    for path, data in _files(source, target, shape, rewrite_id, edits, state=state, is_rewritten=is_rewritten):
         watch()
         if not _is_of(path, left_out):
             folder.place(path, [data])
@@ -135,13 +138,16 @@ def _files(
     rewrite_id: str,
     edits: Sequence[str],
     *,
+    state: StoppedState,
     is_rewritten: bool,
 ) -> Iterator[tuple[str, bytes]]:
-    kept = {file.path for operator in source.operators for file in operator.files}
+    kept = {file.path for operator in state.operators for file in operator.files}
     settings = _settings(source.offsets, shape, is_rewritten=is_rewritten)
-    number_of = {operator.number: operator for operator in source.operators}
-    for file in source.cut.needed:
-        where, path = f"{source.live.url}/{file.source}", file.path
+    number_of = {operator.number: operator for operator in state.operators}
+    needed = [file for file in source.cut.needed if not file.path.startswith(f"{STATE}/")]
+    needed += [file for file in state.cut.needed if file.path.startswith(f"{STATE}/")]
+    for file in needed:
+        where, path = f"{file.folder.url}/{file.source}", file.path
         if path == METADATA:
             yield path, query_metadata(source.cut.query_id, rewrite_id, edits)
         elif path.startswith(f"{OFFSETS}/"):
@@ -180,7 +186,9 @@ def copy_operators(
     """Copy the operators left out by the skeleton, with their state; returns its unique ids (format v2)."""
     if operators:
         described = [
-            each for each in _files(source, target, shape, "", (), is_rewritten=False) if _is_of(each[0], operators)
+            each
+            for each in _files(source, target, shape, "", (), state=source, is_rewritten=False)
+            if _is_of(each[0], operators)
         ]
         state = CommittedState(source.live.folder, source.cut.query_id, list(operators), source.offsets, source.commit)
         held = ((file.path, file.read()) for file in state_files(state).files)

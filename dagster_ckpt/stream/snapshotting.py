@@ -29,6 +29,7 @@ from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_over
 from dagster_ckpt.spark.checkpoint_dir.state_files import CHAIN
 from dagster_ckpt.spark.jobs import executors_above
 from dagster_ckpt.spark.query.query import QueryFacts
+from dagster_ckpt.stream.edges import reads_at_cut
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, sinks_written, with_newest_batch
 from dagster_ckpt.stream.ownership import ADOPTED_FROM, adopted_directory
@@ -188,6 +189,8 @@ def _take(
         }
         properties |= {"other_sinks": names_of_others(order.sinks), DEPLOYMENT: stream.catalog.deployment_id}
         properties |= {TAKEN_FROM: live.url, **order.properties, **named}
+        identities = order.properties.get(SOURCE_IDENTITIES)
+        properties |= reads_at_cut(stream.catalog, stream.stream_id, identities, staged.needed)
         header = SnapshotHeader(
             snapshot_id=order.snapshot_id,
             stream_id=stream.stream_id,
@@ -296,6 +299,7 @@ def record_snapshot(
     duration_ms: int,
     lease: LeaseRecord | None,
     after_batch: bool = False,
+    alignment_ms: int | None = None,
 ) -> SnapshotRecord | NotRecorded:
     """Record that a snapshot is complete in storage; without a lease, one of a stream that is not running.
 
@@ -318,7 +322,7 @@ def record_snapshot(
         properties={**taken.properties, **figures.properties()},
     )
     try:
-        return snapshots.complete(lease, snapshot_id, facts, after_batch=after_batch)
+        return snapshots.complete(lease, snapshot_id, facts, after_batch=after_batch, alignment_ms=alignment_ms)
     except LeaseLostError:
         raise
     except CkptError as error:

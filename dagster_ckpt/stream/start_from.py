@@ -163,6 +163,24 @@ class StartFrom:
             "0=1,1=new:earliest. Former sources that are not named are dropped."
         ),
     ] = ""
+    migrate_state: Annotated[
+        bool,
+        Described(
+            description="Let changed code continue with the state that still means something to it: the state of each "
+            "operator is kept, migrated, begun without rows, or dropped. Where that cannot be derived, the start is "
+            "refused. Before Spark 4.2: `dagster-ckpt rewriter install`.",
+            confirms=True,
+        ),
+    ] = False
+    bootstrap_state: Annotated[
+        bool,
+        Described(
+            description="Let changed code continue with state that is built from all input that the stream has read "
+            "so far, in one batch without output. Refused if input is gone. Before Spark 4.2: `dagster-ckpt rewriter "
+            "install`.",
+            confirms=True,
+        ),
+    ] = False
     state_partitions: Annotated[
         int | None,
         Described(
@@ -208,6 +226,8 @@ class StartFrom:
                     "Leave it out."
                 )
             object.__setattr__(self, "map_sources", str(SourceMapping.parse(self.map_sources)))
+        if self.migrate_state or self.bootstrap_state:
+            self._check_migration()
         if self.state_partitions is not None:
             _STATE_PARTITIONS.checked(self.state_partitions)
             if point is StartPoint.EMPTY:
@@ -215,6 +235,17 @@ class StartFrom:
                     "state_partitions rewrites existing state, but start_from is 'empty', which keeps none. Leave it "
                     "out, and set spark.sql.shuffle.partitions for the new state."
                 )
+
+    def _check_migration(self) -> None:
+        name = "migrate_state" if self.migrate_state else "bootstrap_state"
+        others = ("bootstrap_state", "map_sources", "source_offsets", "state_partitions", "accept_plan_change")
+        other = next((each for each in others if each != name and getattr(self, each)), None)
+        if other is not None:
+            raise OptionError(f"{name} and {other} are for two starts, one after the other. Leave one out.")
+        if self.point is StartPoint.EMPTY:
+            raise OptionError(
+                f"{name} is for existing state, but start_from is 'empty', which keeps none. Leave it out."
+            )
 
     @classmethod
     def of(cls, start_from: str | StartFrom) -> StartFrom:
@@ -258,7 +289,12 @@ class StartFrom:
     @property
     def chooses_its_point(self) -> bool:
         """Whether the start takes the next point if one is damaged, or its input is gone."""
-        return self.point is StartPoint.LATEST and not self.map_sources
+        return self.point is StartPoint.LATEST and not self.map_sources and not self.changes_state
+
+    @property
+    def changes_state(self) -> bool:
+        """Whether the state of changed code is migrated or built."""
+        return self.migrate_state or self.bootstrap_state
 
     @property
     def source_mapping(self) -> SourceMapping | None:

@@ -1,6 +1,7 @@
-"""For tests of your own: `assert_compatible` for code of streams, `CheckpointStorageContract` for a custom storage.
+"""For tests of your own: `run_to_completion` and `assert_compatible` for the code of streams.
 
-The contract needs pytest, and only when it is imported. See docs/guides/check-a-release.md and docs/custom-storage.md.
+`CheckpointStorageContract` is for a custom storage, and alone needs pytest. See docs/guides/test-a-stream.md,
+docs/guides/check-a-release.md and docs/custom-storage.md.
 """
 
 from importlib import import_module
@@ -9,9 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dagster_ckpt.testing.checkpoint_storage_contract import CheckpointStorageContract
     from dagster_ckpt.testing.compatibility import assert_compatible
+    from dagster_ckpt.testing.completion import CompletedStream, run_to_completion
 
-_MODULES = {"CheckpointStorageContract": "checkpoint_storage_contract", "assert_compatible": "compatibility"}
-__all__ = ["CheckpointStorageContract", "assert_compatible"]
+_MODULES = {
+    "CheckpointStorageContract": "checkpoint_storage_contract",
+    "CompletedStream": "completion",
+    "assert_compatible": "compatibility",
+    "run_to_completion": "completion",
+}
+__all__ = ["CheckpointStorageContract", "CompletedStream", "assert_compatible", "run_to_completion"]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,6 +37,7 @@ from dagster_ckpt.client import (
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StreamNotFoundError
 from dagster_ckpt.ui import views
 from dagster_ckpt.ui.actions import ActionLog, Report
+from dagster_ckpt.ui.prometheus import exposition
 from dagster_ckpt.values.durations import rounded_duration, size, utc_time
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
@@ -89,6 +90,7 @@ class CheckpointPage:
         routes = [
             Route("/", self._page(self._streams)),
             Route("/sign-in", self._sign_in),
+            Route("/metrics", self._metrics),
             Route(f"{stream}/-/history", self._page(self._history)),
             *(
                 Route(f"{stream}/-/{name}", self._page(partial(self._tab, name)))
@@ -190,6 +192,14 @@ class CheckpointPage:
             names=views.names(stream.snapshots),
             **self._of_stream(stream, "restart"),
         )
+
+    async def _metrics(self, request: Request) -> Response:
+        try:
+            samples = await run_in_threadpool(self._client.metrics)
+        except CkptError as error:
+            return PlainTextResponse(without_secrets(str(error)), 500)
+        text, content_type = await run_in_threadpool(exposition, samples, request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
 
     # Actions.
 

@@ -19,15 +19,16 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.errors import SnapshotHeldError
+from dagster_ckpt.values import metrics
 from tests.catalog.conftest import holder
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "catalog-0001.sql"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-@pytest.fixture
-def golden(tmp_path: Path) -> Catalog:
+@pytest.fixture(params=sorted(path.name for path in GOLDEN.glob("catalog-*.sql")))
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Catalog:
     connection = sqlite3.connect(tmp_path / "catalog.db")
-    connection.executescript(GOLDEN.read_text())
+    connection.executescript((GOLDEN / request.param).read_text())
     connection.close()
     return Catalog(f"sqlite:///{tmp_path / 'catalog.db'}")
 
@@ -119,6 +120,20 @@ def test_its_requests_holds_journal_and_desired_states_are_read(golden: Catalog)
     assert desired.preflight is not None
     assert (desired.preflight.passed, desired.alert) == (True, "no run answers")
     assert len(golden.events.after(0)) == golden.events.latest_sequence() > 15
+
+
+def test_its_streams_are_counted_since_the_revision_that_counts(
+    golden: Catalog, request: pytest.FixtureRequest
+) -> None:
+    read = {(each.metric, each.kind): each.value for each in golden.metrics.read(["orders"])}
+    since = read.pop((metrics.COUNTING_SINCE, ""))
+    if "0001" in request.node.callspec.id:
+        assert abs(since - golden.now_ms() / 1000) < 600
+        assert {value for (metric, _), value in read.items() if metric.is_counter} == {0}
+    else:
+        assert since == 1_700_000_001
+        assert (read[metrics.COMPLETED, "checkpoint"], read[metrics.COMPLETED, "savepoint"]) == (2, 1)
+        assert (read[metrics.LAST_DURATION, "checkpoint"], read[metrics.FREED, ""]) == (1.5, 77)
 
 
 def test_its_streams_go_on(golden: Catalog) -> None:

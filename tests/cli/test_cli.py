@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import click
 import pytest
@@ -22,10 +23,12 @@ from click.testing import CliRunner, Result
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.cli.command import FAILED, PROBLEM_FOUND
+from dagster_ckpt.cli.lifecycle import _after_a_cancel
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.cli.output import print_table
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.description import StreamStatus, StreamSummary
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.spark.versions import RELEASES
@@ -533,3 +536,17 @@ def test_a_table_with_a_cell_of_several_lines_keeps_its_columns(capsys: pytest.C
 def test_a_table_whose_cells_are_lines_has_no_blanks_at_their_ends(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["stream", "reason"], [("orders", "full"), ("payments", None)], empty="None.")
     assert capsys.readouterr().out == "stream    reason\norders    full\npayments  -\n"
+
+
+@pytest.mark.parametrize(
+    ("cleanup", "count", "said"),
+    [
+        ("RETAIN_ON_CANCELLATION", 1, "Its 1 checkpoint is kept (RETAIN_ON_CANCELLATION)."),
+        ("NO_EXTERNALIZED_CHECKPOINTS", 3, "Its 3 checkpoints are deleted; savepoints are kept"),
+    ],
+)
+def test_a_cancel_asks_with_what_it_does_to_the_checkpoints(cleanup: str, count: int, said: str) -> None:
+    client = create_autospec(Client, instance=True)
+    client.list_snapshots.return_value = [None] * count
+
+    assert said in _after_a_cancel(client, "orders", CheckpointConfig(cleanup=cleanup).options)

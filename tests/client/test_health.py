@@ -66,7 +66,7 @@ def inactivity(
 def facts_of(case: dict[str, Any]) -> HealthFacts:
     told = dict(case["facts"])
     sources = told.pop("sources", None)
-    down_for, first = told.pop("down_for", None), told.pop("first_started", None)
+    down_for = told.pop("down_for", None)
     running, heard = told.pop("running", None), told.pop("heard", None)
     return HealthFacts(
         running_since_ms=None if running is None else NOW_MS - running * MINUTE_MS,
@@ -76,7 +76,6 @@ def facts_of(case: dict[str, Any]) -> HealthFacts:
         inactivity=inactivity(**told.pop("still")) if "still" in told else None,
         heartbeat_at_ms=None if heard is None else NOW_MS - heard * MINUTE_MS,
         down_since_ms=None if down_for is None else NOW_MS - down_for * MINUTE_MS,
-        first_started_ms=None if first is None else NOW_MS - first * MINUTE_MS,
         process="process 4711 on ours",
         sources=None if sources is None else [SourceFacts(**source) for source in sources],
         **told,

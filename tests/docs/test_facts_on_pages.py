@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from dagster_ckpt.spark.versions import SparkFile
+from dagster_ckpt.values.metrics import as_table
 from tests.support.page_blocks import DOCS
 
 FILES = {
@@ -34,3 +36,14 @@ def test_the_versions_of_a_file_are_those_that_are_read(name: str, file: SparkFi
 def test_no_kind_of_file_is_missing() -> None:
     assert set(known_versions()) - {"file", "---"} == set(FILES)
     assert set(FILES.values()) == set(SparkFile)
+
+
+def test_the_page_has_every_metric_as_it_is_declared() -> None:
+    page = (DOCS / "guides/metrics.md").read_text("utf-8")
+    assert "\n".join(as_table()) in page, "replace its table by what `as_table` gives"
+
+
+def test_the_page_has_every_alert_rule() -> None:
+    page = (DOCS / "guides/metrics.md").read_text("utf-8").partition("## The alert rules")[2]
+    groups = yaml.safe_load((DOCS.parent / "deploy/metrics/alerts.yaml").read_text("utf-8"))["groups"]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == [rule["alert"] for group in groups for rule in group["rules"]]

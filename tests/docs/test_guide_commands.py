@@ -27,7 +27,9 @@ DEPLOYMENT = "3f6c9b1e-7a52-4d0e-9c41-5b8a2f6d7e10"
 # Their commands start Spark: tests/client/test_debug_batch.py, test_state_with_spark.py, test_state_editing.py and
 # tests/cli/test_check.py run them.
 WITH_SPARK = ["check-a-release.md", "debug-a-batch.md", "delete-a-customers-data.md", "look-into-state.md"]
-GUIDES = [path for path in sorted((DOCS / "guides").glob("*.md")) if path.name not in WITH_SPARK]
+# Its command serves until Ctrl-C: tests/ui/test_checkpoint_page.py and test_metrics.py.
+SERVING = ["metrics.md"]
+GUIDES = [path for path in sorted((DOCS / "guides").glob("*.md")) if path.name not in (*WITH_SPARK, *SERVING)]
 PAGES = ["command-line.md", *(str(path.relative_to(DOCS)) for path in GUIDES)]
 
 
@@ -65,6 +67,7 @@ def run_commands(golden: GoldenStream, page: str, monkeypatch: pytest.MonkeyPatc
     """Run the commands of a page; with `--json` each prints one document."""
     here = {
         "orders": STREAM,
+        "orders+": f"{STREAM}+",
         "batch-640": "batch-4",
         "s3://new-bucket/savepoints": str(golden.root / "new-bucket"),
         "s3://bucket/checkpoints": str(golden.root / "snapshots"),

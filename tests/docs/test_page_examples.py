@@ -32,6 +32,7 @@ ELSEWHERE = {
     "guides/look-into-state.md": "tests/client/test_state_with_spark.py",
     "policies.md": "tests/policies/test_policies_page.py",
     "python-api.md": "tests/client/test_python_api_page.py",
+    "guides/test-a-stream.md": "tests/testing/test_run_to_completion.py",
     "sinks.md": "tests/sinks/test_sink_of_your_own.py",
 }
 PAGES = ["../README.md", *(str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md")))]

@@ -9,10 +9,10 @@ import pytest
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink.deployment import deployment_below
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.flink.execution_config import ExecutionConfig, KryoRegistrations
+from dagster_ckpt.flink.execution_config import ExecutionConfig, ExecutionMode, KryoRegistrations
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches, Interval
-from dagster_ckpt.values.modes import CheckpointingMode
+from dagster_ckpt.values.modes import CheckpointingMode, TimeCharacteristic
 
 
 def test_everything_is_below_one_folder_by_default(tmp_path: Path) -> None:
@@ -59,6 +59,41 @@ def test_a_parallelism_above_the_max_parallelism_is_refused() -> None:
         ExecutionConfig(parallelism=8, max_parallelism=4).spark_settings()
 
 
+def test_what_is_set_on_the_config_of_an_environment_is_set_on_the_environment() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    config = env.get_config()
+    assert (config.get_auto_watermark_interval(), config.is_closure_cleaner_enabled()) == (200, True)
+    assert (config.get_execution_mode(), config.get_global_job_parameters()) == (ExecutionMode.PIPELINED, {})
+    changed = config.set_auto_watermark_interval(50).disable_closure_cleaner()
+    changed.set_global_job_parameters({"region": "eu"})
+    assert changed is config
+    for each in (config, env.get_config()):
+        assert (each.get_auto_watermark_interval(), each.is_closure_cleaner_enabled()) == (50, False)
+        assert each.get_global_job_parameters() == {"region": "eu"}
+    assert env.get_config().enable_closure_cleaner().is_closure_cleaner_enabled()
+    # An environment of its own has its own.
+    assert StreamExecutionEnvironment.get_execution_environment().get_config().get_auto_watermark_interval() == 200
+
+
+@pytest.mark.parametrize(("characteristic", "interval"), [("ProcessingTime", 0), ("IngestionTime", 200)])
+def test_a_time_characteristic_sets_the_watermark_interval_as_in_flink(characteristic: str, interval: int) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    env.get_config().set_auto_watermark_interval(7)
+    env.set_stream_time_characteristic(TimeCharacteristic[characteristic])
+    assert env.get_config().get_auto_watermark_interval() == interval
+
+
+def test_a_config_refuses_what_flink_refuses_and_changes_nothing() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    config = env.get_config()
+    with pytest.raises(OptionError, match="auto watermark interval is -1"):
+        config.set_auto_watermark_interval(-1)
+    for wrong in (None, ["region"], {"region": 1}):
+        with pytest.raises(OptionTypeError, match=r"global job parameters are .* must be a dict of text by name"):
+            config.set_global_job_parameters(wrong)  # type: ignore[arg-type]
+    assert (config, env.get_config()) == (env.get_config(), config)
+
+
 def test_only_what_an_application_lacks_of_the_registrations_is_missing() -> None:
     kryo = KryoRegistrations().with_type("a.B").with_registrator("a.C", "a.Registrator")
     assert kryo.missing_in(kryo.with_type("a.D").spark_settings()) == {}
@@ -77,7 +112,7 @@ def test_every_option_is_described() -> None:
     described = StreamExecutionEnvironment.get_execution_environment().describe()
     assert {line.option for line in described} == {
         *("parallelism", "max_parallelism", "buffer_timeout", "operator_chaining", "time_characteristic"),
-        *("changelog_state_backend", "kryo"),
+        *("changelog_state_backend", "kryo", "auto_watermark_interval", "closure_cleaner", "global_job_parameters"),
     }
 
 

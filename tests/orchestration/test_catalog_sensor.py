@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
-from orchestration_catalog import FIGURES, begin_execution, begin_snapshot, take_snapshot
+from orchestration_catalog import FIGURES, begin_execution, begin_snapshot, register, take_snapshot
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -93,22 +95,16 @@ def test_a_completed_snapshot_is_reported_with_numbers_that_the_page_plots(
     plotted = {
         name.removeprefix("dagster_ckpt/"): entry.value
         for name, entry in materialization.metadata.items()
-        if isinstance(entry, dg.IntMetadataValue)
+        if isinstance(entry, dg.IntMetadataValue | dg.FloatMetadataValue)
     }
-    assert plotted == {
-        "sequence": 1,
-        "batch_id": 41,
-        "rows": 1000,
-        "state_rows": 77,
-        "duration_ms": 350,
-        "full_bytes": 5_000_000_000,
-        "incremental_bytes": 1234,
-        "number": snapshot.number,
-        "timeline": 0,
-        "watermark_ms": 1357095845678,
+    assert plotted == {"rows": 1000, "state_rows": 77, "duration_s": 0.35, "full_mb": 5000.0, "incremental_mb": 0.001}
+    told = {
+        name: materialization.metadata[f"dagster_ckpt/{name}"].value for name in ("sequence", "batch_id", "timeline")
     }
+    assert told == {"sequence": "1", "batch_id": "41", "timeline": "0"}
+    assert materialization.metadata["dagster_ckpt/snapshot"].value == snapshot.reference
     assert materialization.metadata["dagster_ckpt/kind"].value == kind
-    assert materialization.metadata["dagster_ckpt/watermark"].value == FIGURES["watermark"]
+    assert materialization.metadata["dagster_ckpt/watermark"].value == 1357095845.678
     assert materialization.metadata["dagster_ckpt/location"] == dg.MetadataValue.path(FIGURES["location"])
     assert materialization.tags == {"dagster/data_version": "41"}
 
@@ -220,7 +216,7 @@ def test_what_a_tick_was_asked_for_again_is_not_reported_twice(
     assert on_asset(daemon.instance, orders.key) == ids([first, second])
 
 
-def test_a_tick_after_one_that_was_stored_asks_dagster_nothing(
+def test_a_tick_after_one_that_was_stored_does_not_read_what_dagster_has_stored(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots = [take_snapshot(catalog, "orders")]
@@ -230,7 +226,7 @@ def test_a_tick_after_one_that_was_stored_asks_dagster_nothing(
         raise AssertionError("Dagster was asked for what this process has reported itself")
 
     with monkeypatch.context() as patch:
-        for name in ("get_asset_records", "fetch_materializations", "fetch_observations"):
+        for name in ("fetch_materializations", "fetch_observations"):
             patch.setattr(type(daemon.instance), name, refuse)
         for _ in range(2):
             snapshots.append(take_snapshot(catalog, "orders"))
@@ -240,8 +236,33 @@ def test_a_tick_after_one_that_was_stored_asks_dagster_nothing(
     newest = daemon.instance.get_latest_materialization_event(orders.key)
     assert newest is not None
     assert newest.asset_materialization is not None
-    assert newest.asset_materialization.metadata["dagster_ckpt/checkpoints_since_report"].value == 1
+    assert newest.asset_materialization.metadata["dagster_ckpt/new_checkpoints"].value == 1
     assert on_asset(daemon.instance, orders.key) == ids(snapshots)
+
+
+def test_of_two_deployments_with_the_same_asset_the_one_started_last_reports(
+    daemon: Daemon, catalog: Catalog, orders: StreamingAsset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = take_snapshot(catalog, "orders")
+    daemon.tick()
+    url = f"sqlite:///{tmp_path}/another.db"
+    with closing(Catalog(url)) as another:
+        register(another, "orders")
+        later = Daemon(
+            daemon.instance,
+            build_catalog_sensor([orders], report_interval_seconds=0),
+            CheckpointCatalogResource(url=url),
+        )
+        theirs = take_snapshot(another, "orders")
+        later.tick()
+        for _ in range(2):
+            take_snapshot(catalog, "orders")
+            assert daemon.tick().asset_events == []
+        again = take_snapshot(another, "orders")
+        later.tick()
+
+    assert on_asset(daemon.instance, orders.key) == ids([first, theirs, again])
+    assert capfd.readouterr().err.count(f"orders: deployment {another.deployment_id} has reported") == 1
 
 
 def test_snapshots_of_a_catalog_that_was_made_anew_are_reported(

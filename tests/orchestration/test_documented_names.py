@@ -44,6 +44,10 @@ NOT_EXPLAINED = {
 def orders(context: Any, pyspark: Any) -> Any: ...
 
 
+@streaming_asset()
+def orders_v2(context: Any, pyspark: Any) -> Any: ...
+
+
 def examples() -> list[ast.Module]:
     blocks = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
     return [ast.parse(block) for block in blocks]
@@ -119,7 +123,7 @@ def launchpad_configs() -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize(("op", "config"), launchpad_configs())
 def test_a_launchpad_config_on_a_page_is_valid(op: str, config: dict[str, Any]) -> None:
     resources = dict.fromkeys(RESOURCES, dg.ResourceDefinition.none_resource())
-    definitions = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=resources))
+    definitions = dg.Definitions.merge(stream_definitions(orders, orders_v2), dg.Definitions(resources=resources))
     job = definitions.resolve_job_def("orders_stream" if op == "orders" else f"{op}_job")
 
     assert dg.validate_run_config(job, {"ops": {op: {"config": config}}})

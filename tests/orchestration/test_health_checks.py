@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -14,6 +16,7 @@ from orchestration_catalog import begin_execution, begin_snapshot, register, tak
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import UpgradePhase, UpgradeRecord
+from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.client.health_facts import HealthFacts, HealthSettings
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -25,6 +28,7 @@ from dagster_ckpt.orchestration.streaming_asset import default_freshness, stream
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.values.durations import wall_clock_ms
+from dagster_ckpt.values.modes import DesiredState
 from tests.support.as_writer import as_writer
 
 
@@ -57,7 +61,16 @@ def watch(
     orders: StreamingAsset,
     payments: StreamingAsset,
 ) -> Watch:
+    """Of two streams that have run."""
+    has_run(catalog, "orders", "shop.payments")
     return Watch(instance, catalog_resource, [orders, payments])
+
+
+def has_run(catalog: Catalog, *stream_ids: str) -> None:
+    for stream_id in stream_ids:
+        register(catalog, stream_id)
+        execution = begin_execution(catalog, stream_id, f"the run of {stream_id}")
+        as_writer(catalog, stream_id).executions.end(execution.execution_id, ExecutionStatus.SUSPENDED, "a test")
 
 
 def test_the_first_look_reports_every_check_and_the_next_one_nothing(watch: Watch) -> None:
@@ -86,16 +99,54 @@ def test_a_verdict_is_reported_when_it_changes_with_its_reason_and_severity(watc
     assert news["orders", "consecutive_failures"].passed
 
 
-def test_a_stream_that_never_started_hides_no_other(
-    instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource, catalog: Catalog, orders: StreamingAsset
+def test_a_stream_that_was_never_started_is_not_evaluated_and_hides_no_other(
+    watch: Watch, catalog: Catalog, orders: StreamingAsset
 ) -> None:
     @streaming_asset(checkpointing=CheckpointConfig(interval=1000))
     def deployed_a_moment_ago(context: Any) -> Any: ...
 
-    first = Watch(instance, catalog_resource, [deployed_a_moment_ago, orders]).tick()
+    watch = Watch(watch.instance, watch.resource, [deployed_a_moment_ago, orders])
+    assert {key for key, _ in watch.tick()} == {"orders"}
+    register(catalog, "deployed_a_moment_ago")
+    catalog.desired_states.put("deployed_a_moment_ago", DesiredState.RUNNING, origin="a person")
 
-    assert {key for key, _ in first} == {"deployed_a_moment_ago", "orders"}
-    assert first["deployed_a_moment_ago", "checkpoint_age"].passed
+    # It is to run, and does not.
+    assert {key: each.severity for key, each in watch.tick().items()} == {
+        ("deployed_a_moment_ago", name): dg.AssetCheckSeverity.ERROR for name in ("checkpoint_age", "progress")
+    }
+
+
+def test_of_a_stream_that_has_no_history_any_more_nothing_stays_green(
+    watch: Watch, tmp_path: Path, orders: StreamingAsset
+) -> None:
+    before = watch.tick()
+    with closing(Catalog(f"sqlite:///{tmp_path}/another.db")) as another:
+        another_url = CheckpointCatalogResource(url=f"sqlite:///{tmp_path}/another.db")
+        assert another.deployment_id != before["orders", "progress"].metadata["dagster_ckpt/deployment"].value
+        # The deployment that has a history goes on reporting.
+        assert Watch(watch.instance, another_url, [orders]).tick() == {}
+        has_run(another, "orders")
+        assert set(Watch(watch.instance, another_url, [orders]).tick()) == {("orders", each) for each in HealthCheck}
+
+
+def test_of_two_deployments_with_the_same_assets_the_one_started_last_reports(
+    watch: Watch, tmp_path: Path, orders: StreamingAsset, capfd: pytest.CaptureFixture[str]
+) -> None:
+    watch.tick()
+    with closing(Catalog(f"sqlite:///{tmp_path}/another.db")) as another:
+        has_run(another, "orders")
+        later = Watch(watch.instance, CheckpointCatalogResource(url=f"sqlite:///{tmp_path}/another.db"), [orders])
+        assert len(later.tick()) == len(HealthCheck)
+        capfd.readouterr()
+
+        assert [watch.tick() for _ in range(3)] == [{}, {}, {}]
+        assert later.tick() == {}
+
+    said = f"orders: deployment {another.deployment_id} has reported on the same asset keys"
+    assert capfd.readouterr().err.count(said) == 1
+    # Loaded again, it takes the stream back.
+    again = Watch(watch.instance, watch.resource, [orders])
+    assert len(again.tick()) == len(HealthCheck)
 
 
 def test_what_nobody_knows_does_not_pass(watch: Watch, catalog: Catalog) -> None:
@@ -123,16 +174,17 @@ def progress_with(source: str) -> dict[str, Any]:
     return {"batch_id": 3, "rows_per_second": 9.0, "sources": [{"source": source}], "activity": activity}
 
 
-def test_a_fresh_healthy_stream_of_files_passes_every_check(
+def test_a_healthy_stream_of_files_passes_every_check(
     clock: list[int], instance: dg.DagsterInstance, catalog_resource: CheckpointCatalogResource, orders: StreamingAsset
 ) -> None:
     watch, catalog = Watch(instance, catalog_resource, [orders]), catalog_resource.catalog()
-    assert [name for (_, name), each in watch.tick().items() if not each.passed] == []
+    assert watch.tick() == {}
     execution = begin_execution(catalog, "orders", "a run")
 
-    assert [name for (_, name), each in watch.tick().items() if not each.passed] == []
+    # Until a snapshot was verified, nobody knows whether one can be restored.
+    assert [name for (_, name), each in watch.tick().items() if not each.passed] == ["restorability"]
     as_writer(catalog).executions.heartbeat(execution.execution_id, progress_with("FileStreamSource[/in]"))
-    take_snapshot(catalog, "orders")
+    catalog.snapshots.verified(take_snapshot(catalog, "orders").snapshot_id, None)
 
     watch.tick()
 
@@ -210,6 +262,7 @@ def test_many_streams_are_looked_at_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dagster_ckpt.orchestration.checks.STREAMS_PER_TICK", 1)
+    has_run(catalog, "orders", "shop.payments")
     watch = Watch(instance, catalog_resource, [payments, orders], checks=[HealthCheck.CHECKPOINT_AGE])
 
     assert [[key for key, _ in watch.tick()] for _ in range(3)] == [["orders"], ["shop/payments"], []]
@@ -227,6 +280,7 @@ def test_thresholds_by_stream_and_facts_from_elsewhere(
     def with_failures(_stream: StreamingAsset, facts: HealthFacts) -> HealthFacts:
         return replace(facts, failures=4)
 
+    has_run(catalog, "orders", "shop.payments")
     watch = Watch(
         instance,
         catalog_resource,
@@ -322,6 +376,7 @@ class TestAStreamThatWritesSeveralAssets:
         catalog: Catalog,
         sorted_orders: StreamingAsset,
     ) -> None:
+        has_run(catalog, "sorted_orders")
         watch = Watch(instance, catalog_resource, [sorted_orders], checks=[HealthCheck.CONSECUTIVE_FAILURES])
         first = watch.tick()
         for _ in range(3):

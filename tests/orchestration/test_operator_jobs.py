@@ -42,7 +42,6 @@ def refusal(definitions: dg.Definitions, instance: dg.DagsterInstance, op: str, 
 @pytest.mark.parametrize(
     ("stream_id", "reason"),
     [
-        ("nope", "No streaming asset with stream id 'nope' in this code location. It has: orders."),
         ("orders", "has no stream 'orders'"),
     ],
 )

@@ -55,9 +55,7 @@ class TestParameters:
     def test_kinds_defaults_and_descriptions_come_from_the_method(self) -> None:
         found = {each.name: each for each in parameters(repaint)}
 
-        assert found["stream"] == Parameter(
-            "stream", str, REQUIRED, "Stream id (or asset key) of the stream; it must be dry."
-        )
+        assert found["stream"] == Parameter("stream", str, REQUIRED, "Stream id of the stream; it must be dry.")
         assert found["color"] == Parameter("color", str, None, "A color, such as red.")
         kinds = {name: each.kind for name, each in found.items()}
         assert (kinds["coats"], kinds["rooms"], kinds["mixed"], kinds["state"]) == (int, list, dict, TerminalState)

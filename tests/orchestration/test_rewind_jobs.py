@@ -126,7 +126,7 @@ def test_what_cannot_be_gone_back_to_fails_with_our_own_words(streams: Streams) 
 
 def test_a_fork_shows_where_it_goes_on_and_where_it_must_not_write(streams: Streams) -> None:
     shown, _ = streams.launch(
-        "fork_stream_job", stream_id="orders", into_stream_id="shop/payments", start_from="batch-2"
+        "fork_stream_job", stream_id="orders", into_stream_id="shop.payments", start_from="batch-2"
     )
 
     assert "| continues after batch | 2 |" in shown["dagster_ckpt/fork"]

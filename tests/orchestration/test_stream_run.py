@@ -39,7 +39,7 @@ from dagster_ckpt.orchestration.run_status import (
     TERMINAL_FAILURE_TAG,
 )
 from dagster_ckpt.orchestration.stream import StreamingAsset
-from dagster_ckpt.recovery.retention import RetentionReport, apply_terminal_retention
+from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.runtime import settlement
 from dagster_ckpt.runtime import start as starting
 from dagster_ckpt.runtime.run import EndKind, Outcome, QueryEnd, RunRequest
@@ -170,14 +170,11 @@ class TestEnds:
         assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
         assert stage.retained == [(EXECUTION, TerminalState.FINISHED)]
 
-    def test_a_bounded_input_that_is_used_up_is_a_success_and_suspended(self, stage: Stage) -> None:
-        run, failure = stage.run(ends(EndKind.ENDED_BY_ITSELF))
-
-        assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
-        assert stage.retained == [(EXECUTION, TerminalState.SUSPENDED)]
-
-    def test_stopped_for_a_restart_is_a_success_that_keeps_everything(self, stage: Stage) -> None:
-        run, failure = stage.run(ends(EndKind.SUSPENDED))
+    @pytest.mark.parametrize("end", [EndKind.ENDED_BY_ITSELF, EndKind.SUSPENDED])
+    def test_used_up_input_and_a_stop_for_a_restart_are_successes_that_keep_everything(
+        self, stage: Stage, end: EndKind
+    ) -> None:
+        run, failure = stage.run(ends(end))
 
         assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
         assert stage.retained == []
@@ -454,8 +451,6 @@ def test_the_log_of_a_run_shows_what_the_stream_does(
     for name in ("named_output", "plan_of_writer"):
         monkeypatch.setattr(starting, name, lambda _writer: None)
     monkeypatch.setattr(stream_run.QueryToStart, "described", lambda _self: None)
-    # With the lifecycle of every run, and the retention that follows it.
-    monkeypatch.setattr(settlement, "apply_terminal_retention", apply_terminal_retention)
     result = stage.job.execute_in_process(instance=stage.instance)
 
     lines = [each.user_message for each in stage.instance.all_logs(result.run_id) if each.dagster_event is None]
@@ -466,7 +461,5 @@ def test_the_log_of_a_run_shows_what_the_stream_does(
         "Reset stream orders to empty state: PLACE",
         "Stream orders is running: from empty state",
         "Stream orders is SUSPENDED after N ms: the query has processed all its input and ended",
-        "Released the lease of stream orders: token N",
-        "Acquired the lease of stream orders: token N, run RUN (process N on HOST)",
         "Released the lease of stream orders: token N",
     ]

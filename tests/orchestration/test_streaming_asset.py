@@ -199,19 +199,6 @@ class TestDefinitions:
             assert len(field.description or "") > 20, f"{name}: {field_name} has no description"
         assert job.description
 
-    def test_a_job_id_that_nobody_has_fails_with_those_that_exist(self, definitions: dg.Definitions) -> None:
-        job = definitions.resolve_job_def("trigger_checkpoint_job")
-
-        result = job.execute_in_process(
-            {"ops": {"trigger_checkpoint": {"config": {"stream_id": "ordres"}}}}, raise_on_error=False
-        )
-
-        [failure] = [event for event in result.all_events if event.is_step_failure]
-        description = failure.step_failure_data.user_failure_data.description
-        assert "'ordres'" in description
-        assert "orders, shop.payments" in description
-        assert failure.step_failure_data.user_failure_data.metadata["dagster_ckpt/error"].value == "StreamNotFoundError"
-
     @pytest.mark.parametrize(
         ("name", "op"), [("trigger_savepoint_job", "trigger_savepoint"), ("cancel_stream_job", "cancel_stream")]
     )

@@ -16,7 +16,7 @@ from dagster.components.core.component_tree import ComponentTree
 from dagster.components.resolved.errors import ResolutionException
 from dagster.components.testing import create_defs_folder_sandbox
 from dagster_shared.libraries import DagsterLibraryRegistry
-from orchestration_catalog import begin_snapshot, register
+from orchestration_catalog import begin_execution, begin_snapshot, register
 from pyspark.sql import DataFrame, SparkSession
 
 from dagster_ckpt.client.health_facts import HealthSettings
@@ -40,6 +40,9 @@ from tests.support.small_spark import lay_file, small_spark
 
 PAGE = Path(__file__).parents[2] / "docs/components.md"
 EXAMPLE, DOWNSTREAM = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
+if dg.__version__.startswith("1.12."):
+    # As docs/compatibility.md says.
+    DOWNSTREAM = DOWNSTREAM.replace("dg.AutomationCondition.", "automation_condition.")
 SHOPS = ("north", "south")
 
 
@@ -275,6 +278,7 @@ class TestHealth:
         resource = CheckpointCatalogResource(url=f"sqlite:///{tmp_path}/catalog.db")
         catalog = resource.catalog()
         register(catalog, "rates-1")
+        begin_execution(catalog, "rates-1", "run-1")
         for _ in range(4):
             as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "rates-1").snapshot_id, "the disk is full")
         made = component(

@@ -88,7 +88,7 @@ def test_two_tables_of_one_query_are_exact_through_a_restart_and_told_of_alike(
             for file in files:
                 lay_file(tmp_path / "landing", file, [{"number": file * 10 + row} for row in range(10)])
             assert definitions.resolve_job_def("orders_stream").execute_in_process(instance=instance).success
-        savepoint = {"trigger_savepoint": {"config": {"stream_id": TABLES[1]}}}
+        savepoint = {"trigger_savepoint": {"config": {"stream_id": stream.stream_id}}}
         job = definitions.resolve_job_def("trigger_savepoint_job")
         assert job.execute_in_process({"ops": savepoint}, instance=instance).success
         context = dg.build_sensor_context(instance, resources={"checkpoint_catalog": parts["checkpoint_catalog"]})

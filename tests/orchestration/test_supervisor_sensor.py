@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 from orchestration_catalog import HOST, begin_execution, register
+from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.leases import LeaseRecords
@@ -440,6 +441,28 @@ class TestStart:
         assert StreamRunConfig(**config).claim_mode is RecoveryClaimMode(asked)
         assert request.tags[STREAM_ID_TAG] == "orders"
         assert supervised.tick()[0].run_key == request.run_key
+
+    def test_the_same_request_in_a_re_created_catalog_is_another_run(
+        self, supervised: Supervised, clock: Clock
+    ) -> None:
+        # Requests of a desired state get the same ids again.
+        submit = partial(supervised.catalog.requests.submit, "orders", RequestKind.START, request_id="the id")
+        submit(origin="a test")
+        [first] = supervised.tick()
+        with supervised.catalog.database.writing() as connection:
+            connection.execute(text("DELETE FROM requests"))
+        clock.now_ms += 1
+        submit(origin="a test")
+
+        [second] = supervised.tick()
+
+        assert second.run_key != first.run_key
+        assert str(first.run_key).endswith(supervised.catalog.deployment_id)
+
+    def test_a_start_whose_run_is_under_way_is_not_asked_for_again(self, supervised: Supervised) -> None:
+        supervised.run(DagsterRunStatus.STARTED, **{START_REQUEST_TAG: self.ask(supervised, start_from="latest")})
+
+        assert supervised.tick() == []
 
     def test_a_start_that_is_answered_or_withdrawn_is_not_launched(self, supervised: Supervised) -> None:
         supervised.catalog.requests.withdraw(self.ask(supervised, start_from="latest"))

@@ -70,15 +70,15 @@ def story(
 
 
 def test_one_checkpoint_a_minute_is_reported_with_what_came_since_the_one_before(story: Story) -> None:
-    snapshots = story.checkpoints(13, every_s=10, rows=100, incremental_bytes=7)
+    snapshots = story.checkpoints(13, every_s=10, rows=100, incremental_bytes=7_000)
 
     story.daemon.tick()
 
     assert on_asset(story.instance, story.key) == ids([snapshots[0], snapshots[6], snapshots[12]])
     first, second, third = story.metadata()
-    assert "checkpoints_since_report" not in first
+    assert "new_checkpoints" not in first
     for each in (second, third):
-        assert (each["checkpoints_since_report"], each["rows_since_report"], each["bytes_since_report"]) == (6, 600, 42)
+        assert (each["new_checkpoints"], each["new_rows"], each["new_mb"]) == (6, 600, 0.042)
 
 
 @pytest.mark.parametrize("stored", range(4))
@@ -104,7 +104,7 @@ def test_it_does_not_matter_how_events_fall_into_ticks(
         story.daemon.tick()
 
     assert on_asset(story.instance, story.key) == ids([snapshots[0], snapshots[6], snapshots[12]])
-    assert [each.get("checkpoints_since_report") for each in story.metadata()] == [None, 6, 6]
+    assert [each.get("new_checkpoints") for each in story.metadata()] == [None, 6, 6]
     # A person resets the cursor: nothing is reported twice, and nothing that was left out before.
     story.daemon.cursor = None
     for _ in range(13):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.recovery.retention import RetentionReport
+from pathlib import Path
+
+from dagster_ckpt.recovery.retention import RetentionReport, discard
 from dagster_ckpt.snapshot.garbage_collection import Garbage
+from dagster_ckpt.values.metrics import FREED
+from tests.support.retention_shelf import Shelf
 
 FIRST = RetentionReport(
     deleted=("chk-1",),
@@ -94,3 +98,20 @@ def test_where_everything_was_logged_nothing_is_left_to_tell() -> None:
     assert RetentionReport(deleted=("chk-1",)).messages(unlogged=True) == []
     assert RetentionReport(settled=("chk-1 was aborted",)).messages(unlogged=True) == []
     assert RetentionReport().messages(unlogged=True) == ["nothing to delete"]
+
+
+def test_the_bytes_that_deletions_freed_are_those_that_the_disk_has_more(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path)
+
+    def used() -> int:
+        return sum((shelf.root / "snapshots" / name).stat().st_size for name in shelf.data_files())
+
+    first = shelf.checkpoint()
+    second = shelf.checkpoint(base=first)
+    before = used()
+    for snapshot in (first, second):
+        assert discard(shelf.stream, [snapshot], reason="a test", lease=None).failed == ()
+        freed = {each.value for each in shelf.stream.catalog.metrics.read() if each.metric is FREED}
+        assert freed == {before - used()}
+    assert used() == 0
+    shelf.stream.catalog.close()

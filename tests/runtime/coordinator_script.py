@@ -15,6 +15,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Discard,
     Event,
     FailQuery,
+    InputEnded,
     QueryStarted,
     QueryStopped,
     Refuse,
@@ -31,7 +32,12 @@ _REQUESTS = {
     "stop": (TriggerKind.STOP_WITH_SAVEPOINT, TriggerOrigin.USER),
     "periodic": (TriggerKind.CHECKPOINT, TriggerOrigin.PERIODIC),
 }
-_PLAIN: dict[str, Callable[[int], Event]] = {"started": QueryStarted, "stopped": QueryStopped, "tick": Tick}
+_PLAIN: dict[str, Callable[[int], Event]] = {
+    "started": QueryStarted,
+    "ended": InputEnded,
+    "stopped": QueryStopped,
+    "tick": Tick,
+}
 _NUMBERED: dict[str, Callable[[int, int], Event]] = {
     "cut": CutTaken,
     "completed": AttemptCompleted,

@@ -36,6 +36,7 @@ from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, RunRequest
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.metrics import COMPLETED, LAST_SIZE
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, RecoveryClaimMode, TerminalState
 from tests.support import verbs
 from tests.support.query_bench import Bench, Person, make_stream, when
@@ -73,6 +74,12 @@ def test_checkpoints_are_taken_from_the_running_query_and_retained_in_order(benc
     assert (kept[0].incremental_bytes or 0) > 0
     assert str(kept[0].properties["plan_fingerprint"]).startswith("plan-2:")
     assert kept[0].properties["parent_snapshot_id"] not in (None, kept[0].snapshot_id)
+    figures = {(each.metric, each.kind): each.value for each in bench.stream.catalog.metrics.read()}
+    assert figures[COMPLETED, "checkpoint"] >= len(kept)
+    assert figures[LAST_SIZE, "checkpoint"] == max(kept, key=lambda each: each.number or 0).full_bytes
+    latest = bench.stream.catalog.executions.latest(bench.stream.stream_id)
+    assert latest is not None
+    assert (latest.progress or {})["state_memory"] > 0
     bench.run_to_the_end()
     bench.assert_exact()
 

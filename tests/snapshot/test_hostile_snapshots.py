@@ -127,7 +127,7 @@ def test_a_crafted_snapshot_is_refused_by_every_reader_alike(name: str) -> None:
 
 def test_what_cleans_up_reads_what_a_restore_reads() -> None:
     data = crafted(line("a", 0, "x.pack"), objects={"x.pack": {"length": 0, "used": 0}})
-    assert read_references(opened(data), "chk-1") == {"chk-1/x.pack"}
+    assert read_references(opened(data), "chk-1") == {"chk-1/x.pack": 0}
     assert verify_snapshot(opened(data), "chk-1") == []
 
 

@@ -98,7 +98,7 @@ def test_section_2_any_reader_of_zip_archives_and_gzip_reads_it() -> None:
 
 
 def test_section_3_the_objects_are_known_without_the_list_of_files() -> None:
-    assert decode_references(WHOLE, WHERE) == {"../shared/a.pack"}
+    assert decode_references(WHOLE, WHERE) == {"../shared/a.pack": 13}
     with pytest.raises(SnapshotCorruptError, match=WHERE):
         decode_references(WHOLE[:-1], WHERE)
 

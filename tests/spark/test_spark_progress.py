@@ -9,7 +9,7 @@ REPORT = {
     "numInputRows": 5,
     "durationMs": {"addBatch": 161, "triggerExecution": 307},
     "eventTime": {"watermark": "2024-01-01T00:00:00.000Z"},
-    "stateOperators": [{"numRowsTotal": 4}, {"numRowsTotal": 6}],
+    "stateOperators": [{"numRowsTotal": 4, "memoryUsedBytes": 30}, {"numRowsTotal": 6, "memoryUsedBytes": 12}],
     "sink": {"description": "FileSink[file:/out]", "numOutputRows": -1},
 }
 
@@ -25,6 +25,7 @@ def test_a_report_of_a_batch_is_read() -> None:
         sinks=("FileSink[file:/out]",),
         duration_ms=307,
         ran=True,
+        state_memory=42,
     )
 
 

@@ -160,6 +160,10 @@ class TestSafety:
         assert "unsafe-inline" not in policy
         assert not re.findall(r'(?:src|href)="(?:https?:)?//', answer.text)
 
+    def test_a_scraper_that_uses_another_host_name_is_refused(self, page: str) -> None:
+        refused = requests.get(f"{page}/metrics", headers={"Host": "evil.example.com"}, timeout=30)
+        assert (refused.status_code, "dagster_ckpt_" in refused.text) == (400, False)
+
     def test_another_host_name_is_refused(self, page: str) -> None:
         answer = requests.get(page, headers={"Host": "attacker.example"}, timeout=30)
         assert answer.status_code == 400

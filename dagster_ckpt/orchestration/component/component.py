@@ -134,6 +134,13 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
             "Default: all."
         ),
     ] = None
+    operator_jobs: Annotated[
+        Sequence[str] | None,
+        describe(
+            "Names of the operator jobs to define, such as restart_stream_job, without name_prefix. Those that sensors "
+            "and savepoint schedules launch are always defined. Default: all."
+        ),
+    ] = None
     checkpoint_page: Annotated[
         str | None,
         describe(
@@ -214,6 +221,7 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
             health=health,
             health_checks=tuple(HealthCheck) if self.health_checks is None else self.health_checks,
             checkpoint_page=self.checkpoint_page,
+            operator_jobs=self.operator_jobs,
         )
         if self.resources is None:
             return definitions

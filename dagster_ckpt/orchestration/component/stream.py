@@ -9,7 +9,7 @@ from pydantic import Field, create_model, model_validator
 
 from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, Trigger, described
-from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, templated
+from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, settings_in_yaml, templated
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
 from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings, described_fields
 from dagster_ckpt.orchestration.stream import StreamingAsset, StreamOptions, description_of
@@ -18,6 +18,7 @@ from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.retention import SavepointHistory
 from dagster_ckpt.policies.serialization import read_retention
 from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.values.validation import imported
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -102,6 +103,10 @@ class Health(_Thresholds):
         return HealthSettings(**self.model_dump())
 
 
+def _hooks(_context: dg.ResolutionContext, paths: Sequence[str] | None) -> Sequence[dg.HookDefinition] | None:
+    return None if paths is None else [imported("hooks", path) for path in paths]
+
+
 class StreamDeclaration(dg.Resolvable, dg.Model):
     """One stream: a query, its checkpointing and restart options, and the assets that it writes."""
 
@@ -142,6 +147,12 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
     desired_state: Annotated[DesiredState | None, describe(description_of("desired_state"))] = None
     stall_timeout_ms: Annotated[int | None, describe(description_of("stall_timeout_ms"))] = None
     restart_in_run: Annotated[bool, describe(description_of("restart_in_run"))] = True
+    op_tags: Annotated[dict[str, Any] | None, settings_in_yaml(description_of("op_tags"), Any)] = None
+    hooks: Annotated[
+        # Pydantic would take a hook, which is a named tuple, apart.
+        Sequence[Any] | None,
+        dg.Resolver(_hooks, model_field_type=Sequence[str] | None, description=description_of("hooks")),
+    ] = None
     savepoints: Annotated[
         Annotated[Savepoints, templated(Savepoints)] | None, describe("Scheduled savepoints. Default: none.")
     ] = None

@@ -81,9 +81,9 @@ def templated(value: type[Value]) -> dg.Resolver:
     return dg.Resolver(resolve, model_field_type=value)
 
 
-def settings_in_yaml(description: str) -> dg.Resolver:
-    """Resolve a resource's free-form settings, but not their `{{ env_var('NAME') }}`."""
-    return dg.Resolver(_resolved, model_field_type=dict[str, Scalar] | None, description=description)
+def settings_in_yaml(description: str, value: Any = Scalar) -> dg.Resolver:
+    """Resolve free-form settings, but not their `{{ env_var('NAME') }}`; text stays text, even if it is a number."""
+    return dg.Resolver(_resolved, model_field_type=dict[str, value] | None, description=description)
 
 
 def describe(description: str) -> dg.Resolver:

@@ -15,6 +15,7 @@ from pydantic import Field
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.client import Client
 from dagster_ckpt.errors import CkptError
+from dagster_ckpt.orchestration.launchpad import launchpad
 from dagster_ckpt.orchestration.metadata import snapshot_metadata
 from dagster_ckpt.orchestration.resources import DeploymentResources
 from dagster_ckpt.orchestration.run_status import (
@@ -29,7 +30,7 @@ from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES
 from dagster_ckpt.stream.start_from import StartFrom, start_options
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 
-STREAM_ID = "Stream id (or asset key) of the streaming asset, such as departure_delays."
+STREAM_ID = "Stream id of the streaming asset, such as departure_delays."
 _KINDS = (bool, int, float, str, list, dict)
 # What callers supply, besides sessions, callbacks and results of other methods.
 _GIVEN = frozenset({"self", "run_id"})
@@ -125,7 +126,7 @@ def _described(method: Callable[..., Any]) -> dict[str, str]:
 
 def _readable(text: str) -> str:
     text = re.sub(r"\s+", " ", text).replace("`", "")
-    return re.sub("^The stream", "Stream id (or asset key) of the stream", text)
+    return re.sub("^The stream", "Stream id of the stream", text)
 
 
 class StreamConfig(dg.Config):
@@ -237,6 +238,7 @@ class StreamOps:
             name=self._translator.get_job_name(f"{name}_job"),
             description=op.description,
             executor_def=dg.in_process_executor,
+            config=launchpad(name, op, [stream.stream_id for stream in self._streams]),
         )
         def operator_job() -> None:
             # Run configs keep this name, even if a translator renames the op.

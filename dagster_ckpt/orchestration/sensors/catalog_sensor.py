@@ -7,9 +7,11 @@ the clock, so reading the events again, from any position, gives the same answer
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 import dagster as dg
 
@@ -18,15 +20,18 @@ from dagster_ckpt.catalog.history import SnapshotTally
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotTrigger
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.metadata import (
+    DEPLOYMENT_KEY,
     SEQUENCE_KEY,
     SNAPSHOT_ID_KEY,
     CheckpointPage,
     failure_observation,
     identity,
     materialization,
+    number_in,
 )
 from dagster_ckpt.orchestration.resources import catalog_of
 from dagster_ckpt.orchestration.run_status import UNFINISHED
+from dagster_ckpt.orchestration.sensors.other_deployments import OtherDeployments
 from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.values.durations import wall_clock_ms
@@ -201,6 +206,7 @@ def build_catalog_sensor(
     keys: dict[str, Sequence[dg.AssetKey]] = {stream.stream_id: stream.keys for stream in streams}
     # What this process knows since its last tick, by that tick.
     memory: dict[str, Reported] = {}
+    others = OtherDeployments()
     page = CheckpointPage(checkpoint_page) if checkpoint_page is not None else None
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
@@ -235,6 +241,8 @@ def build_catalog_sensor(
             since=cursor.sequence,
             interval_ms=report_interval_seconds * 1000,
             page=page,
+            others=others,
+            log=context.log,
         )
         news = any(event.type in COMPLETED for event in ours)
         sequence, tick = cursor.sequence, cursor.tick
@@ -247,7 +255,9 @@ def build_catalog_sensor(
         requests = []
         rested = wall_clock_ms() - started_at_ms >= downstream_interval_seconds * 1000
         if due and rested and downstream is not None and not _is_in_progress(context.instance, downstream.name):
-            requests.append(dg.RunRequest(run_key=f"catalog-{sequence}", job_name=downstream.name))
+            requests.append(
+                dg.RunRequest(run_key=f"catalog-{sequence}@{catalog.deployment_id}", job_name=downstream.name)
+            )
             due, started_at_ms = False, wall_clock_ms()
         return dg.SensorResult(
             run_requests=requests,
@@ -275,6 +285,8 @@ def _tick_report(
     since: int,
     interval_ms: int,
     page: CheckpointPage | None,
+    others: OtherDeployments,
+    log: logging.Logger,
 ) -> _TickReport:
     """Reports of the events that are not yet on their assets."""
     if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
@@ -290,18 +302,28 @@ def _tick_report(
     for each in to_report:
         for key in keys[each.event.stream_id]:
             by_key.setdefault(key, []).append(each)
-    asked = _latest_of_ours(instance, [key for key in by_key if key not in reported.latest])
-    latest = {**reported.latest, **asked}
-    there = {key: _there(instance, key, of_key, latest.get(key, 0), reported) for key, of_key in by_key.items()}
+    ours = catalog.deployment_id
+    newest = _newest_reports(instance, by_key)
+    silent = {
+        stream_id
+        for stream_id in {each.event.stream_id for each in to_report}
+        if others.silence(stream_id, [newest[key].by for key in keys[stream_id] if key in newest], ours, log)
+    }
+    found = {key: each.sequence for key, each in newest.items() if each.by in (None, ours)}
+    latest = {**reported.latest, **{key: sequence for key, sequence in found.items() if key not in reported.latest}}
+    there = {
+        key: _there(instance, key, of_key, latest.get(key, 0), reported, ours=ours) for key, of_key in by_key.items()
+    }
     new = [
         (key, each)
         for each in to_report
+        if each.event.stream_id not in silent
         for key in keys[each.event.stream_id]
         if identity(each.event) not in there[key]
     ]
     tallies = _tallies(catalog, new, latest)
     reports = [
-        failure_observation(key, each.event)
+        failure_observation(key, each.event, ours)
         if each.is_failure
         else materialization(
             key,
@@ -309,6 +331,7 @@ def _tick_report(
             snapshots.get(each.event.snapshot_id or ""),
             tallies.get((key, each.event.sequence)),
             page,
+            deployment=ours,
         )
         for key, each in new
     ]
@@ -318,20 +341,38 @@ def _tick_report(
     return _TickReport(reports, Reported(reported.looked_up_to, latest))
 
 
-def _latest_of_ours(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> dict[dg.AssetKey, int]:
-    """Sequence of each asset's newest materialization, if by this sensor; one query."""
-    latest: dict[dg.AssetKey, int] = {}
+class _NewestReport(NamedTuple):
+    """Sequence of an asset's newest materialization, and the deployment that reported it; None: an older version."""
+
+    sequence: int
+    by: str | None
+
+
+def _newest_reports(instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> dict[dg.AssetKey, _NewestReport]:
+    """Of the assets whose newest materialization is by a catalog sensor; one query."""
+    found: dict[dg.AssetKey, _NewestReport] = {}
     for record in instance.get_asset_records(list(keys)) if keys else ():
         newest = record.asset_entry.last_materialization
         metadata = newest.asset_materialization.metadata if newest and newest.asset_materialization else {}
-        sequence = metadata.get(SEQUENCE_KEY)
-        if isinstance(sequence, dg.IntMetadataValue) and sequence.value is not None:
-            latest[record.asset_entry.asset_key] = sequence.value
-    return latest
+        sequence = number_in(metadata, SEQUENCE_KEY)
+        if sequence is not None:
+            found[record.asset_entry.asset_key] = _NewestReport(sequence, _deployment_in(metadata))
+    return found
+
+
+def _deployment_in(metadata: Mapping[str, dg.MetadataValue]) -> str | None:
+    by = metadata.get(DEPLOYMENT_KEY)
+    return str(by.value) if by is not None else None
 
 
 def _there(
-    instance: dg.DagsterInstance, key: dg.AssetKey, to_report: Sequence[ReportedEvent], latest: int, reported: Reported
+    instance: dg.DagsterInstance,
+    key: dg.AssetKey,
+    to_report: Sequence[ReportedEvent],
+    latest: int,
+    reported: Reported,
+    *,
+    ours: str,
 ) -> frozenset[str]:
     """The events already on an asset."""
     doubtful = [each for each in to_report if each.event.sequence <= reported.looked_up_to]
@@ -340,14 +381,14 @@ def _there(
     found: frozenset[str] = frozenset()
     # Our reports are stored in catalog order.
     if completed and not 0 < latest < completed[0].sequence:
-        found |= already_reported(instance.fetch_materializations, key, completed)
+        found |= already_reported(instance.fetch_materializations, key, completed, ours)
     if failed:
-        found |= already_reported(instance.fetch_observations, key, failed)
+        found |= already_reported(instance.fetch_observations, key, failed, ours)
     return found
 
 
 def already_reported(
-    fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord]
+    fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord], ours: str
 ) -> frozenset[str]:
     """Which of these snapshots, in order, are already on their asset after an interrupted tick or a reset cursor.
 
@@ -362,10 +403,10 @@ def already_reported(
         for record in page.records:
             reported = record.asset_materialization or record.asset_observation
             metadata = reported.metadata if reported else {}
-            sequence, snapshot_id = metadata.get(SEQUENCE_KEY), metadata.get(SNAPSHOT_ID_KEY)
+            sequence, snapshot_id = number_in(metadata, SEQUENCE_KEY), metadata.get(SNAPSHOT_ID_KEY)
             if snapshot_id is not None and snapshot_id.value in candidates:
                 found.add(str(snapshot_id.value))
-            elif isinstance(sequence, dg.IntMetadataValue) and (sequence.value or 0) < news[0].sequence:
+            elif sequence is not None and sequence < news[0].sequence and _deployment_in(metadata) in (None, ours):
                 return frozenset(found)
         if not page.has_more:
             return frozenset(found)

@@ -44,6 +44,7 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
     report_lost_runs,
     undefined_streams,
 )
+from dagster_ckpt.orchestration.sensors.run_slots import slots_warning
 from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.policies.restart import restart_description
@@ -67,7 +68,7 @@ def build_supervisor_sensor(
     - It brings managed streams to their desired state and code version.
     - It launches requested starts (`restart_stream_job`).
     - It records the end of runs whose process died without recording it.
-    - It reports streams that failed permanently or are no longer defined.
+    - It reports streams that failed permanently or are no longer defined, and a run queue that cannot hold all streams.
     - It launches retention for an execution that ended without cleaning up.
 
     Args:
@@ -76,6 +77,8 @@ def build_supervisor_sensor(
     """
     by_stream_id = {stream.stream_id: stream for stream in streams}
     silences = Silences()
+    said: set[str] = set()
+    held_slots = sum(stream.start_job is not None for stream in streams)
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
 
@@ -102,6 +105,10 @@ def build_supervisor_sensor(
         undefined = undefined_streams(
             context.instance, catalog, by_stream_id, origin.location_name if origin is not None else None
         )
+        slots = slots_warning(context.instance, held_slots)
+        if slots is not None and slots not in said:
+            said.add(slots)
+            context.log.warning(slots)
         for alert in tick.alerts:
             context.log.error(alert)
         for message in tick.messages:
@@ -184,17 +191,19 @@ class SupervisorTick:
             # An external program picks up the request itself.
             if stream is None or stream.start_job is None or self._has_a_launcher(request):
                 continue
-            ended = self._run_that_never_answered(request)
-            if ended is not None:
+            run = self._run_of(request)
+            if run is not None and run.is_finished:
+                ended = f"run {run.run_id} ended {run.status.value} before it could start the stream; its log says why"
                 self.catalog.requests.fail_start(request.request_id, ended)
                 self.messages.append(f"{request.stream_id}: {ended}")
+            if run is not None:
                 continue
             start_from = request.arguments.get("start_from")
             self.messages.append(f"{request.stream_id}: starting from {start_from} for {request.origin}")
             yield self._run(
                 stream.start_job.name,
-                # One run per request, however often it is evaluated.
-                f"start-{request.request_id}",
+                # One run per request, however often it is evaluated. A re-created catalog may use the id again.
+                f"start-{request.request_id}-{request.created_at_ms}",
                 {STREAM_ID_TAG: stream.stream_id, START_REQUEST_TAG: request.request_id},
                 {stream.name: set_options(request.arguments)},
             )
@@ -243,12 +252,10 @@ class SupervisorTick:
         run_id = request.arguments.get("run_id")
         return run_id is not None and not run_is_over(self.instance, run_id)
 
-    def _run_that_never_answered(self, request: RequestRecord) -> str | None:
-        """Why a run launched for a request ended before its stream could answer, or None."""
+    def _run_of(self, request: RequestRecord) -> dg.DagsterRun | None:
+        """The run that was launched for a request."""
         runs = self.instance.get_runs(self._tagged(START_REQUEST_TAG, request.request_id), limit=1)
-        if not runs or not runs[0].is_finished:
-            return None
-        return f"run {runs[0].run_id} ended {runs[0].status.value} before it could start the stream; its log says why"
+        return runs[0] if runs else None
 
     def _next_attempt(self, tag: str, value: str) -> int | None:
         """Number of the next run with a tag, or None while one is in progress or failed too recently."""
@@ -300,7 +307,8 @@ class SupervisorTick:
     ) -> dg.RunRequest:
         """Request a run, with the config of its op by name."""
         return dg.RunRequest(
-            run_key=key,
+            # Dagster skips a key that it has seen, also in another catalog.
+            run_key=f"{key}@{self.catalog.deployment_id}",
             job_name=job,
             run_config={"ops": {op: {"config": config} for op, config in ops.items()}} if ops is not None else None,
             tags={DEPLOYMENT_TAG: self.catalog.deployment_id, **tags},

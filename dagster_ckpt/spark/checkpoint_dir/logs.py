@@ -235,6 +235,14 @@ def plan_without_data(folder: FileIO, batch_id: int, *, now_ms: int) -> bytes:
     return "\n".join([version, json.dumps(planned, separators=(",", ":")), *sources]).encode()
 
 
+def with_watermark(data: bytes, where: str, watermark_ms: int) -> bytes:
+    """The plan of a batch with another watermark."""
+    version, lines = _lines(data, where, SparkFile.OFFSETS)
+    with reading(lambda why: _malformed(where, why)):
+        metadata = {**from_json(lines[0]), _WATERMARK: watermark_ms}
+    return "\n".join([f"v{version}", json.dumps(metadata, separators=(",", ":")), *lines[1:]]).encode()
+
+
 def with_settings(data: bytes, where: str, settings: Mapping[str, str]) -> bytes:
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     with reading(lambda why: _malformed(where, why)):

@@ -212,9 +212,18 @@ def _key_types(schema: NeededFile) -> list[object]:
 
 def key_columns(schema: NeededFile) -> list[dict[str, Any]]:
     """The columns of a state's key, as Spark describes them in JSON."""
+    return _columns(schema, 1)
+
+
+def value_columns(schema: NeededFile) -> list[dict[str, Any]]:
+    """Likewise of its values."""
+    return _columns(schema, 2)
+
+
+def _columns(schema: NeededFile, part: int) -> list[dict[str, Any]]:
     with reading(lambda why: _no_schema(schema, why)):
-        _version, key = itertools.islice(_schema_texts(schema.data or b""), 2)
-        fields: list[dict[str, Any]] = from_json(key)["fields"]
+        (text,) = itertools.islice(_schema_texts(schema.data or b""), part, part + 1)
+        fields: list[dict[str, Any]] = from_json(text)["fields"]
         return fields
 
 

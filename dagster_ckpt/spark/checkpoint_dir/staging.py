@@ -60,6 +60,10 @@ class StagedCut:
     @property
     def files(self) -> Sequence[Source]:
         """Call `stage` before reading them."""
+        return self.needed
+
+    @property
+    def needed(self) -> Sequence[NeededFile]:
         return list(self._needed)
 
     def hand_over(self) -> Iterator[NeededFile]:

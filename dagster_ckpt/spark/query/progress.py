@@ -52,7 +52,7 @@ class QueryProgress:
 
     Attributes:
         timestamp: Start of the trigger, ISO-8601 in UTC; so is the watermark.
-        state_rows: Rows in all state stores after the batch.
+        state_rows: Rows in all state stores after the batch; `state_memory` are bytes.
         ran: False if there was nothing to do.
     """
 
@@ -67,6 +67,7 @@ class QueryProgress:
     ran: bool
     sources: tuple[SourceProgress, ...] = ()
     rows_per_second: float | None = None
+    state_memory: int = 0
 
     @staticmethod
     def of(report: Mapping[str, Any], output: NamedOutput | None = None) -> QueryProgress:
@@ -85,6 +86,7 @@ class QueryProgress:
             ran="addBatch" in durations,
             sources=tuple(SourceProgress.of(source) for source in report.get("sources") or []),
             rows_per_second=_speed(report.get("processedRowsPerSecond")),
+            state_memory=sum(int(each.get("memoryUsedBytes") or 0) for each in report.get("stateOperators") or []),
         )
 
 

@@ -1,18 +1,262 @@
-"""All tables, as the code defines them: until the first release there is one revision.
+"""All tables of the first revision.
 
-A second revision must first pin these tables here, because `metadata` then describes the newer ones.
+They are pinned here, because `dagster_ckpt.catalog.tables` describes those of the newest revision.
 """
 
 import uuid
 
 from alembic import op
-
-from dagster_ckpt.catalog.tables import deployment, event_counter, metadata
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, MetaData, String, Table, Text, false
 
 revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+_STREAM = "streams.stream_id"
+
+Table(
+    "streams",
+    metadata,
+    Column("stream_id", String(128), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("asset_key", Text, nullable=False),
+    Column("options", Text, nullable=False),
+    Column("live_directory", Text),
+    Column("live_generation", Integer, nullable=False),
+    Column("timeline", Integer, nullable=False),
+    Column("restored_snapshot_id", String(64)),
+    Column("preferred_savepoint_id", String(64)),
+    Column("pending_restore", Text),
+    Column("plan", Text),
+    Column("accepted_plan", String(80)),
+    Column("origin", Text),
+    Column("state_edits", Text),
+    Column("next_number", Integer, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("updated_at_ms", BigInteger, nullable=False),
+)
+
+deployment = Table(
+    "deployment",
+    metadata,
+    Column("deployment_id", String(64), primary_key=True),
+    Column("home", Text),
+)
+
+Table(
+    "executions",
+    metadata,
+    Column("execution_id", String(64), primary_key=True),
+    Column("stream_id", ForeignKey(_STREAM), nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("cause", String(32), nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("settled", Boolean, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("started_at_ms", BigInteger, nullable=False),
+    Column("ended_at_ms", BigInteger),
+    Column("reason", Text),
+    Column("recovery", Text),
+    Column("live_directory", Text),
+    Column("progress", Text),
+    Column("heartbeat_at_ms", BigInteger, nullable=False),
+    Column("code_version", Text),
+    Column("application", Text),
+    Column("boot_id", Text),
+    Column("process_start_ticks", BigInteger),
+    Index("ix_executions_stream_id_ordinal", "stream_id", "ordinal"),
+    Index("ix_executions_stream_id_ended_at_ms", "stream_id", "ended_at_ms"),
+    Index("ix_executions_settled", "settled"),
+)
+
+Table(
+    "leases",
+    metadata,
+    Column("stream_id", ForeignKey(_STREAM), primary_key=True),
+    Column("execution_id", String(128)),
+    Column("run_id", Text),
+    Column("token", BigInteger, nullable=False),
+    Column("host", Text),
+    Column("pid", BigInteger),
+    Column("process_start_ticks", BigInteger),
+    Column("boot_id", Text),
+    Column("jvm_pid", BigInteger),
+    Column("jvm_start_ticks", BigInteger),
+    Column("acquired_at_ms", BigInteger),
+    Column("renewed_at_ms", BigInteger),
+    Column("expires_at_ms", BigInteger),
+    Column("predecessor_unproven", Boolean, nullable=False, server_default=false()),
+)
+
+Table(
+    "snapshots",
+    metadata,
+    Column("snapshot_id", String(64), primary_key=True),
+    Column("stream_id", ForeignKey(_STREAM), nullable=False),
+    Column("execution_id", String(64)),
+    Column("kind", String(32), nullable=False),
+    Column("number", Integer),
+    Column("status", String(32), nullable=False),
+    Column("trigger", String(32), nullable=False),
+    Column("timeline", Integer, nullable=False),
+    Column("location", Text),
+    Column("batch_id", BigInteger),
+    Column("query_id", String(64)),
+    Column("full_bytes", BigInteger),
+    Column("incremental_bytes", BigInteger),
+    Column("file_count", Integer),
+    Column("rows", BigInteger),
+    Column("state_rows", BigInteger),
+    Column("records_behind", BigInteger),
+    Column("watermark", Text),
+    Column("duration_ms", BigInteger),
+    Column("label", Text),
+    Column("request_id", String(64)),
+    Column("properties", Text, nullable=False),
+    Column("failure_reason", Text),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("completed_at_ms", BigInteger),
+    Column("claimed", Boolean, nullable=False, server_default=false()),
+    Column("schedule", Text),
+    Column("verified_at_ms", BigInteger),
+    Column("verified_problem", Text),
+    Index("ix_snapshots_stream_id_status_number", "stream_id", "status", "number"),
+    Index("ix_snapshots_stream_id_completed_at_ms", "stream_id", "completed_at_ms"),
+    Index("ix_snapshots_stream_id_created_at_ms", "stream_id", "created_at_ms"),
+    Index("ix_snapshots_stream_id_verified_at_ms", "stream_id", "verified_at_ms"),
+)
+
+Table(
+    "holds",
+    metadata,
+    Column("hold_id", String(64), primary_key=True),
+    Column("snapshot_id", ForeignKey("snapshots.snapshot_id"), nullable=False),
+    Column("stream_id", ForeignKey(_STREAM), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("request_id", String(64)),
+    Column("expires_at_ms", BigInteger),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Index("ix_holds_snapshot_id", "snapshot_id"),
+    Index("ix_holds_stream_id_kind", "stream_id", "kind"),
+)
+
+Table(
+    "requests",
+    metadata,
+    Column("request_id", String(64), primary_key=True),
+    Column("stream_id", ForeignKey(_STREAM), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("arguments", Text, nullable=False),
+    Column("origin", Text, nullable=False),
+    Column("snapshot_id", String(64)),
+    Column("error", Text),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("resolved_at_ms", BigInteger),
+    Index("ix_requests_stream_id_status", "stream_id", "status"),
+    Index("ix_requests_status_kind", "status", "kind"),
+)
+
+Table(
+    "timelines",
+    metadata,
+    Column("stream_id", ForeignKey(_STREAM), primary_key=True),
+    Column("timeline", Integer, primary_key=True, autoincrement=False),
+    Column("parent", Integer, nullable=False),
+    Column("to_batch", BigInteger, nullable=False),
+)
+
+Table(
+    "recovery_failures",
+    metadata,
+    Column("stream_id", ForeignKey(_STREAM), primary_key=True),
+    Column("ordinal", Integer, primary_key=True, autoincrement=False),
+    Column("execution_id", String(64), nullable=False),
+    Column("point", Text, nullable=False),
+    Column("error", String(128), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("is_certain", Boolean, nullable=False),
+    Column("batch_id", BigInteger),
+    Column("rewound_batches", BigInteger),
+    Column("rewound_ms", BigInteger),
+    Column("is_over", Boolean, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+)
+
+Table(
+    "planned_batches",
+    metadata,
+    Column("stream_id", ForeignKey(_STREAM), primary_key=True),
+    Column("batch_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("follows", String(64), nullable=False),
+    Column("is_committed", Boolean, nullable=False),
+    Column("files", Text, nullable=False),
+)
+
+Table(
+    "desired_states",
+    metadata,
+    Column("stream_id", ForeignKey(_STREAM), primary_key=True),
+    Column("desired", String(16)),
+    Column("generation", Integer, nullable=False),
+    Column("reached", Integer, nullable=False),
+    Column("request_id", String(64)),
+    Column("upgrade", Text),
+    Column("preflight", Text),
+    Column("alert", Text),
+    Column("alert_until", String(16)),
+    Column("origin", Text, nullable=False),
+    Column("changed_at_ms", BigInteger, nullable=False),
+    Column("updated_at_ms", BigInteger, nullable=False),
+)
+
+Table(
+    "launches",
+    metadata,
+    Column("request_id", String(64), primary_key=True),
+    Column("stream_id", ForeignKey(_STREAM), nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("boot_id", Text, nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("process_start_ticks", BigInteger),
+    Column("command", Text, nullable=False),
+    Column("log", Text, nullable=False),
+    Column("launched_at_ms", BigInteger, nullable=False),
+    Index("ix_launches_stream_id_launched_at_ms", "stream_id", "launched_at_ms"),
+)
+
+Table(
+    "events",
+    metadata,
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("stream_id", String(128), nullable=False),
+    Column("type", String(32), nullable=False),
+    Column("snapshot_id", String(64)),
+    Column("execution_id", String(64)),
+    Column("payload", Text, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Index("ix_events_stream_id_sequence", "stream_id", "sequence"),
+)
+
+event_counter = Table(
+    "event_counter",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("last_sequence", BigInteger, nullable=False),
+)
 
 
 def upgrade() -> None:

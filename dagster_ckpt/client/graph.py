@@ -1,0 +1,160 @@
+"""Methods of the client for streams that read each other's output."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
+from dagster_ckpt.client.lifecycle import LifecycleMethods
+from dagster_ckpt.client.snapshots import SnapshotMethods
+
+if TYPE_CHECKING:
+    from dagster_ckpt.catalog.savepoint_sets import SavepointSet
+    from dagster_ckpt.recovery.recovery_line import RecoveryLine
+    from dagster_ckpt.recovery.rewind_preview import RewindPreview
+    from dagster_ckpt.stream.edges import Edge
+
+_LOG = logging.getLogger(__name__)
+
+
+class GraphMethods(SnapshotMethods, LifecycleMethods):
+    """The graph of the streams, and savepoint sets."""
+
+    def stream_edges(self) -> list[Edge]:
+        """Which streams read the output of which others, as their sources and sinks show."""
+        from dagster_ckpt.stream.edges import edges_in
+
+        return edges_in(self._catalog)
+
+    def recovery_line(self, selection: str) -> RecoveryLine:
+        """The newest snapshots of several streams none of which has read rows that another one lacks.
+
+        Args:
+            selection: Streams, separated by commas: `orders+` is `orders` and all that reads its output, `+summary` is
+                `summary` and all that it reads.
+
+        Raises:
+            StreamNotFoundError: The catalog has no such stream.
+
+        Example:
+            >>> client.recovery_line("orders+").messages()
+            ['orders: chk-7 at batch 812', 'summary: chk-4 at batch 96']
+        """
+        from dagster_ckpt.recovery.stream_graph import graph_of, line_of
+
+        return line_of(self._catalog, graph_of(self._catalog, selection))
+
+    def trigger_savepoint_set(
+        self,
+        selection: str,
+        *,
+        label: str | None = None,
+        keep: int | None = None,
+        accept_unproven: bool = False,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> SavepointSet:
+        """Take savepoints of several streams that belong together, while they run: a set, or nothing.
+
+        Args:
+            selection: As of `recovery_line`.
+            label: Of the set and of each savepoint.
+            keep: How many sets of this selection to keep; older ones that were taken with `keep` are released.
+            accept_unproven: Also record a set whose streams are connected by something whose position is not known.
+            timeout_s: For each stream.
+
+        Raises:
+            RequestFailedError: The savepoints do not belong together, or an attempt failed.
+            RequestTimeoutError: No answer in time; the request was withdrawn.
+        """
+        from dagster_ckpt.client.savepoint_set import take_savepoint_set
+        from dagster_ckpt.recovery.stream_graph import graph_of
+        from dagster_ckpt.stream.start_from import checked_label
+
+        checked_label(label)
+        return take_savepoint_set(
+            self._catalog,
+            graph_of(self._catalog, selection),
+            lambda stream, name: self.trigger_savepoint(stream, label=name, timeout_s=timeout_s),
+            selection=selection,
+            origin=self._origin,
+            label=label,
+            keep=keep,
+            accept_unproven=accept_unproven,
+        )
+
+    def savepoint_sets(self) -> list[SavepointSet]:
+        """All savepoint sets, newest first."""
+        return self._catalog.savepoint_sets.all()
+
+    def release_savepoint_set(self, savepoint_set: str) -> SavepointSet:
+        """Dissolve a set, by its id or label. Its savepoints return to the retention of their streams."""
+        from dagster_ckpt.client.savepoint_set import release_set
+
+        found = self._catalog.savepoint_sets.get(savepoint_set)
+        release_set(self._catalog, found)
+        return found
+
+    def preview_savepoint_set(self, savepoint_set: str) -> dict[str, RewindPreview]:
+        """What a restart from a set would undo and process again, by stream. Changes nothing."""
+        from dagster_ckpt.client.set_restart import preview_set
+
+        found = self._catalog.savepoint_sets.get(savepoint_set)
+        return preview_set(found, {stream: self._open(stream) for stream in found.streams})
+
+    def restart_savepoint_set(
+        self,
+        savepoint_set: str,
+        *,
+        start: bool = True,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        report: Callable[[str], None] = _LOG.info,
+    ) -> SavepointSet:
+        """Take all streams of a set back to it. Interrupted, it can be repeated.
+
+        The streams are suspended and restored, with their sinks, downstream first. Before, a set of the streams as
+        they are is taken, `before-<id>`, which leads back.
+
+        Args:
+            start: Start the streams, upstream first, which the supervisor sensor does. False leaves them suspended;
+                their next starts continue there.
+            timeout_s: For each step of each stream.
+            report: Called with a message per step.
+
+        Raises:
+            SnapshotNotFoundError: There is no such set, or one of its savepoints is gone.
+            RequestFailedError: Another stream has read rows that this would undo. Nothing was changed.
+            RowsAtRiskError: A sink could lose rows. Nothing was changed.
+        """
+        from dagster_ckpt.client import set_restart
+        from dagster_ckpt.client.savepoint_set import take_savepoint_set
+        from dagster_ckpt.recovery.stream_graph import graph_of
+
+        found = self._catalog.savepoint_sets.get(savepoint_set)
+        opened = {stream: self._open(stream) for stream in found.streams}
+        previews = set_restart.preview_set(found, opened)
+        set_restart.refuse_set(found, opened, previews)
+        suspended = set_restart.suspend_set(
+            found, opened, lambda stream: self.stop(stream, savepoint=False, timeout_s=timeout_s)
+        )
+        report(f"suspended {', '.join(suspended) or 'no stream'}")
+        set_restart.save_before(
+            lambda: (
+                set_restart.set_before(found, opened, self.savepoint_sets())
+                or take_savepoint_set(
+                    self._catalog,
+                    graph_of(self._catalog, ",".join(found.streams)),
+                    lambda stream, name: self.trigger_savepoint(stream, label=name, timeout_s=timeout_s),
+                    selection=",".join(found.streams),
+                    origin=self._origin,
+                    label=set_restart.label_before(found),
+                    as_they_are=True,
+                )
+            ),
+            report,
+        )
+        set_restart.restore_set(found, opened, origin=self._origin, report=report)
+        for stream in found.streams if start else ():
+            self.restart(stream, timeout_s=timeout_s, report=report)
+        return found

@@ -1,0 +1,104 @@
+"""Takes a savepoint set: savepoints of streams that read each other, while they run.
+
+The streams downstream come first. A stream upstream goes on meanwhile, so its later savepoint contains what they have
+read. This is then tested exactly, and where it is not so, the stream upstream is taken once more.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.catalog.savepoint_sets import SavepointSet
+from dagster_ckpt.errors import RequestFailedError
+from dagster_ckpt.recovery.recovery_line import RecoveryLine, recovery_line
+from dagster_ckpt.recovery.stream_graph import StreamGraph, point_of, select
+from dagster_ckpt.stream.edges import EdgeKind
+
+TakeSavepoint = Callable[[str, str], SnapshotRecord]
+
+
+def take_savepoint_set(
+    catalog: Catalog,
+    graph: StreamGraph,
+    take: TakeSavepoint,
+    *,
+    selection: str,
+    origin: str,
+    label: str | None = None,
+    keep: int | None = None,
+    accept_unproven: bool = False,
+    as_they_are: bool = False,
+) -> SavepointSet:
+    """Carry out `Client.trigger_savepoint_set`. `take` takes a savepoint of a stream with a label.
+
+    `as_they_are`: of stopped streams, to put them back to; whether these savepoints belong together is only noted.
+    """
+    accept_unproven = accept_unproven or as_they_are
+    doubts = [f"{edge}: {edge.why} not recorded by batch" for edge in graph.edges if edge.kind is EdgeKind.UNKNOWN]
+    if not accept_unproven:
+        _refuse(graph, doubts)
+    set_id = str(uuid.uuid4())
+    made: dict[str, SnapshotRecord] = {}
+    left: list[SnapshotRecord] = []
+
+    def take_all(streams: Sequence[str]) -> RecoveryLine:
+        for stream in reversed(streams):
+            left.extend([made.pop(stream)] if stream in made else [])
+            made[stream] = take(stream, label or f"set-{set_id[:8]}")
+        return line_through(catalog, graph, made)
+
+    try:
+        line = take_all(graph.order)
+        behind = [member.stream_id for member in line.members if member.skipped]
+        if behind and not as_they_are:
+            # What they read has been committed since.
+            edges = [edge for edge in graph.edges if edge.reader in behind]
+            above = ",".join(f"+{edge.upstream}" for edge in edges)
+            line = take_all(select(above, {each: each for each in graph.order}, graph.edges).order)
+        wrong = [why for member in line.members for why in member.skipped]
+        if not as_they_are and (wrong or not accept_unproven):
+            _refuse(graph, [*wrong, *line.unproven])
+        doubtful = (*wrong, *line.unproven)
+        record = SavepointSet(set_id, selection, graph.order, origin, label, doubtful, is_counted=keep is not None)
+        done = catalog.savepoint_sets.record(record, [each.snapshot_id for each in made.values()])
+    except BaseException:
+        left.extend(made.values())
+        raise
+    finally:
+        # The streams delete what belongs to no set, like their checkpoints.
+        for each in left:
+            catalog.snapshots.give_to_stream(each.snapshot_id)
+    if keep is not None:
+        _forget_older(catalog, selection, keep)
+    return done
+
+
+def line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotRecord]) -> RecoveryLine:
+    """The line through exactly these snapshots; a member with `skipped` is not consistent."""
+    readers = {edge.reader for edge in graph.edges}
+    points = {stream: [point_of(catalog, made[stream], reads=stream in readers)] for stream in graph.order}
+    return recovery_line(graph.order, points, graph.edges)
+
+
+def release_set(catalog: Catalog, found: SavepointSet) -> None:
+    """Dissolve a set and give its savepoints to their streams, which delete them like checkpoints."""
+    catalog.savepoint_sets.release(found.set_id)
+    for each in found.savepoints.values():
+        catalog.snapshots.give_to_stream(each.snapshot_id)
+
+
+def _forget_older(catalog: Catalog, selection: str, keep: int) -> None:
+    alike = [each for each in catalog.savepoint_sets.all() if each.is_counted and each.selection == selection]
+    for each in alike[max(keep, 1) :]:
+        release_set(catalog, each)
+
+
+def _refuse(graph: StreamGraph, reasons: Sequence[str]) -> None:
+    if reasons:
+        raise RequestFailedError(
+            f"No savepoint set of {', '.join(graph.order)} was recorded: {'; '.join(reasons)}. Take it again, or, if "
+            "only the proof is missing, with accept_unproven."
+        )

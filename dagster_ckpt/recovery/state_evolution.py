@@ -1,0 +1,301 @@
+"""What of a state still means something to a changed query, operator by operator. Pure.
+
+Spark numbers operators from the output to the input, and keeps an aggregation's values as the buffers of its functions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from dagster_ckpt.errors import StateRewriteError
+from dagster_ckpt.recovery.plan_check import describe_operator, operator_differences
+from dagster_ckpt.spark.checkpoint_dir.operators import UNNAMED, Operator, key_columns, value_columns
+from dagster_ckpt.spark.query.plan import WATERMARK, Pair, PlanDescription, PlanOperator
+from dagster_ckpt.state.graft import Taken, TakenRows, can_widen, is_known, is_wide
+
+AGGREGATE, JOIN_KIND, LIMIT_KIND = "Aggregate", "Join", "GlobalLimit"
+_AGGREGATION = ("stateStoreSave", UNNAMED)
+
+
+class Fate(StrEnum):
+    """What a migration does with an operator's state."""
+
+    KEEP = "keep"
+    MIGRATE = "migrate"
+    # It begins without rows.
+    ADD = "add"
+    DROP = "drop"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """About one operator, or a watermark.
+
+    Attributes:
+        was: Its place among the operators of the former plan; `now` likewise, None if it has none.
+        why: What differs; empty if nothing does.
+    """
+
+    fate: Fate
+    operator: PlanOperator
+    was: int | None
+    now: int | None
+    why: str = ""
+
+    @property
+    def keeps_state(self) -> bool:
+        return self.operator.kind != WATERMARK
+
+
+def evolve(before: PlanDescription, after: PlanDescription) -> tuple[Decision, ...]:
+    """In the order of the old plan, then of the new one."""
+    old, new = before.operators, after.operators
+    found: list[Decision] = []
+    kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)
+    for step, old_from, old_to, new_from, new_to in kinds.get_opcodes():
+        if step == "equal":
+            pairs = zip(range(old_from, old_to), range(new_from, new_to), strict=True)
+            found += [_changed(old[was], new[now], was, now) for was, now in pairs]
+            continue
+        found += [_one(Fate.DROP, old[at], at, None, "removed") for at in range(old_from, old_to)]
+        found += [_one(Fate.ADD, new[at], None, at, "added") for at in range(new_from, new_to)]
+    return tuple(_with_doubts(found, before, after))
+
+
+def _one(fate: Fate, operator: PlanOperator, was: int | None, now: int | None, why: str) -> Decision:
+    if operator.kind == LIMIT_KIND:
+        return Decision(Fate.REFUSE, operator, was, now, f"{why}: the counter of a limit cannot be read")
+    if fate is Fate.ADD and operator.kind != WATERMARK:
+        why = f"{why}: it begins without rows"
+    return Decision(fate, operator, was, now, why)
+
+
+def _with_doubts(found: list[Decision], before: PlanDescription, after: PlanDescription) -> Iterator[Decision]:
+    stateful = [each for each in found if each.keeps_state]
+    moves = any(each.fate in (Fate.ADD, Fate.DROP) for each in stateful)
+    counts = [Counter(each.kind for each in plan.operators if each.kind != WATERMARK) for plan in (before, after)]
+    unclear = moves and any(
+        max(count.values(), default=0) > 1 or (JOIN_KIND in count and count.total() > 1) for count in counts
+    )
+    marks = [sum(each.kind == WATERMARK for each in plan.operators) for plan in (before, after)]
+    for each in found:
+        if each.operator.kind == WATERMARK and None in (each.was, each.now) and min(marks) > 0:
+            # With its source, which is a change of its own.
+            yield replace(each, fate=Fate.REFUSE)
+        elif unclear and each.keeps_state and each.fate is not Fate.REFUSE:
+            why = f"{each.why or 'unchanged'}, but which state is whose is not certain: several operators are alike"
+            yield replace(each, fate=Fate.REFUSE, why=why)
+        else:
+            yield each
+    modes = (before.output_mode, after.output_mode)
+    if not moves and None not in modes and modes[0] != modes[1]:
+        newest = after.operators[-1]
+        mode = f"output mode: {before.output_mode} -> {after.output_mode}"
+        yield Decision(Fate.REFUSE, newest, len(before.operators) - 1, len(after.operators) - 1, mode)
+
+
+def _changed(old: PlanOperator, new: PlanOperator, was: int, now: int) -> Decision:
+    why = "; ".join(operator_differences(old, new, was + 1))
+    if not why:
+        return Decision(Fate.KEEP, new, was, now)
+    if new.kind == WATERMARK and old.keys == new.keys:
+        # It never goes back, so state stays valid.
+        return Decision(Fate.MIGRATE, new, was, now, why)
+    one, other = _resolved(old), _resolved(new)
+    if new.kind != AGGREGATE:
+        same = one == other
+        return Decision(Fate.MIGRATE if same else Fate.REFUSE, new, was, now, why)
+    return Decision(Fate.REFUSE if _refused(one, other) else Fate.MIGRATE, new, was, now, why)
+
+
+def _refused(old: PlanOperator, new: PlanOperator) -> bool:
+    kept = {text for text, _ in new.values} & {text for text, _ in old.values}
+    names = {name for pair in (_definitions(old), _definitions(new)) for name in pair}
+    changed = {name for name in names if _definitions(old).get(name) != _definitions(new).get(name)}
+    texts = [name for name, _ in new.keys] + sorted(kept)
+    return old.keys != new.keys or bool(_mentioned(texts, {**_definitions(old), **_definitions(new)}) & changed)
+
+
+def _definitions(operator: PlanOperator) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for name, text in operator.definitions:
+        found[name] = (*found.get(name, ()), text)
+    return found
+
+
+_WORD = re.compile(r"`([^`]+)`|(\w+)")
+
+
+def _mentioned(texts: Sequence[str], definitions: Mapping[str, tuple[str, ...]]) -> set[str]:
+    found: set[str] = set()
+    to_read = list(texts)
+    while to_read:
+        words = {quoted or plain for quoted, plain in _WORD.findall(to_read.pop())} - found
+        found |= words
+        to_read += [text for word in words for text in definitions.get(word, ())]
+    return found
+
+
+def _resolved(operator: PlanOperator) -> PlanOperator:
+    """With renamed columns under their former names."""
+    renamed = {
+        name: texts[0] for name, texts in _definitions(operator).items() if len(texts) == 1 and texts[0].isidentifier()
+    }
+
+    def named(text: str) -> str:
+        return _WORD.sub(lambda word: renamed.get(word[1] or word[2], word[0]), text)
+
+    def pairs(found: Sequence[Pair]) -> tuple[Pair, ...]:
+        return tuple((named(text), kind) for text, kind in found)
+
+    definitions = tuple((name, named(text)) for name, text in operator.definitions if name not in renamed)
+    return replace(operator, keys=pairs(operator.keys), values=pairs(operator.values), definitions=definitions)
+
+
+def refused_reasons(decisions: Sequence[Decision]) -> list[str]:
+    return [f"{describe_operator(each.operator)}: {each.why}" for each in decisions if each.fate is Fate.REFUSE]
+
+
+class _Buffer(NamedTuple):
+    names: tuple[str, ...]
+    # Of a group without rows.
+    starts: tuple[int | float | bool | None, ...]
+
+
+_ONE_NUMBER = _Buffer(("n", "avg", "m2"), (0.0, 0.0, 0.0))
+# Spark's `aggBufferAttributes` and `initialValues`.
+_BUFFERS = {
+    "count": _Buffer(("count",), (0,)),
+    "sum": _Buffer(("sum",), (None,)),
+    "min": _Buffer(("min",), (None,)),
+    "max": _Buffer(("max",), (None,)),
+    "avg": _Buffer(("sum", "count"), (0.0, 0)),
+    "mean": _Buffer(("sum", "count"), (0.0, 0)),
+    "first": _Buffer(("first", "valueSet"), (None, False)),
+    "last": _Buffer(("last", "valueSet"), (None, False)),
+    **dict.fromkeys(("stddev", "stddev_samp", "stddev_pop", "variance", "var_samp", "var_pop"), _ONE_NUMBER),
+}
+_ADVICE = "Nothing was changed. Let the state be built from its input (bootstrap_state), or start with empty state."
+
+
+def taken_rows(
+    decisions: Sequence[Decision],
+    before: PlanDescription,
+    after: PlanDescription,
+    olds: Sequence[Operator],
+    news: Sequence[Operator],
+) -> dict[int, TakenRows]:
+    """What each operator of the new query takes; `olds` and `news` are in Spark's order.
+
+    Raises:
+        StateRewriteError: The stored state is not what the plans let expect.
+    """
+    old_number, new_number = (_numbers(plan, stored) for plan, stored in ((before, olds), (after, news)))
+    found = {}
+    for each in decisions:
+        if not each.keeps_state or each.was is None or each.now is None:
+            continue
+        was, now = olds[old_number[each.was]], news[new_number[each.now]]
+        if UNNAMED not in (was.name, now.name) and was.name != now.name:
+            raise _other(each, f"Spark kept it as {was.name}, and keeps it as {now.name}")
+        if _types(key_columns(was.files[-1])) != _types(key_columns(now.files[-1])):
+            raise _other(each, "its key has other types, which decide in which partition a row is")
+        if was.schema_version != now.schema_version and each.fate is Fate.MIGRATE:
+            raise _other(each, "its stored schema has another version")
+        old, new = value_columns(was.files[-1]), value_columns(now.files[-1])
+        if each.operator.kind != AGGREGATE or each.fate is Fate.KEEP:
+            if _types(old) != _types(new):
+                raise _other(each, "its values have other types")
+            found[now.number] = TakenRows(was.number)
+            continue
+        if now.name not in _AGGREGATION:
+            raise _other(each, "the values of session windows are not taken apart")
+        values = _values(each, _resolved(before.operators[each.was]), _resolved(each.operator), old, new)
+        found[now.number] = TakenRows(was.number, len(old), values)
+    return found
+
+
+def _numbers(plan: PlanDescription, stored: Sequence[Operator]) -> dict[int, int]:
+    stateful = [at for at, operator in enumerate(plan.operators) if operator.kind != WATERMARK]
+    if len(stateful) != len(stored):
+        raise StateRewriteError(
+            f"The query has {len(stateful)} operators with state, but {len(stored)} are stored. {_ADVICE}"
+        )
+    return {at: len(stateful) - 1 - index for index, at in enumerate(stateful)}
+
+
+def _values(
+    decision: Decision,
+    old: PlanOperator,
+    new: PlanOperator,
+    stored: Sequence[Mapping[str, Any]],
+    wanted: Sequence[Mapping[str, Any]],
+) -> tuple[Taken, ...]:
+    places = _places(decision, old, stored)
+    found = []
+    for text, at in _places(decision, new, wanted).items():
+        starts = _BUFFERS[_function(text)].starts
+        for index, column in enumerate(wanted[at]):
+            kind = _kind(column)
+            if text not in places:
+                start = starts[index] if index < len(starts) else None
+                if start is not None and is_wide(kind):
+                    raise _other(decision, f"{text} begins with a value of type {kind}, which cannot be written")
+                if column["name"] == "isEmpty":
+                    raise _other(decision, f"{text} of type {kind} begins with a value that cannot be written")
+                found.append(Taken(kind, None, "", start))
+                continue
+            source = places[text].start + index
+            was = _kind(stored[source])
+            if not is_known(kind) or not (was == kind or can_widen(was, kind)):
+                raise _other(decision, f"{text} was {was} and is {kind}")
+            found.append(Taken(kind, source, was))
+    return tuple(found)
+
+
+def _places(decision: Decision, operator: PlanOperator, stored: Sequence[Mapping[str, Any]]) -> dict[str, slice]:
+    """Where each function has its buffer."""
+    found, at = {}, 0
+    for text, _ in operator.values:
+        buffer = _BUFFERS.get(_function(text))
+        if buffer is None:
+            raise _other(decision, f"the buffer of {text} is not known")
+        names = buffer.names
+        if names == ("sum",) and at + 1 < len(stored) and stored[at + 1]["name"] == "isEmpty":
+            names = ("sum", "isEmpty")
+        if tuple(column["name"] for column in stored[at : at + len(names)]) != names:
+            raise _other(decision, f"the buffer of {text} is not where it was expected")
+        found[text] = slice(at, at + len(names))
+        at += len(names)
+    if at != len(stored):
+        raise _other(decision, f"its values have {len(stored)} fields, but {at} were expected")
+    return found
+
+
+def _function(text: str) -> str:
+    return text.partition("(")[0].lower()
+
+
+def _kind(column: Mapping[str, Any]) -> str:
+    return str(column["type"])
+
+
+# Spark's schemas differ in it between releases.
+_NULLABLE = re.compile(r"'(nullable|containsNull|valueContainsNull)': (True|False)")
+
+
+def _types(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [_NULLABLE.sub("", str(each["type"])) for each in columns]
+
+
+def _other(decision: Decision, why: str) -> StateRewriteError:
+    return StateRewriteError(
+        f"The state of the {describe_operator(decision.operator)} cannot be migrated: {why}. {_ADVICE}"
+    )

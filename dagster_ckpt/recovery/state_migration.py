@@ -1,0 +1,147 @@
+"""Gives a changed query the state that it starts with: what still means something, or what its input makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.catalog.records import StreamRecord
+from dagster_ckpt.errors import InputGoneError, OptionError, PlanChangedError, StateRewriteError
+from dagster_ckpt.recovery.plan import FinishRestore, RecoveryPlan
+from dagster_ckpt.recovery.plan_check import describe_differences, describe_operator, old_plan, plan_differences
+from dagster_ckpt.recovery.source_check import gone_records
+from dagster_ckpt.recovery.source_inputs import changed
+from dagster_ckpt.recovery.state_evolution import Decision, evolve, refused_reasons, taken_rows
+from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files, files_after
+from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch
+from dagster_ckpt.spark.query.description import session_of
+from dagster_ckpt.spark.query.fresh_state import make_fresh_state
+from dagster_ckpt.spark.query.plan import PlanDescription
+from dagster_ckpt.spark.query.sources import FILE, GENERATED, KAFKA, keyed, source_identities
+from dagster_ckpt.state.graft import Graft
+from dagster_ckpt.state.stopped_state import StoppedState
+from dagster_ckpt.stream.start_from import StartFrom
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class StateMigration:
+    """A change of the state that a start carries out while its new directory is built.
+
+    Attributes:
+        decisions: Per operator; None: all state is built from the input.
+    """
+
+    describe: Callable[[], DataStreamWriter]
+    before: PlanDescription
+    after: PlanDescription
+    decisions: tuple[Decision, ...] | None
+
+    @contextmanager
+    def graft(self, source: LiveDirectory, place: LiveDirectory, watch: Watch) -> Iterator[Graft]:
+        """The operators of the new code for the state of a directory, made at `place`, which is deleted at the end."""
+        place.delete()
+        try:
+            if self.decisions is None:
+                refuse_gone_input(self.describe(), source)
+            make_fresh_state(self.describe, source, place, reads_input=self.decisions is None, watch=watch)
+            if self.decisions is None:
+                yield Graft(place)
+                return
+            olds, news = (StoppedState.read(each).operators for each in (source, place))
+            yield Graft(place, taken_rows(self.decisions, self.before, self.after, olds, news))
+        finally:
+            place.delete()
+
+    def messages(self) -> list[str]:
+        """What it does, one line each."""
+        if self.decisions is None:
+            differences = describe_differences(plan_differences(self.before, self.after))
+            return [f"the state is built from all input that was read so far. {differences}"]
+        return [
+            f"the state of the {describe_operator(each.operator)}: {each.fate}{f' ({each.why})' if each.why else ''}"
+            for each in self.decisions
+        ]
+
+
+def state_migration(
+    record: StreamRecord,
+    recovery: RecoveryPlan,
+    new: PlanDescription | None,
+    start_from: StartFrom,
+    describe: Callable[[], DataStreamWriter] | None,
+) -> StateMigration | None:
+    """The migration that a start is to carry out; None if its options ask for none, or the plans agree.
+
+    Raises:
+        PlanChangedError: The state cannot be migrated.
+    """
+    if not (start_from.migrate_state or start_from.bootstrap_state):
+        return None
+    old = old_plan(record, recovery)
+    if new is None or describe is None or (old is None and recovery.to_batch is not None):
+        raise OptionError(
+            f"The state of stream {record.stream_id!r} cannot be migrated: the plan of its query, or of the state, is "
+            "not known before the start (Spark Connect, or state of an early version). Leave the option out."
+        )
+    if old is None or not plan_differences(old, new):
+        return None
+    if isinstance(recovery, FinishRestore):
+        raise OptionError(
+            f"Stream {record.stream_id!r} has an unfinished restore, rewind or fork. Start it first with the code that "
+            "it was made for, or name a snapshot with start_from."
+        )
+    if start_from.bootstrap_state:
+        return StateMigration(describe, old, new, None)
+    decisions = evolve(old, new)
+    reasons = refused_reasons(decisions)
+    if reasons:
+        raise PlanChangedError(
+            f"Stream {record.stream_id!r} is not started, nothing was changed: its state means something else to the "
+            f"new code. {'; '.join(reasons)}. To build the state from all input that was read so far, start with "
+            "bootstrap_state; otherwise restore the previous query, or begin a new stream."
+        )
+    return StateMigration(describe, old, new, decisions)
+
+
+def refuse_gone_input(writer: DataStreamWriter, live: LiveDirectory) -> None:
+    """Refuse to build state from sources that no longer have all input that was read."""
+    found: list[str] = []
+    for key, identity in keyed(source_identities(writer) or ()).items():
+        if identity.kind not in (FILE, KAFKA, *GENERATED):
+            raise StateRewriteError(
+                f"The state cannot be built from source {key} ({identity}): only files and Kafka can be read up to a "
+                "position once more. Nothing was changed."
+            )
+        if identity.kind == FILE:
+            files = files_after(live.folder, key, -1)
+            existing = existing_files([each.path for each in files], session_of(writer)) or {}
+            found += [f"{each.path} is gone" for each in files if each.path not in existing]
+            found += [f"{path} was written again" for path in changed(files, existing) if path in existing]
+    found += gone_records(writer, lambda: _beginnings(live))
+    if found:
+        listed = "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+        raise InputGoneError(
+            f"The state cannot be built from its input, nothing was changed: {listed}. Bring the input back, or start "
+            "with empty state.",
+            listed,
+        )
+
+
+def _beginnings(live: LiveDirectory) -> dict[str, str | None]:
+    """Where each source began; Kafka's has that in its log."""
+    found: dict[str, str | None] = {}
+    for name in live.folder.list(SOURCES):
+        try:
+            lines: Sequence[str] = live.folder.read(f"{SOURCES}/{name}/0").decode("utf-8", "replace").split("\n")
+        except FileNotFoundError:
+            continue
+        found[name] = lines[1] if len(lines) == 2 else None
+    return found

@@ -1,0 +1,287 @@
+"""Savepoints of streams that read each other: taken as a set or not at all, kept together, and restored as one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.catalog.savepoint_sets import SavepointSet
+from dagster_ckpt.client import Client
+from dagster_ckpt.client.savepoint_set import take_savepoint_set
+from dagster_ckpt.errors import RequestFailedError, SnapshotHeldError, SnapshotNotFoundError
+from dagster_ckpt.recovery.stream_graph import graph_of
+from dagster_ckpt.snapshot.store import read_files
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from tests.support.as_writer import as_writer
+from tests.support.stream_graph import Stage, listed
+from tests.support.thorough import either
+
+
+class Pipeline:
+    """Two branches of one stream that meet in a fourth one; or only the first two streams."""
+
+    def __init__(self, root: Path, *, whole: bool = True) -> None:
+        self.orders = Stage(root, "orders")
+        self.left = Stage(root, "left", self.orders)
+        self.stages: tuple[Stage, ...] = (self.orders, self.left)
+        if whole:
+            self.right = Stage(root, "right", self.orders)
+            self.totals = Stage(root, "totals", self.left, self.right)
+            self.stages += (self.right, self.totals)
+        self.catalog = self.orders.catalog
+        self.client = Client(self.catalog, origin="a test")
+
+    def commit(self, times: int = 1) -> None:
+        for _ in range(times):
+            for stage in self.stages:
+                stage.commit()
+
+    @property
+    def batches(self) -> list[int | None]:
+        return [LiveDirectory(str(stage.live)).positions().commit for stage in self.stages]
+
+    def take(self, *, stale: dict[str, list[SnapshotRecord]] | None = None, **options: object) -> SavepointSet:
+        """As the client does it; a stream gives its `stale` savepoints first."""
+        by_name = {stage.name: stage for stage in self.stages}
+
+        def take(stream: str, label: str) -> SnapshotRecord:
+            earlier = (stale or {}).get(stream)
+            return earlier.pop(0) if earlier else by_name[stream].savepoint(label)
+
+        graph = graph_of(self.catalog, "orders+")
+        return take_savepoint_set(self.catalog, graph, take, selection="orders+", origin="a test", **options)  # type: ignore[arg-type]
+
+    def assert_uninterrupted(self) -> None:
+        """Each stage has read each file that its upstream lists, and has listed what each of its batches wrote."""
+        for stage, batch in zip(self.stages, self.batches, strict=True):
+            for number, upstream in enumerate(stage.upstream):
+                assert stage.has_read(str(number)) == set(listed(upstream.sink)), stage.name
+            parts = [file.rpartition("part-")[2][:5] for file in listed(stage.sink)]
+            assert parts == [f"{each:05}" for each in range((batch or 0) + 1)], stage.name
+
+    def assert_consistent(self) -> None:
+        for stage in self.stages:
+            for number, upstream in enumerate(stage.upstream):
+                assert stage.has_read(str(number)) <= set(listed(upstream.sink)), stage.name
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
+    made = Pipeline(tmp_path)
+    made.commit(2)
+    yield made
+    made.catalog.close()
+
+
+def test_set_is_taken_downstream_first_and_kept_together(pipeline: Pipeline) -> None:
+    made = pipeline.client.trigger_savepoint_set("orders+", label="june")
+
+    assert made.streams == ("orders", "left", "right", "totals")
+    numbers = [made.savepoints[stream].created_at_ms for stream in made.streams]
+    assert numbers == sorted(numbers, reverse=True)
+    assert pipeline.client.savepoint_sets() == [made]
+    assert made.messages()[0] == f"savepoint set {made.set_id} (june)"
+    for savepoint in made.savepoints.values():
+        with pytest.raises(SnapshotHeldError, match=f"savepoint set {made.set_id}"):
+            as_writer(pipeline.catalog).mark_deleting(savepoint.snapshot_id)
+
+    pipeline.client.release_savepoint_set("june")
+
+    assert pipeline.client.savepoint_sets() == []
+    as_writer(pipeline.catalog).mark_deleting(made.savepoints["left"].snapshot_id)
+    with pytest.raises(SnapshotNotFoundError, match="no savepoint set 'june'"):
+        pipeline.client.release_savepoint_set("june")
+
+
+def test_upstream_that_lacks_what_was_read_is_taken_once_more(pipeline: Pipeline) -> None:
+    early = pipeline.orders.savepoint(), pipeline.left.savepoint()
+    pipeline.commit()
+
+    made = pipeline.take(stale={"orders": [early[0]], "left": [early[1]]})
+
+    assert [made.savepoints[stream].batch_id for stream in made.streams] == [2, 2, 2, 2]
+    claimed = {each.snapshot_id for stage in pipeline.stages for each in listed_of(stage) if each.claimed}
+    assert {each.snapshot_id for each in early} <= claimed
+    assert not claimed & {each.snapshot_id for each in made.savepoints.values()}
+
+
+def listed_of(stage: Stage) -> list[SnapshotRecord]:
+    return stage.catalog.snapshots.completed(stage.name)
+
+
+def test_nothing_is_recorded_if_the_second_try_does_not_belong_together(pipeline: Pipeline) -> None:
+    early = [pipeline.orders.savepoint(), pipeline.orders.savepoint()]
+    pipeline.commit()
+
+    with pytest.raises(RequestFailedError, match=r"it has read batch 2 of orders, and .* ends at batch 1"):
+        pipeline.take(stale={"orders": early})
+
+    assert pipeline.client.savepoint_sets() == []
+    assert all(each.claimed for stage in pipeline.stages for each in listed_of(stage))
+
+
+def test_nothing_is_recorded_if_a_stream_cannot_be_taken(pipeline: Pipeline) -> None:
+    (pipeline.left.live / "offsets" / "1").unlink()
+
+    with pytest.raises(Exception, match="offsets/1 is missing"):
+        pipeline.take()
+
+    assert pipeline.client.savepoint_sets() == []
+
+
+def test_sets_of_streams_that_run_belong_together(pipeline: Pipeline) -> None:
+    done = threading.Event()
+
+    def run(stage: Stage) -> None:
+        while not done.is_set():
+            stage.commit()
+
+    threads = [threading.Thread(target=run, args=[stage]) for stage in pipeline.stages]
+    for thread in threads:
+        thread.start()
+    made = []
+    for _ in range(either(quick=4, thorough=20)):
+        # A batch that is listed and not committed may have been read twice in a row.
+        with suppress(RequestFailedError):
+            made.append(pipeline.client.trigger_savepoint_set("orders+"))
+    done.set()
+    for thread in threads:
+        thread.join()
+
+    assert made
+    for found in made:
+        files = {stream: files_of(pipeline, each) for stream, each in found.savepoints.items()}
+        for stage in pipeline.stages:
+            for number, upstream in enumerate(stage.upstream):
+                read, written = files[stage.name][f"sources/{number}"], files[upstream.name]["sinks/0"]
+                assert read
+                assert read <= written
+
+
+def files_of(pipeline: Pipeline, savepoint: SnapshotRecord) -> dict[str, set[str]]:
+    """What the logs of sources and sinks in a savepoint list."""
+    store = next(stage for stage in pipeline.stages if stage.name == savepoint.stream_id).stream.store
+    found: dict[str, set[str]] = {}
+    entries = read_files(store, savepoint.location or "", lambda path: path.startswith(("sources/", "sinks/")))
+    for path, data in entries.items():
+        lines = [json.loads(line)["path"] for line in data.decode().splitlines()[1:]]
+        found.setdefault(path.rpartition("/")[0], set()).update(lines)
+    return found
+
+
+def test_edge_of_unknown_kind_is_named_before_anything_is_taken(pipeline: Pipeline, tmp_path: Path) -> None:
+    table = Stage(tmp_path, "table", pipeline.totals)
+    table.read_as("delta")
+
+    with pytest.raises(RequestFailedError, match=r"table, source 0, from FileSink.* kind delta is not recorded"):
+        pipeline.client.trigger_savepoint_set("orders+")
+    assert listed_of(pipeline.totals) == []
+    table.commit()
+
+    made = pipeline.client.trigger_savepoint_set("orders+", accept_unproven=True)
+
+    assert [("delta" in why) for why in made.unproven] == [True]
+
+
+def test_older_sets_are_released(pipeline: Pipeline) -> None:
+    kept = pipeline.client.trigger_savepoint_set("orders+", label="by hand")
+
+    made = [pipeline.client.trigger_savepoint_set("orders+", keep=2) for _ in range(4)]
+
+    assert pipeline.client.savepoint_sets() == [made[3], made[2], kept]
+
+
+def test_restart_takes_every_stream_and_sink_back(pipeline: Pipeline) -> None:
+    june = pipeline.client.trigger_savepoint_set("orders+", label="june")
+    pipeline.commit(4)
+    reported: list[str] = []
+
+    pipeline.client.restart_savepoint_set("june", start=False, report=reported.append)
+
+    assert pipeline.batches == [june.savepoints[stream].batch_id for stream in june.streams] == [1, 1, 1, 1]
+    assert [message for message in reported if message.startswith("restored")] == [
+        f"restored {stream} to batch 1" for stream in reversed(june.streams)
+    ]
+    pipeline.commit(5)
+    pipeline.assert_uninterrupted()
+
+
+def test_restart_is_finished_or_undone_after_a_death_at_any_step(tmp_path: Path) -> None:
+    steps = 0
+    while True:
+        pipeline = Pipeline(tmp_path / str(steps), whole=False)
+        pipeline.commit(2)
+        june = pipeline.client.trigger_savepoint_set("orders+", label="june")
+        pipeline.commit(2)
+        if restart_dies(pipeline.client, at_step=steps) is False:
+            break
+        pipeline.assert_consistent()
+        if steps % 2:
+            pipeline.client.restart_savepoint_set("june", start=False)
+            assert pipeline.batches == [1, 1]
+            pipeline.client.restart_savepoint_set(f"before-{june.set_id[:8]}", start=False)
+            assert pipeline.batches == [3, 3]
+        elif len(pipeline.client.savepoint_sets()) > 1:
+            pipeline.client.restart_savepoint_set(f"before-{june.set_id[:8]}", start=False)
+            assert pipeline.batches == [3, 3]
+        pipeline.commit(3)
+        pipeline.assert_uninterrupted()
+        pipeline.catalog.close()
+        steps += either(quick=3, thorough=1)
+    assert steps > 8
+
+
+class DeadError(BaseException):
+    pass
+
+
+def restart_dies(client: Client, *, at_step: int) -> bool:
+    steps = iter(range(10**6))
+
+    def report(_message: str) -> None:
+        if next(steps) == at_step:
+            raise DeadError
+
+    try:
+        client.restart_savepoint_set("june", start=False, report=report)
+    except DeadError:
+        return True
+    return False
+
+
+def test_streams_are_started_upstream_first(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline.client.trigger_savepoint_set("orders+", label="june")
+    started: list[str] = []
+    monkeypatch.setattr(Client, "restart", lambda _self, stream, **_: started.append(stream))
+
+    pipeline.client.restart_savepoint_set("june")
+
+    assert started == ["orders", "left", "right", "totals"]
+
+
+@pytest.mark.parametrize("fails", ["a savepoint is gone", "a reader is not in the set"])
+def test_restart_is_refused_before_anything_changes(pipeline: Pipeline, tmp_path: Path, fails: str) -> None:
+    june = pipeline.client.trigger_savepoint_set("orders+", label="june")
+    pipeline.commit()
+    refusal: Callable[[], object] = lambda: pipeline.client.restart_savepoint_set("june", start=False)  # noqa: E731
+    if fails == "a savepoint is gone":
+        savepoint = june.savepoints["left"].snapshot_id
+        pipeline.catalog.savepoint_sets.release(june.set_id)
+        pipeline.catalog.savepoint_sets.record(
+            june, [each.snapshot_id for each in june.savepoints.values() if each.snapshot_id != savepoint]
+        )
+        with pytest.raises(SnapshotNotFoundError, match="lost the savepoint of left"):
+            refusal()
+    else:
+        late = Stage(tmp_path, "late", pipeline.totals)
+        late.commit()
+        with pytest.raises(RequestFailedError, match="downstream stream late has read undone rows"):
+            refusal()
+
+    assert pipeline.batches == [2, 2, 2, 2]

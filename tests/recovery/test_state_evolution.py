@@ -1,0 +1,105 @@
+"""What becomes of each operator's state when a query changes, and values that are taken apart as bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from dagster_ckpt.errors import OptionError, StateRewriteError
+from dagster_ckpt.recovery.state_evolution import Fate, evolve, refused_reasons
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.plan import WATERMARK, PlanDescription, PlanOperator
+from dagster_ckpt.state.graft import Graft, Taken, TakenRows, taken
+from dagster_ckpt.state.unsafe_rows import encode
+from dagster_ckpt.stream.start_from import StartFrom
+
+COUNTS = PlanOperator("Aggregate", (("site", "string"),), (("count(1)", "bigint"), ("sum(v)", "bigint")))
+MARK = PlanOperator(WATERMARK, (("at", "timestamp"),), settings=(("delay", "10 minutes"),))
+DISTINCT = PlanOperator("Deduplicate", (("id", "bigint"),))
+JOIN = PlanOperator("Join", settings=(("type", "Inner"),))
+
+
+def fates(before: tuple[PlanOperator, ...], after: tuple[PlanOperator, ...]) -> list[Fate]:
+    return [each.fate for each in evolve(PlanDescription(before, "update"), PlanDescription(after, "update"))]
+
+
+def test_a_renamed_column_is_the_same_column() -> None:
+    renamed = replace(COUNTS, keys=(("place", "string"),), definitions=(("place", "site"),))
+    assert fates((COUNTS,), (renamed,)) == fates((renamed,), (COUNTS,)) == [Fate.MIGRATE]
+
+
+def test_another_column_of_the_same_name_is_not() -> None:
+    before = replace(COUNTS, definitions=(("v", "(amount * 2)"),))
+    after = replace(COUNTS, definitions=(("v", "(amount * 3)"),))
+    assert fates((before,), (after,)) == fates((before,), (COUNTS,)) == fates((COUNTS,), (after,)) == [Fate.REFUSE]
+
+
+def test_a_new_aggregate_may_have_a_column_of_its_own() -> None:
+    more = replace(COUNTS, values=(*COUNTS.values, ("max(x)", "bigint")), definitions=(("x", "(amount * 3)"),))
+    assert fates((COUNTS,), (more,)) == fates((more,), (COUNTS,)) == [Fate.MIGRATE]
+
+
+def test_operators_come_and_go() -> None:
+    assert fates((), (COUNTS,)) == [Fate.ADD]
+    assert fates((MARK, DISTINCT, COUNTS), (MARK, COUNTS)) == [Fate.KEEP, Fate.DROP, Fate.KEEP]
+    assert fates((COUNTS,), (MARK, COUNTS)) == [Fate.ADD, Fate.KEEP]
+    assert fates((MARK, COUNTS), (MARK, MARK, COUNTS)) == [Fate.REFUSE, Fate.KEEP, Fate.KEEP]
+    assert fates((MARK, COUNTS), (replace(MARK, settings=(("delay", "1 hour"),)), COUNTS)) == [Fate.MIGRATE, Fate.KEEP]
+
+
+def test_it_is_refused_where_two_states_could_be_mistaken() -> None:
+    assert Fate.REFUSE in fates((DISTINCT, DISTINCT), (DISTINCT, DISTINCT, COUNTS))
+    assert Fate.REFUSE in fates((DISTINCT, JOIN), (DISTINCT, JOIN, COUNTS))
+
+
+def test_another_output_mode_is_refused() -> None:
+    decisions = evolve(PlanDescription((COUNTS,), "append"), PlanDescription((COUNTS,), "update"))
+    assert refused_reasons(decisions) == ["aggregation by site: output mode: append -> update"]
+
+
+TYPES = ["bigint", "string", ("wide_decimal", 2), "int", "double"]
+ROW = [7, "a longer text", Decimal("-12345678901234567890.12"), -3, 1.5]
+WIDE = "decimal(30,2)"
+
+
+def test_fields_are_taken_as_spark_would_write_them() -> None:
+    row = encode(ROW, TYPES)
+    picked = [Taken("string", 1, "string"), Taken("long", 3, "integer"), Taken(WIDE, 2, WIDE)]
+    started = [Taken("long", start=0), Taken("string"), Taken(WIDE), Taken("double", start=0.0)]
+    wanted = [*ROW[1:2], ROW[3], ROW[2], 0, None, None, 0.0]
+    types = ["string", "bigint", TYPES[2], "bigint", "string", TYPES[2], "double"]
+    assert taken(row, len(ROW), [*picked, *started]) == encode(wanted, types)
+
+
+def test_nulls_stay_nulls() -> None:
+    row = encode([None] * 5, TYPES)
+    kinds = ["long", "string", WIDE, "integer", "double"]
+    same = [Taken(kind, place, kind) for place, kind in enumerate(kinds)]
+    assert taken(row, 5, same) == row
+    assert taken(row, 5, same[::-1]) == encode([None] * 5, TYPES[::-1])
+
+
+def test_more_than_64_fields_have_more_null_bits() -> None:
+    row = encode([*range(70), None], ["bigint"] * 71)
+    assert taken(row, 71, [Taken("long", 70, "long"), Taken("long", 69, "long")]) == encode([None, 69], ["bigint"] * 2)
+
+
+def test_a_value_is_not_narrowed() -> None:
+    with pytest.raises(StateRewriteError, match="long cannot become integer"):
+        taken(encode([1], ["bigint"]), 1, [Taken("integer", 0, "long")])
+
+
+def test_an_order_to_another_spark_keeps_the_graft() -> None:
+    graft = Graft(
+        LiveDirectory("file:///made"), {1: TakenRows(0, 2, (Taken("long", 0, "long"), Taken("long", start=0)))}
+    )
+    again = Graft.of_record(graft.as_record())
+    assert (again.state.url, again.rows) == (graft.state.url, graft.rows)
+
+
+@pytest.mark.parametrize("other", [{"bootstrap_state": True}, {"map_sources": "0=0"}, {"state_partitions": 3}])
+def test_one_start_does_one_thing(other: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match="for two starts, one after the other"):
+        StartFrom(migrate_state=True, **other)  # type: ignore[arg-type]

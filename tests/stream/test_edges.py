@@ -1,0 +1,122 @@
+"""Which source of a stream reads which sink of another one, and how far, from the logs of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.sources import SourceIdentity
+from dagster_ckpt.stream.edges import EdgeKind, Read, edges_in, edges_of, newest_batch, reads_in, reads_of_live
+from tests.support.as_writer import set_stream
+from tests.support.stream_graph import Stage, listed
+
+
+@pytest.mark.parametrize(
+    ("kind", "identity", "sink", "expected"),
+    [
+        ("file", {"path": "file:/data/a"}, "FileSink[file:///data/a]", (EdgeKind.FILES, "")),
+        ("file", {"path": "file:/data/b"}, "FileSink[file:///data/a]", None),
+        ("file", {"path": "s3a://lake/a"}, "FileSink[s3://lake/a]", (EdgeKind.FILES, "")),
+        ("file", {"path": "file:/data/a/day=1"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "not exactly the folder")),
+        ("file", {"path": "file:/data/*"}, "FileSink[file:/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
+        ("file", {"path": "file:/other/*"}, "FileSink[file:/data/a]", None),
+        ("delta", {"path": "file:/data/a", "table id": "1"}, "DeltaSink[/data/a]", (EdgeKind.UNKNOWN, "kind delta")),
+        ("iceberg", {"table": "lake.db.a"}, "lake.db.a", (EdgeKind.UNKNOWN, "kind iceberg")),
+        ("kafka", {"topics": "a,b"}, "KafkaTable[b]", (EdgeKind.UNKNOWN, "kind kafka")),
+        ("kafka", {"topics": "a,b"}, "KafkaTable[c]", None),
+        ("kafka", {"topics": "a"}, "ForeachBatchSink", None),
+        ("rate", {}, "FileSink[/data/a]", None),
+    ],
+)
+def test_edge_follows_from_what_source_and_sink_are(
+    kind: str, identity: dict[str, str], sink: str, expected: tuple[EdgeKind, str] | None
+) -> None:
+    edges = edges_of("reader", {"0": SourceIdentity(kind, identity=identity)}, {"writer": [sink], "reader": [sink]})
+
+    assert [(edge.upstream, edge.sink, edge.kind) for edge in edges] == (
+        [("writer", sink, expected[0])] if expected else []
+    )
+    assert all(expected is not None and expected[1] in edge.why for edge in edges)
+
+
+@pytest.mark.parametrize("read_up_to", range(10))
+def test_newest_batch_is_found_in_a_compacted_log(tmp_path: Path, read_up_to: int) -> None:
+    stage = Stage(tmp_path, "orders")
+    for _ in range(10):
+        stage.commit()
+    files = [each.rpartition("/")[2] for each in listed(stage.sink)]
+
+    assert newest_batch(set(files[: read_up_to + 1]), str(stage.sink)) == (read_up_to, 0)
+    assert newest_batch({*files[: read_up_to + 1], "rolled back"}, str(stage.sink)) == (read_up_to, 1)
+
+
+def test_newest_batch_has_an_upper_bound_if_earlier_entries_were_deleted(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "orders")
+    for _ in range(10):
+        stage.commit()
+    files = [each.rpartition("/")[2] for each in listed(stage.sink)]
+    for entry in range(3):
+        (stage.sink / "_spark_metadata" / str(entry)).unlink()
+
+    assert newest_batch(set(files[:2]), str(stage.sink)) == (3, 0)
+    assert newest_batch(set(files[:6]), str(stage.sink)) == (5, 0)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> tuple[Stage, Stage]:
+    orders = Stage(tmp_path, "orders")
+    return orders, Stage(tmp_path, "summary", orders)
+
+
+def test_snapshot_records_how_far_it_has_read(chain: tuple[Stage, Stage]) -> None:
+    orders, summary = chain
+    for _ in range(3):
+        orders.commit()
+    summary.commit()
+    orders.commit()
+
+    taken = summary.savepoint()
+
+    sink = f"FileSink[file:{orders.sink}]"
+    assert reads_in(taken.properties) == (Read("0", "orders", sink, EdgeKind.FILES, batch=2),)
+    assert reads_in(orders.savepoint().properties) == ()
+    assert [(each.reader, each.upstream) for each in edges_in(orders.catalog)] == [("summary", "orders")]
+
+
+def test_live_directory_shows_how_far_the_query_has_read(chain: tuple[Stage, Stage]) -> None:
+    orders, summary = chain
+    edges = edges_in(orders.catalog)
+    orders.commit()
+    summary.commit()
+    orders.commit()
+
+    assert [each.batch for each in reads_of_live(orders.catalog, edges, LiveDirectory(str(summary.live)))] == [0]
+    summary.commit()
+    assert [each.batch for each in reads_of_live(orders.catalog, edges, LiveDirectory(str(summary.live)))] == [1]
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        ({"pending_restore": '{"kind": "TO_BATCH", "batch_id": 0}'}, "orders was being restored"),
+        ({}, "the log of the sink could not be read"),
+    ],
+)
+def test_position_that_cannot_be_told_is_unknown_and_the_snapshot_is_taken(
+    chain: tuple[Stage, Stage], column: dict[str, Any], why: str
+) -> None:
+    orders, summary = chain
+    orders.commit()
+    summary.commit()
+    if column:
+        set_stream(orders.catalog, "orders", **column)
+    else:
+        (orders.sink / "_spark_metadata" / "0").write_text("damaged")
+
+    (read,) = reads_in(summary.savepoint().properties) or ()
+
+    assert (read.kind, read.batch) == (EdgeKind.UNKNOWN, None)
+    assert why in read.why

@@ -23,6 +23,7 @@ from dagster_ckpt.orchestration.metadata import PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.orchestration.stream import Stream, StreamingAsset
+from dagster_ckpt.values.validation import conforming
 
 RETENTION_JOB = "apply_retention_job"
 SAVEPOINT_JOB = "trigger_savepoint_job"
@@ -64,6 +65,10 @@ def stream_definitions(
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))
     """
+    for each in health.values() if isinstance(health, Mapping) else [health]:
+        conforming("health", each, HealthSettings)
+    conforming("operator_jobs", operator_jobs, Collection | None)
+    health_checks = [conforming("health_checks", each, HealthCheck) for each in health_checks]
     by_stream_id = {stream.stream_id: stream for stream in streams}
     if len(by_stream_id) != len(streams):
         raise OptionError(
@@ -83,6 +88,7 @@ def stream_definitions(
     for stream_id, wanted in (savepoint_schedules or {}).items():
         if stream_id not in by_stream_id:
             raise OptionError(f"savepoint_schedules names {stream_id!r}; the streams are {sorted(by_stream_id)}.")
+        conforming(f"savepoint_schedules of {stream_id}", wanted, str | PeriodicSavepoints)
         periodic = PeriodicSavepoints(wanted) if isinstance(wanted, str) else wanted
         schedules.append(build_savepoint_schedule(by_stream_id[stream_id], savepoint_job, periodic))
     writers = [stream for stream in streams if isinstance(stream, StreamingAsset)]

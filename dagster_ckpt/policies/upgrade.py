@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.values.validation import conform_fields
 
 
 class UpgradeMode(StrEnum):
@@ -63,6 +64,7 @@ class UpgradePolicy:
     ] = 30 * 60_000
 
     def __post_init__(self) -> None:
+        conform_fields(self)
         for name in ("max_checkpoint_age_ms", "rollback_after_ms", "stop_timeout_ms"):
             value = getattr(self, name)
             if value is not None and value <= 0:

@@ -14,6 +14,7 @@ from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.serialization import write_retention
 from dagster_ckpt.policies.trigger import Blackout, blackout_ends_at_ms
+from dagster_ckpt.values.validation import conform_fields, conforming
 
 DEFAULT_HISTORY = SavepointHistory()
 
@@ -38,6 +39,11 @@ class PeriodicSavepoints:
     blackouts: tuple[Blackout, ...] = ()
     name: str | None = None
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED
+
+    def __post_init__(self) -> None:
+        conform_fields(self)
+        for each in self.blackouts:
+            conforming("PeriodicSavepoints: blackouts", each, Blackout)
 
 
 def build_savepoint_schedule(

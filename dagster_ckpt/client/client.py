@@ -397,8 +397,10 @@ class Client(GraphMethods, MaintenanceMethods):
         from dagster_ckpt.client.derived_savepoint import edit_state
         from dagster_ckpt.state.editing import StateEdit
 
+        opened = self._open(stream)
+        self._refuse_taken(opened.stream_id, label)
         return edit_state(
-            self._open(stream),
+            opened,
             [edits] if isinstance(edits, StateEdit) else list(edits),
             snapshot=snapshot,
             reason=reason,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -55,6 +56,35 @@ def retention(
     with working(f"Cleaning up {stream}"):
         report = client.apply_retention(stream, state=ended, dry_run=dry_run)
     return _report(report, as_json)
+
+
+@command(
+    "preview-retention",
+    short_help="Show what a retention policy would keep, and why.",
+    epilog="\b\nExample:\n  dagster-ckpt preview-retention orders --policy '{keep_rules: {last: 3, daily: 7}}'",
+)
+@click.argument("stream")
+@click.option("--policy", metavar="YAML", help="A policy by its name and arguments; default: the stream's own.")
+@click.option("--history", is_flag=True, help="As if it had decided after each checkpoint that the catalog remembers.")
+def preview_retention(client: Client, *, stream: str, policy: str | None, history: bool, as_json: bool) -> int:
+    """Show what a retention policy would keep of the checkpoints of STREAM, and why. Nothing is deleted."""
+    found = client.preview_retention(stream, _policy(policy), history=history)
+    print_result(found, found.messages(), as_json)
+    return FAILED if found.problem else 0
+
+
+def _policy(text: str | None) -> Mapping[str, object] | None:
+    if text is None:
+        return None
+    import yaml
+
+    try:
+        read = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise click.UsageError(f"--policy is no YAML: {error}") from error
+    if not isinstance(read, Mapping):
+        raise click.UsageError(f"--policy is {text!r}, but must be a name with its arguments, such as '{{latest: 3}}'.")
+    return read
 
 
 @command("sweep", epilog="\b\nExample:\n  dagster-ckpt sweep orders --dry-run")

@@ -170,7 +170,7 @@ def to_retain(
     if not needs_objects(policy):
         return queue
     return [
-        replace(each, objects=_objects(stream.store, snapshot.location))
+        replace(each, objects=objects_of(stream.store, snapshot.location))
         if snapshot.location is not None and snapshot.status is SnapshotStatus.COMPLETED
         else each
         for each, snapshot in zip(queue, snapshots, strict=True)
@@ -188,7 +188,7 @@ def _objects_at(store: SnapshotStore, location: str) -> Mapping[str, int]:
     return {**objects, folder: manifest.inline_length}
 
 
-def _objects(store: SnapshotStore, location: str) -> Mapping[str, int]:
+def objects_of(store: SnapshotStore, location: str) -> Mapping[str, int]:
     """The data objects of a snapshot, and its own folder for what is in its metadata; empty if it cannot be read."""
     try:
         return _objects_at(store, location)  # type: ignore[arg-type]

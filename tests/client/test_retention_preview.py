@@ -89,5 +89,5 @@ def test_the_policy_of_the_stream_is_the_default_and_the_command_takes_one_as_ya
 
     assert deleted() == 1
     assert deleted("--policy", "{keep_rules: {last: 2}}") == 2
-    for wrong in ("{", "3", "{lates: 2}"):
+    for wrong in ("{", "3", "{newest: 2}"):
         assert CliRunner().invoke(commands(), ["preview-retention", STREAM, "--policy", wrong]).exit_code in (1, 2)

@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -124,8 +124,9 @@ def seen(page: dict[str, Any], status: str, after_batch: int = -2) -> Any:
     assert path == "stream_sensor.StreamTrigger"
 
     async def first() -> Any:
-        async for event in page["StreamTrigger"](**wanted).run():
-            return event.payload
+        async with aclosing(page["StreamTrigger"](**wanted).run()) as events:
+            async for event in events:
+                return event.payload
         return None
 
     return asyncio.run(asyncio.wait_for(first(), timeout=60))

@@ -39,7 +39,7 @@ from dagster_ckpt.spark.query.session import active_in_thread, active_session, s
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.storage_path import location_url
-from dagster_ckpt.values.validation import checked_stream_id
+from dagster_ckpt.values.validation import checked_stream_id, conforming
 
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext
@@ -121,6 +121,9 @@ def run_stream(
     """
     checked_stream_id(stream_id)
     otherwise = StartFrom.of(start_from)
+    conforming("checkpointing", checkpointing, CheckpointConfig | None)
+    conforming("state_backend", state_backend, StateBackend | None)
+    on_backend_change = conforming("on_backend_change", on_backend_change, OnStateChange)
     options = (checkpointing or CheckpointConfig()).options
     folder = FileSystemCheckpointStorage(location_url("storage", storage)) if isinstance(storage, str) else storage
     location_url("live_root", live_root)

@@ -29,7 +29,7 @@ from dagster_ckpt.policies.upgrade import UnexpectedRows, UpgradePolicy
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.values.modes import DesiredState
-from dagster_ckpt.values.validation import checked_stream_id, policy_name
+from dagster_ckpt.values.validation import checked_stream_id, conforming, policy_name
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -167,6 +167,13 @@ class StreamSpec:
         """Create a stream from options as objects, or as settings read from YAML."""
         refuse_unknown("StreamSpec.of", options, StreamOptions)
         checked_stream_id(stream_id)
+        kinds = get_type_hints(StreamOptions)
+        given: Any = {
+            name: conforming(f"{name} of stream {stream_id!r}", value, kinds[name])
+            for name, value in options.items()
+            if value is not None
+        }
+        options = given
         stall_timeout_ms = options.get("stall_timeout_ms")
         if stall_timeout_ms is not None and stall_timeout_ms < SHORTEST_STALL_MS:
             raise OptionError(

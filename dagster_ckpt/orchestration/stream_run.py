@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -145,6 +145,7 @@ def _run_to_its_end(
             last = handle.catalog.executions.latest(handle.stream_id)
             if last is not None:
                 report_terminal_failure(context.instance, handle.catalog, last, str(error))
+        _refuse_start(context, resources, error)
         raise run_failure(str(error), type(error).__name__) from cause_to_show(error)
     except Exception as error:  # noqa: BLE001 - raised again, as the cause of a failure
         # A retry by Dagster would start in this same process.
@@ -153,6 +154,14 @@ def _run_to_its_end(
         check_preflight(context, handle, done)
         return _Ended(None)
     return _Ended(done, _settle(context, handle, done, watch))
+
+
+def _refuse_start(context: StepContext, resources: DeploymentResources, error: CkptError) -> None:
+    """Answer the request that the run was launched for, unless its start has done that."""
+    asked = context.run.tags.get(START_REQUEST_TAG)
+    if asked is not None:
+        with suppress(CkptError):
+            resources.checkpoint_catalog.catalog().requests.fail_start(asked, f"{type(error).__name__}: {error}")
 
 
 def _describe_error(error: Exception) -> str:

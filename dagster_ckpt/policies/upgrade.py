@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.values.validation import conform_fields
 
 # Of what differs (`output`, or the name of a state) and a DataFrame of the rows that differ: those that must not.
 UnexpectedRows = Callable[[str, Any], Any]
@@ -76,6 +77,7 @@ class UpgradePolicy:
     ] = 30 * 60_000
 
     def __post_init__(self) -> None:
+        conform_fields(self)
         if self.verify_batches < 0:
             raise OptionError(
                 f"UpgradePolicy: verify_batches is {self.verify_batches}, but must be 0 or a number of batches."

@@ -15,7 +15,7 @@ from dagster_ckpt.values.modes import RecoveryClaimMode
 from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.source_mapping import SourceMapping
 from dagster_ckpt.values.untrusted import from_json
-from dagster_ckpt.values.validation import WholeNumber
+from dagster_ckpt.values.validation import WholeNumber, conform_fields
 
 
 class StartPoint(Enum):
@@ -199,8 +199,8 @@ class StartFrom:
     ] = None
 
     def __post_init__(self) -> None:
+        conform_fields(self)
         object.__setattr__(self, "start_from", _normalized(self.start_from))
-        object.__setattr__(self, "claim_mode", RecoveryClaimMode(self.claim_mode))
         word, point = self.start_from, self.point
         if self.new_query_id and point in (StartPoint.LATEST, StartPoint.EMPTY):
             raise OptionError(

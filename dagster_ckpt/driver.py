@@ -29,6 +29,7 @@ from dagster_ckpt.errors import CatalogError, CkptError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
 from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
+from dagster_ckpt.policies.upgrade import UnexpectedRows
 from dagster_ckpt.runtime.run import StartQuery
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -68,6 +69,7 @@ def run_stream(
     on_backend_change: OnStateChange = OnStateChange.REFUSE,
     executor_copy_bytes: int | None = None,
     code_version: str | None = None,
+    unexpected_rows: UnexpectedRows | None = None,
 ) -> StreamExecution:
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
 
@@ -94,6 +96,8 @@ def run_stream(
         executor_copy_bytes: Executors copy snapshots that write more bytes than this. They must reach live directories
             and snapshots by the same URLs, and have dagster-ckpt installed. Default: the driver copies.
         code_version: Version of the code, recorded in snapshots.
+        unexpected_rows: With `verify_batches` of the start: a function that gets the name of what differs and the rows
+            that differ, and returns those that must not.
 
     Returns:
         How it ended: stopped with a savepoint, suspended, canceled, or out of input.
@@ -159,7 +163,8 @@ def run_stream(
             has_supervisor=order.has_supervisor,
         )
         with _answered(opened, order.request_id):
-            hand_over(stream, order.request_id, QueryToStart(lambda: start(session)).described, order.start_from)
+            described = QueryToStart(lambda: start(session)).described
+            hand_over(stream, order.request_id, described, order.start_from, unexpected=unexpected_rows)
             result = run_program(
                 stream_id,
                 [to_run],

@@ -25,7 +25,7 @@ from dagster_ckpt.policies.restart import (
     effective_restart_strategy,
     restart_description,
 )
-from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.policies.upgrade import UnexpectedRows, UpgradePolicy
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.values.modes import DesiredState
@@ -109,6 +109,11 @@ class StreamOptions(TypedDict, total=False):
         UpgradePolicy | UpgradeSettings | None,
         "How the stream is upgraded to another code_version. Default: with a savepoint.",
     ]
+    unexpected_rows: Annotated[
+        UnexpectedRows | None,
+        "With verify_batches: a function that gets the name of what differs, output or a state, and the rows that "
+        "differ as a DataFrame, and returns those that must not differ; in YAML its import path. Default: no row may.",
+    ]
     stall_timeout_ms: Annotated[
         int | None,
         "Fail the run if the query makes no progress for this long: no batch completes, it is not idle, and no Spark "
@@ -155,6 +160,7 @@ class StreamSpec:
     restart_in_run: bool = True
     op_tags: Mapping[str, Any] = field(default_factory=dict, hash=False)
     hooks: frozenset[dg.HookDefinition] = frozenset()
+    unexpected_rows: UnexpectedRows | None = None
 
     @staticmethod
     def of(stream_id: str, **options: Unpack[StreamOptions]) -> StreamSpec:
@@ -191,6 +197,7 @@ class StreamSpec:
             options.get("restart_in_run", True),
             _checked_tags(stream_id, options.get("op_tags") or {}),
             frozenset(options.get("hooks") or ()),
+            options.get("unexpected_rows"),
         )
 
     def tags_of_op(self) -> dict[str, Any]:

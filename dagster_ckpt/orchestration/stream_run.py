@@ -52,6 +52,7 @@ from dagster_ckpt.orchestration.run_status import (
 )
 from dagster_ckpt.orchestration.settings import StreamRunConfig
 from dagster_ckpt.orchestration.stream import StreamSpec, asset_names, open_stream
+from dagster_ckpt.policies.upgrade import UnexpectedRows
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.runtime.settlement import settle_run
@@ -137,7 +138,7 @@ def _run_to_its_end(
         config = StreamRunConfig.from_op_config(context.op_execution_context.op_config)
         handle = _handle_of_this_step(context, _with_run_config(spec, config), resources)
         context.instance.add_run_tags(context.run.run_id, run_tags(handle.catalog, spec.stream_id))
-        step = _Step(context, handle, resources, describe, watch)
+        step = _Step(context, handle, resources, describe, watch, spec.unexpected_rows)
         done = step.preflight(config) if config.preflight else step.run(config)
     except CkptError as error:
         if isinstance(error, RecoveryExhaustedError):
@@ -207,6 +208,7 @@ class _Step:
     resources: DeploymentResources
     describe: Callable[[], DataStreamWriter]
     watch: RunWatch
+    unexpected: UnexpectedRows | None
 
     def preflight(self, config: StreamRunConfig) -> PreflightRecord:
         """Try the loaded code without affecting the stream, which may be running."""
@@ -229,7 +231,15 @@ class _Step:
             # The start describes the query again, after the old one has ended.
             checked = QueryToStart(self.describe).described
             stopped = self.watch.should_stop
-            hand_over(handle, asked, checked, start_from, interrupted=stopped, report=context.log.info)
+            hand_over(
+                handle,
+                asked,
+                checked,
+                start_from,
+                unexpected=self.unexpected,
+                interrupted=stopped,
+                report=context.log.info,
+            )
         to_start = QueryToStart(self.describe)
 
         def start(live: LiveDirectory) -> SupervisedQuery:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum, StrEnum
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_ckpt.errors import OptionError
@@ -250,7 +251,8 @@ class MaxBytes(Rule):
         chosen = set(snapshots if self.of is None else self.of.keep(snapshots, context))
         candidates = [snapshot for snapshot in snapshots if snapshot in chosen]
         kept: list[RetainedSnapshot] = []
-        for snapshot, together in zip(reversed(candidates), _growing(candidates, snapshots), strict=True):
+        growing = accumulate(_growing(candidates, snapshots), max)
+        for snapshot, together in zip(reversed(candidates), growing, strict=True):
             if kept and together > self.limit:
                 break
             kept.insert(0, snapshot)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,10 +18,12 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from dagster_ckpt.catalog.records import ExecutionStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
 from dagster_ckpt.client import requests
+from tests.support.as_writer import as_writer
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.support.page_blocks import blocks_of
+from tests.support.retention_shelf import HOLDER
 from tests.support.stream_program import StreamProgram
 
 PROGRAM, SENSOR, DAGS = (block.text for block in blocks_of("guides/airflow.md") if block.language == "python")
@@ -84,7 +87,7 @@ def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoldenSt
 @pytest.fixture
 def page(golden: GoldenStream, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names of the page, whose stream is the golden one."""
-    given = {"params": {"version": "2"}}
+    given = {"params": {"version": "2"}, "dag_run": SimpleNamespace(run_after=datetime(2026, 3, 1, 12, tzinfo=UTC))}
     sdk = module(
         "airflow.sdk",
         BaseSensorOperator=Sensor,
@@ -132,8 +135,17 @@ def seen(page: dict[str, Any], status: str, after_batch: int = -2) -> Any:
     return asyncio.run(asyncio.wait_for(first(), timeout=60))
 
 
-def test_the_sensor_waits_for_a_status_without_a_worker(page: dict[str, Any], golden: GoldenStream) -> None:
+def test_the_sensor_tells_a_process_that_was_killed_from_one_that_waits_for_a_restart(
+    page: dict[str, Any], golden: GoldenStream
+) -> None:
     assert seen(page, "FAILED")["status"] == "FAILED"
+    as_writer(golden.stream.catalog, STREAM).executions.start(
+        "killed", run_id="a program", cause=StartCause.MANUAL, holder=HOLDER
+    )
+    assert seen(page, "DIED")["status"] == "DIED"
+
+
+def test_the_sensor_waits_for_a_status_without_a_worker(page: dict[str, Any], golden: GoldenStream) -> None:
     sensor = page["StreamSensor"](task_id="running", stream=STREAM, after_batch="3")
     sensor.execute({})
     assert (sensor.deferred["trigger"].status, sensor.deferred["trigger"].after_batch) == ("RUNNING", 3)
@@ -146,11 +158,11 @@ def test_an_upgrade_stops_with_a_savepoint_and_a_rollback_starts_the_old_version
 ) -> None:
     with running(golden):
         before = TASKS["stop"]()
-    assert (before["label"], before["version"]) == ("before-2", "1")
+    assert (before["label"], before["version"]) == ("before-2-20260301T120000", "1")
     TASKS["start"](before)
     with running(golden), pytest.raises(RuntimeError, match="was rolled back"):
         TASKS["roll_back"](before)
-    assert page["launched"] == [("2",), ("1", "before-2")]
+    assert page["launched"] == [("2",), ("1", "before-2-20260301T120000")]
     TASKS["accept"]({"status": "RUNNING"})
     TASKS["relaunch"]({"status": "FAILED"})
     assert page["launched"][-1] == ("2",)

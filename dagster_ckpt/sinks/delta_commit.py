@@ -8,7 +8,7 @@ SQL's `RESTORE` reads the newest version when it begins: a process paused before
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ _KEY = "dagster_ckpt_key"
 _ADD = "dagster_ckpt_add"
 _MISSING_SHOWN = 5
 _NEVER = 2**63 - 1
+_ORDER = ("modificationTime", "path")
 
 
 def app_id_of(query_id: str, write: str = "") -> str:
@@ -88,6 +89,24 @@ def table_id(session: SparkSession, folder: str) -> str:
         return str(table.current().metadata().id())
 
 
+def last_read_file(session: SparkSession, folder: str, version: int, unread: Sequence[str]) -> int | None:
+    """The index of the last file that is read, where a source reads a version as a whole.
+
+    It reads files in the order of their times, then names (`DeltaSourceSnapshot`). None if `unread` are not the last.
+    """
+    from pyspark.sql import functions as F
+
+    with _Table.opened(session, folder, version) as table:
+        files = table.paths(table.snapshot(version))
+        ahead = files.filter(F.col("path").isin(list(unread)))
+        first = ahead.agg(F.count("*").alias("count"), F.min(F.struct(*_ORDER)).alias("first")).first()
+        if first is None or first["count"] != len(unread):
+            return None
+        is_after = F.struct(*_ORDER) >= F.struct(*(F.lit(first["first"][name]).alias(name) for name in _ORDER))
+        counts = files.agg(F.count("*").alias("all"), F.count_if(is_after).alias("last")).first()
+        return int(counts["all"]) - len(unread) - 1 if counts and counts["last"] == len(unread) else None
+
+
 class _Table:
     def __init__(self, session: SparkSession, folder: str) -> None:
         self._session = session
@@ -140,6 +159,11 @@ class _Table:
         files: DataFrame = of_session(snapshot.allFiles().toDF(), self._session)
         key = F.concat_ws("|", "path", F.to_json("deletionVector"))
         return files.select(key.alias(_KEY), F.to_json(F.struct("*")).alias(_ADD))
+
+    def paths(self, snapshot: Any) -> DataFrame:
+        of_session: Any = type(self._session.range(0))
+        files: DataFrame = of_session(snapshot.allFiles().toDF(), self._session)
+        return files.select(*_ORDER)
 
     def additions(self, files: DataFrame, version: int) -> list[Any]:
         found = self._add_actions(files)

@@ -84,7 +84,7 @@ class Pipeline:
 def whole(pipeline: Pipeline) -> bool:
     """Whether each table has the rows of an uninterrupted run: those of all files, once."""
     expected = Counter({number: 1 for file in range(pipeline.files) for number in range(3 * file, 3 * file + ROWS)})
-    return all(Counter(rows) == Counter(dict.fromkeys(expected, 1)) for rows in pipeline.rows().values())
+    return all(Counter(rows) == expected for rows in pipeline.rows().values())
 
 
 def lagging(pipeline: Pipeline) -> None:
@@ -111,9 +111,11 @@ def rewound(pipeline: Pipeline, *, start: Callable[[], None] | None = None) -> d
     (start or pipeline.run)()
     with pipeline.client() as client:
         after = client.recovery_line("orders+")
-    reads = {stream: taken.savepoints[stream].properties["reads"] for stream in pipeline.graph}
+    reads = [(stream, taken.savepoints[stream].properties["reads"]) for stream in pipeline.graph]
     return {
-        "reads": {stream: [(each["upstream"], each["batch"], each["kind"]) for each in of} for stream, of in reads.items()},
+        "reads": {
+            stream: [(each["upstream"], each["batch"], each["kind"]) for each in found] for stream, found in reads
+        },
         "unproven": taken.unproven,
         "line is proven": [line.is_proven, after.is_proven],
         "has read undone": {each.stream_id: each.has_read_undone for each in alone.readers},

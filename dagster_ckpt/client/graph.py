@@ -90,10 +90,8 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
 
     def release_savepoint_set(self, savepoint_set: str) -> SavepointSet:
         """Dissolve a set, by its id or label. Its savepoints return to the retention of their streams."""
-        from dagster_ckpt.client.savepoint_set import release_set
-
         found = self._catalog.savepoint_sets.get(savepoint_set)
-        release_set(self._catalog, found)
+        self._catalog.savepoint_sets.release(found.set_id)
         return found
 
     def preview_savepoint_set(self, savepoint_set: str) -> dict[str, RewindPreview]:

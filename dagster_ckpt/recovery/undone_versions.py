@@ -16,14 +16,14 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.pending_restore import SinkRollBack
 from dagster_ckpt.errors import RestoreError, RowsAtRiskError
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.sinks.delta_commit import last_read_file
+from dagster_ckpt.sinks.delta_commit import last_of_part, last_of_read
 from dagster_ckpt.sinks.delta_log import DeltaLog, UndoneAhead
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, with_offsets
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
 from dagster_ckpt.spark.query.sources import SourceIdentity, keyed, source_options
-from dagster_ckpt.spark.query.table_sources import delta_offset, delta_sources
+from dagster_ckpt.spark.query.table_sources import DeltaOffset, delta_offset, delta_sources
 from dagster_ckpt.stream.edges import EdgeKind, edges_to
 from dagster_ckpt.values.untrusted import from_json
 
@@ -65,38 +65,44 @@ def continue_behind_roll_backs(
     folders, positions = _appending_tables(writer), live.positions()
     if positions.commit is None or not any(folders):
         return []
-    planned = positions.offset if positions.offset is not None and positions.offset > positions.commit else None
-    path = f"{OFFSETS}/{positions.commit if planned is None else planned}"
-    data = live.folder.read(path)
-    changed: dict[str, Mapping[str, Any]] = {}
-    messages, obstacles = [], []
-    offsets = parse_offset_entry(data, f"{live.url}/{path}").sources
-    for folder, (name, text) in zip(folders, offsets.items(), strict=False):
-        ahead = _undone_ahead(folder, text)
-        if folder is None or text is None or ahead is None:
+    session, newest = session_of(writer), max(positions.commit, positions.offset or 0)
+    messages: list[str] = []
+    obstacles: list[str] = []
+    edits: dict[int, bytes] = {}
+    # Spark asks a source again for what lies between the last two batches.
+    for batch in (newest, newest - 1):
+        path = f"{OFFSETS}/{batch}"
+        data = live.folder.read(path) if live.folder.size(path) is not None else None
+        if data is None:
             continue
-        table = f"Delta table {folder} was rolled back in version {ahead.roll_back}"
-        if planned is not None:
-            obstacles.append(f"{table}, and batch {planned} is planned: start with start_from=batch-{positions.commit}")
-            continue
-        index, why = _last_read(session_of(writer), folder, ahead)
-        if why:
-            obstacles.append(f"{table}, and the position of source {name} cannot be moved behind it: {why}")
-            continue
-        changed[name] = _behind(text, ahead.roll_back, index)
-        messages.append(f"source {name} continues behind what was undone: {table}")
+        changed: dict[str, Mapping[str, Any]] = {}
+        offsets = parse_offset_entry(data, f"{live.url}/{path}").sources
+        for folder, (name, text) in zip(folders, offsets.items(), strict=False):
+            ahead = _undone_ahead(folder, text)
+            if folder is None or text is None or ahead is None:
+                continue
+            table = f"Delta table {folder} was rolled back in version {ahead.roll_back}"
+            after, why = _behind(session, folder, text, ahead)
+            if newest > positions.commit:
+                why = f"batch {newest} is planned; start with start_from=batch-{positions.commit}"
+            if after is None or why:
+                obstacles.append(f"{table}, and source {name} cannot continue behind it: {why}")
+                continue
+            changed[name] = after
+            messages += [f"source {name} continues behind what was undone: {table}"] if batch == newest else []
+        edits |= {batch: with_offsets(data, f"{live.url}/{path}", changed)} if changed else {}
     if obstacles and not accept_loss:
         raise RowsAtRiskError(
             f"Stream {stream_id!r} is not started: it would read rows that were undone. {'; '.join(obstacles)}. To "
             "read them, start with accept_loss; the source then fails at the roll-back, unless it has the option "
             "skipChangeCommits."
         )
-    if changed:
+    for batch, entry in edits.items() if not obstacles else ():
         with still_mine():
             # Hadoop's checksum of the old content.
-            live.folder.delete(f"{OFFSETS}/.{positions.commit}.crc")
-            live.folder.write(path, [with_offsets(data, f"{live.url}/{path}", changed)])
-    return [*messages, *obstacles]
+            live.folder.delete(f"{OFFSETS}/.{batch}.crc")
+            live.folder.write(f"{OFFSETS}/{batch}", [entry])
+    return obstacles or messages
 
 
 def _appending_tables(writer: DataStreamWriter) -> list[str | None]:
@@ -119,18 +125,21 @@ def _undone_ahead(folder: str | None, text: str | None) -> UndoneAhead | None:
         return None
 
 
-def _last_read(session: SparkSession, folder: str, ahead: UndoneAhead) -> tuple[int | None, str]:
-    """The last file of the version that was read, None if all were; and why that is unknown."""
-    if ahead.obstacle or not ahead.unread:
+def _behind(session: SparkSession, folder: str, text: str, ahead: UndoneAhead) -> tuple[Mapping[str, Any] | None, str]:
+    """The offset behind a roll-back, in the words of `DeltaSourceOffset`; or why there is none."""
+    was = delta_offset(text)
+    if was is None or ahead.obstacle:
         return None, ahead.obstacle
-    found = last_read_file(session, folder, ahead.roll_back, ahead.unread)
-    return found, "" if found is not None else "the files that it has not read are not the newest ones of the table"
-
-
-def _behind(text: str, roll_back: int, index: int | None) -> Mapping[str, Any]:
-    """The offset, in the words of `DeltaSourceOffset`."""
-    if index is None:
-        at = {"reservoirVersion": roll_back + 1, "index": _FROM_ITS_START, "isStartingVersion": False}
+    if not (ahead.unread or was.is_initial):
+        position = DeltaOffset(was.table_id, ahead.roll_back + 1, _FROM_ITS_START, is_initial=False)
     else:
-        at = {"reservoirVersion": roll_back, "index": index, "isStartingVersion": True}
-    return {**from_json(text), **at}
+        index = (
+            last_of_part(session, folder, ahead.roll_back, was.version, was.index)
+            if was.is_initial
+            else last_of_read(session, folder, ahead.roll_back, ahead.unread)
+        )
+        if index is None:
+            return None, "the files that it has not read are not the newest ones of the table (OPTIMIZE?)"
+        position = DeltaOffset(was.table_id, ahead.roll_back, index, is_initial=True)
+    at = {"reservoirVersion": position.version, "index": position.index, "isStartingVersion": position.is_initial}
+    return {**from_json(text), **at}, ""

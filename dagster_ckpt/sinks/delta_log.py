@@ -76,7 +76,7 @@ class UndoneAhead:
 
     Attributes:
         roll_back: The version of the newest roll-back: the table without them.
-        unread: Files of that version that the source has not read, as the log names them.
+        unread: Files of that version that were added after what the source has read, as the log names them.
         obstacle: Why the source cannot continue behind it; may be empty.
     """
 
@@ -197,10 +197,10 @@ class DeltaLog:
     def undone_ahead(self, offset: DeltaOffset) -> UndoneAhead | None:
         """What a roll-back of this package undid after the versions that a source has read; None if nothing.
 
-        Also None if the source has read undone versions, or still reads the table as it once was.
+        Also None if the source has read undone versions.
         """
         read = self._last_read(offset)
-        if offset.is_initial or not self.oldest - 1 <= read < self.newest:
+        if not self.oldest - 1 <= read < self.newest:
             return None
         read, undone = self._shown_of(read)
         if undone or read < self.oldest - (self.oldest == 0):
@@ -216,7 +216,8 @@ class DeltaLog:
         if roll_back < 0:
             return None
         # A part of the last version may be unread.
-        unread = self._added_rows(offset.version)[offset.index + 1 :] if offset.index >= 0 else []
+        is_part = offset.index >= 0 and not offset.is_initial
+        unread = self._added_rows(offset.version)[offset.index + 1 :] if is_part else []
         for version in reversed(kept):
             if self._is_no_append(version):
                 return UndoneAhead(roll_back, obstacle=f"version {version} changes or removes rows, or the schema")

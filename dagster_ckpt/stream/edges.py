@@ -29,7 +29,7 @@ from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import ReadOfSink, Sink
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, files_after, files_in_entries
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory, NeededFile
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, read_offset_entry
 from dagster_ckpt.spark.query.output import KafkaPlace
 from dagster_ckpt.spark.query.sources import (
     DELTA,
@@ -199,18 +199,18 @@ def _why_unknown(kind: str) -> str:
 def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, bytes]) -> list[Read]:
     """How far sources have read. `entries` are those of their logs and the newest of the offset log, by path."""
     of_source: dict[str, dict[str, bytes]] = {}
-    plans: dict[int, bytes] = {}
+    plans: dict[int, Mapping[str, str | None]] = {}
     for path, data in entries.items():
         log, _, name = path.partition("/")
         if log == OFFSETS:
-            plans[int(name)] = data
+            plans[int(name)] = parse_offset_entry(data, path).sources
         else:
             of_source.setdefault(name.partition("/")[0], {})[path] = data
-    newest = max(plans, default=None)
+    offsets = plans[max(plans)] if plans else {}
     return [
         _read_files(catalog, edge, [each.path for each in files_in_entries(of_source.get(edge.source, {}))])
         if edge.kind is EdgeKind.FILES
-        else _read_table(catalog, edge, plans[newest] if newest is not None else None)
+        else _read_table(catalog, edge, offsets.get(edge.source))
         for edge in edges
     ]
 
@@ -219,11 +219,11 @@ def reads_of_live(catalog: Catalog, edges: Iterable[Edge], live: LiveDirectory) 
     """How far the sources of a query, running or not, have read now."""
     known = [each for each in edges if each.kind is not EdgeKind.UNKNOWN]
     newest = live.positions().offset if any(each.kind is EdgeKind.TABLE for each in known) else None
-    plan = live.folder.read(f"{OFFSETS}/{newest}") if newest is not None else None
+    offsets = read_offset_entry(live.folder, newest).sources if newest is not None else {}
     return [
         _read_files(catalog, edge, [each.path for each in files_after(live.folder, edge.source, -1)])
         if edge.kind is EdgeKind.FILES
-        else _read_table(catalog, edge, plan)
+        else _read_table(catalog, edge, offsets.get(edge.source))
         for edge in known
     ]
 
@@ -262,9 +262,8 @@ def _read_files(catalog: Catalog, edge: Edge, paths: Sequence[str]) -> Read:
     return _read(catalog, edge, find)
 
 
-def _read_table(catalog: Catalog, edge: Edge, plan: bytes | None) -> Read:
+def _read_table(catalog: Catalog, edge: Edge, offset: str | None) -> Read:
     def find(sink: Sink, upstream: StreamRecord) -> ReadOfSink:
-        offset = parse_offset_entry(plan, OFFSETS).sources.get(edge.source) if plan is not None else None
         if offset is None:
             return ReadOfSink()
         own = query_ids_in(catalog, edge.upstream)

@@ -69,6 +69,7 @@ def continue_behind_roll_backs(
     messages: list[str] = []
     obstacles: list[str] = []
     edits: dict[int, bytes] = {}
+    behind: dict[str, int] = {}
     # Spark asks a source again for what lies between the last two batches.
     for batch in (newest, newest - 1):
         path = f"{OFFSETS}/{batch}"
@@ -79,7 +80,9 @@ def continue_behind_roll_backs(
         offsets = parse_offset_entry(data, f"{live.url}/{path}").sources
         for folder, (name, text) in zip(folders, offsets.items(), strict=False):
             ahead = _undone_ahead(folder, text)
-            if folder is None or text is None or ahead is None:
+            if batch == newest:
+                behind[name] = ahead.roll_back if ahead is not None else _version(text)
+            if folder is None or text is None or ahead is None or behind.get(name, -1) < ahead.roll_back:
                 continue
             table = f"Delta table {folder} was rolled back in version {ahead.roll_back}"
             after, why = _behind(session, folder, text, ahead)
@@ -113,6 +116,11 @@ def _appending_tables(writer: DataStreamWriter) -> list[str | None]:
     reads_changes = [not _READ_CHANGES.isdisjoint(source_options(leaf)) for leaf in streaming_leaves(writer)]
     folders = delta_sources(writer)
     return [None if changes else folder for folder, changes in zip(folders, reads_changes, strict=True)]
+
+
+def _version(text: str | None) -> int:
+    offset = delta_offset(text)
+    return offset.version if offset is not None else -1
 
 
 def _undone_ahead(folder: str | None, text: str | None) -> UndoneAhead | None:

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 from pyspark.sql import DataFrame, SparkSession
@@ -28,6 +28,8 @@ ROWS = 5
 
 class Pipeline:
     """Each stream keeps every row once that it finds in the tables of its upstream, which needs state."""
+
+    scenarios: ClassVar[tuple[str, ...]] = ("chain", "diamond", "twice", "lags", "has no session")
 
     def __init__(self, spark: SparkSession, root: Path, graph: Graph = CHAIN) -> None:
         self.spark, self.root, self.graph = spark, root, graph
@@ -184,14 +186,15 @@ def has_no_session(spark: SparkSession, root: Path, kind: type[Pipeline]) -> dic
 SCENARIOS = {"chain": chain, "diamond": diamond, "twice": twice, "lags": lags, "has no session": has_no_session}
 
 
-def main(folder: Path, jars: str, only: Sequence[str] = ()) -> None:
+def play(spark: SparkSession, folder: Path, kind: type[Pipeline], only: Sequence[str] = ()) -> None:
     """Play the scenarios with these names, by default all."""
-    spark = SparkSession.builder.master("local[2]").config(map={**SETTINGS, **DELTA, "spark.jars": jars}).getOrCreate()
-    for name, play in SCENARIOS.items():
-        if not only or name in only:
-            tell({"scenario": name, **play(spark, folder / name.replace(" ", "-"), Pipeline)})
+    for name, scenario in SCENARIOS.items():
+        if name in kind.scenarios and (not only or name in only):
+            tell({"scenario": name, **scenario(spark, folder / name.replace(" ", "_"), kind)})
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    settings = {**SETTINGS, **DELTA, "spark.jars": sys.argv[2]}
+    session = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    play(session, Path(sys.argv[1]), Pipeline, sys.argv[3:])

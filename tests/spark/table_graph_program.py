@@ -91,10 +91,10 @@ def whole(pipeline: Pipeline) -> bool:
 
 def lagging(pipeline: Pipeline) -> None:
     """Each stream has read a part of what its upstream has written."""
-    pipeline.feed(3)
+    pipeline.feed(2)
     pipeline.run("orders")
     pipeline.run(*list(pipeline.graph)[1:])
-    pipeline.feed(2)
+    pipeline.feed(1)
     pipeline.run("orders")
 
 
@@ -104,7 +104,7 @@ def rewound(pipeline: Pipeline, *, start: Callable[[], None] | None = None) -> d
     with pipeline.client() as client:
         taken = client.trigger_savepoint_set("orders+", label="june")
         at_set = pipeline.rows()
-        pipeline.feed(3)
+        pipeline.feed(2)
         pipeline.run()
         line = client.recovery_line("orders+")
         alone = client.preview_rewind("orders", start_from=StartFrom(taken.savepoints["orders"].snapshot_id))
@@ -154,7 +154,7 @@ def lags(spark: SparkSession, root: Path, kind: type[Pipeline]) -> dict[str, Any
     lagging(pipeline)
     with pipeline.client() as client:
         named = client.trigger_savepoint("orders", label="june")
-        pipeline.feed(3)
+        pipeline.feed(2)
         pipeline.run("orders")
         ahead = client.preview_rewind("orders", start_from=StartFrom(named.snapshot_id))
     pipeline.run("orders", start_from=StartFrom(named.snapshot_id))
@@ -171,7 +171,7 @@ def has_no_session(spark: SparkSession, root: Path, kind: type[Pipeline]) -> dic
     lagging(pipeline)
     with pipeline.client() as client, patch.object(delta, "active_session", lambda: None):
         client.trigger_savepoint_set("orders+", label="june")
-        pipeline.feed(3)
+        pipeline.feed(2)
         pipeline.run()
         client.restart_savepoint_set("june", start=False)
     refused = ""

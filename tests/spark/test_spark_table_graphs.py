@@ -27,7 +27,7 @@ def test_restored_set_ends_as_an_uninterrupted_graph(told: Plays, scenario: str)
     found = told[scenario]
 
     assert found["unproven"] == []
-    assert found["reads"]["daily"] == [["orders", 2, "TABLE"]]
+    assert found["reads"]["daily"] == [["orders", 1, "TABLE"]]
     assert set(found["has read undone"].values()) == {True}
     assert (found["line is proven"], found["is back"], found["whole"]) == ([True, True], True, True)
 

@@ -101,9 +101,9 @@ def test_restart_job_shows_what_is_built_on_undone_data_and_takes_all_streams_ba
         [location.revenue, dg.AssetSpec("left")], instance=location.instance, selection=["revenue"]
     ).success
 
-    ahead = location.launch("restart_set_job", savepoint_set="june", preview=True)
+    ahead = location.launch("restart_savepoint_set_job", savepoint_set="june", preview=True)
     before = location.pipeline.batches
-    done = location.launch("restart_set_job", savepoint_set="june", start=False)
+    done = location.launch("restart_savepoint_set_job", savepoint_set="june", start=False)
 
     assert before == [3, 3]
     assert location.pipeline.batches == [1, 1]
@@ -115,6 +115,6 @@ def test_restart_job_shows_what_is_built_on_undone_data_and_takes_all_streams_ba
 def test_restart_from_an_unknown_set_fails_and_names_those_that_exist(location: Location) -> None:
     location.launch("savepoint_set_job", selection="orders+", label="june")
 
-    (why,) = location.launch("restart_set_job", fails=True, savepoint_set="july")
+    (why,) = location.launch("restart_savepoint_set_job", fails=True, savepoint_set="july")
 
     assert "no savepoint set 'july'. It has: june" in why

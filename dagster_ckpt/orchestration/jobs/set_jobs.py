@@ -42,7 +42,7 @@ def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
         return made.set_id
 
     @ops.op
-    def restart_set(context: dg.OpExecutionContext, config: RestartSetConfig) -> str:
+    def restart_savepoint_set(context: dg.OpExecutionContext, config: RestartSetConfig) -> str:
         """Suspend all streams of a savepoint set, take them and their sinks back to it, and start them."""
         with errors_as_failure():
             ahead = ops.call_for_all(context, Client.preview_savepoint_set, config)
@@ -54,7 +54,7 @@ def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
                 ops.call_for_all(context, Client.restart_savepoint_set, config)
         return config.savepoint_set
 
-    return [ops.job(savepoint_set), ops.job(restart_set)]
+    return [ops.job(savepoint_set), ops.job(restart_savepoint_set)]
 
 
 def set_metadata(made: SavepointSet) -> dict[str, dg.MetadataValue]:

@@ -169,7 +169,7 @@ def _relation(identity: SourceIdentity, sink: Sink, table_id: str | None) -> tup
         return (EdgeKind.TABLE, "") if is_table or is_named else None
     if path is None:
         names = {identity.identity.get(TABLE), *identity.identity.get(TOPICS, "").split(",")}
-        return (EdgeKind.UNKNOWN, _why_unknown(identity.kind)) if _name_of(sink) in names else None
+        return (EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink)) if _name_of(sink) in names else None
     if _GLOB & set(path):
         folder = place.removeprefix("file:")
         pattern = path.removeprefix("file:")
@@ -178,7 +178,7 @@ def _relation(identity: SourceIdentity, sink: Sink, table_id: str | None) -> tup
     if not folders_overlap(path, place):
         return None
     if not isinstance(sink, FileSink) or identity.kind != FILE:
-        return EdgeKind.UNKNOWN, _why_unknown(identity.kind)
+        return EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink)
     if same_folder(path, place):
         return EdgeKind.FILES, ""
     return EdgeKind.UNKNOWN, f"the files of {path}, which is not exactly the folder of the sink, are"
@@ -192,7 +192,11 @@ def _name_of(sink: Sink) -> str:
     return place.topic if place is not None else (sink.place or "").rpartition("/")[2]
 
 
-def _why_unknown(kind: str) -> str:
+def _why_unknown(kind: str, sink: Sink) -> str:
+    if isinstance(sink, KafkaSink):
+        return "the topic may have a batch twice (at least once), and which batch a record is of is"
+    if isinstance(sink, TransactionalKafkaSink):
+        return "the records of the topic are there once, and which batch a record is of is"
     return f"the position in a source of kind {kind} is"
 
 

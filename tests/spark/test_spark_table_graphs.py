@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dagster_ckpt.spark.versions import TableFormat
@@ -21,11 +23,27 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Plays:
     return Plays("tests.spark.table_graph_program", folder, QUICK)
 
 
+@pytest.fixture(scope="module")
+def told_of_iceberg(tmp_path_factory: pytest.TempPathFactory) -> Plays:
+    folder = tmp_path_factory.mktemp("iceberg")
+    fetch_jars(TableFormat.ICEBERG, folder / "jars")
+    return Plays("tests.spark.iceberg_graph_program", folder, QUICK)
+
+
 @pytest.mark.thorough(but=("chain",))
 @pytest.mark.parametrize("scenario", ["chain", "diamond", "twice"])
 def test_restored_set_ends_as_an_uninterrupted_graph(told: Plays, scenario: str) -> None:
-    found = told[scenario]
+    assert_uninterrupted(told[scenario])
 
+
+@pytest.mark.thorough
+@needs_jar(TableFormat.ICEBERG)
+@pytest.mark.parametrize("scenario", ["chain", "diamond", "twice"])
+def test_restored_set_over_iceberg_ends_as_an_uninterrupted_graph(told_of_iceberg: Plays, scenario: str) -> None:
+    assert_uninterrupted(told_of_iceberg[scenario])
+
+
+def assert_uninterrupted(found: dict[str, Any]) -> None:
     assert found["unproven"] == []
     assert found["reads"]["daily"] == [["orders", 1, "TABLE"]]
     assert set(found["has read undone"].values()) == {True}
@@ -33,8 +51,11 @@ def test_restored_set_ends_as_an_uninterrupted_graph(told: Plays, scenario: str)
 
 
 @pytest.mark.thorough
-def test_stream_that_has_not_read_what_is_undone_goes_on_behind_it(told: Plays) -> None:
-    assert (told["lags"]["has read undone"], told["lags"]["whole"]) == ({"daily": False, "totals": False}, True)
+@pytest.mark.parametrize("of", ["told", "told_of_iceberg"])
+def test_stream_that_has_not_read_what_is_undone_goes_on_behind_it(of: str, request: pytest.FixtureRequest) -> None:
+    found = request.getfixturevalue(of)["lags"]
+
+    assert (found["has read undone"], found["whole"]) == ({"daily": False, "totals": False}, True)
 
 
 @pytest.mark.thorough

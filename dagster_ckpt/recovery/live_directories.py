@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.catalog.records import EventType, SnapshotRecord, StreamRecord
+from dagster_ckpt.catalog.records import EventType, SnapshotRecord, StateOrigin, StreamRecord
 from dagster_ckpt.errors import (
     LeaseHeldError,
     LeaseLostError,
@@ -216,8 +216,15 @@ class Building:
     @property
     def plan(self) -> Mapping[str, Any] | None:
         """That of the migrated state."""
-        made = self._rewrite.migration if self._rewrite is not None else None
-        return made.after.as_record() if made is not None else None
+        return self._migration.after.as_record() if self._migration is not None else None
+
+    def origin(self, origin: StateOrigin) -> StateOrigin:
+        """Of a migrated state, with the plan that its origin has."""
+        return origin.written_by(self._migration.before.as_record()) if self._migration is not None else origin
+
+    @property
+    def _migration(self) -> StateMigration | None:
+        return self._rewrite.migration if self._rewrite is not None else None
 
     def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:
         """Delete the directory and refuse if a sink would skip the batch in flight, whose state a rewrite drops."""

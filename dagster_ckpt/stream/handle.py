@@ -18,9 +18,11 @@ from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.storage_path import location_url
 from dagster_ckpt.values.validation import checked_stream_id
 
-# Suffixes: `.partial` unfinished, `.source` and `.staged` temporary copies of a state rewrite, `.replayed` for lost
-# batches. Names without a token predate this rule.
-_LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|source|staged|replayed))*")
+# Suffixes: `.partial` unfinished, `.replayed` for lost batches, the others temporary copies of a state rewrite. Names
+# without a token predate this rule.
+_LIVE_DIRECTORY = re.compile(
+    r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|replayed|source|staged|made|described))*"
+)
 
 
 def live_folders(live_root: str) -> list[str]:

@@ -267,8 +267,8 @@ class StreamRecord:
     def plan_of(self, snapshot: SnapshotRecord) -> Mapping[str, Any] | None:
         """That of a snapshot, also if the catalog lists only that the state came from it."""
         origins = (self.origin, self.origin.earlier if self.origin is not None else None)
-        known = (each.plan for each in origins if each is not None and each.snapshot_id == snapshot.snapshot_id)
-        return snapshot.plan or next(known, None)
+        known = [each.plan for each in origins if each is not None and each.snapshot_id == snapshot.snapshot_id]
+        return next((plan for plan in (snapshot.plan, *known) if plan), None)
 
 
 @dataclass(frozen=True)

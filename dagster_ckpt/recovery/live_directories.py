@@ -46,7 +46,7 @@ from dagster_ckpt.values.tracing import span
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_ckpt.recovery.state_migration import StateMigration
+    from dagster_ckpt.recovery.state_migration import PlannedMigration
 
 _MADE = 100
 
@@ -170,7 +170,7 @@ class StateRewrite:
     spark: SparkSession
     shape: StateShape | None
     report: Callable[[str], None] = lambda _message: None
-    migration: StateMigration | None = None
+    migration: PlannedMigration | None = None
 
 
 class Building:
@@ -202,7 +202,11 @@ class Building:
         rewrite = self._rewrite
         assert rewrite is not None
         made = rewrite.migration
-        with nullcontext() if made is None else made.graft(source, self.live.sibling(".made"), self.watch) as graft:
+        with (
+            nullcontext()
+            if made is None
+            else made.graft(source, self.live.sibling(".made"), self.watch, rewrite.report) as graft
+        ):
             self.rewritten = rewrite_state(
                 rewrite.spark,
                 source,
@@ -223,7 +227,7 @@ class Building:
         return origin.written_by(self._migration.before.as_record()) if self._migration is not None else origin
 
     @property
-    def _migration(self) -> StateMigration | None:
+    def _migration(self) -> PlannedMigration | None:
         return self._rewrite.migration if self._rewrite is not None else None
 
     def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:

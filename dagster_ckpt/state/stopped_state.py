@@ -256,7 +256,7 @@ def rows_of(session: SparkSession, state: StoppedState, operator: Operator, stor
 
 # The last column of the key of session windows (`StreamingSessionWindowStateManager`), whose rows of one key RocksDB
 # finds by the columns before it, and which has no part in the choice of the partition.
-_SESSION_START = "sessionStartTime"
+SESSION_START = "sessionStartTime"
 _SESSION = "sessionWindowStateStoreSaveExec"
 # Spark treats aggregations, duplicates and state of functions alike here: the whole key decides.
 _ANY_OTHER = "stateStoreSave"
@@ -310,7 +310,7 @@ def _metadata_path(operator: int) -> str:
 
 def _metadata(operator: Operator, partitions: int) -> bytes:
     columns = [column["name"] for column in key_columns(operator.files[0])]
-    is_session = len(columns) > 1 and columns[-1] == _SESSION_START
+    is_session = len(columns) > 1 and columns[-1] == SESSION_START
     name = _SESSION if is_session else _ANY_OTHER if operator.name == UNNAMED else operator.name
     stores = [
         {"storeName": store, "numColsPrefixKey": len(columns) - 1 if is_session else 0, "numPartitions": partitions}

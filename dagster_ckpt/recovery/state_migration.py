@@ -23,6 +23,7 @@ from dagster_ckpt.spark.query.plan import PlanDescription
 from dagster_ckpt.spark.query.sources import FILE, GENERATED, KAFKA, keyed, source_identities
 from dagster_ckpt.state.graft import Graft
 from dagster_ckpt.state.migration import StateMigration, write_ruled_rows
+from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.state.stopped_state import StoppedState
 from dagster_ckpt.stream.start_from import StartFrom
 
@@ -125,6 +126,15 @@ def state_migration(
             "previous query, or begin a new stream."
         )
     return PlannedMigration(describe, old, new, decisions)
+
+
+def refuse_two_rewrites(stream_id: str, shape: StateShape | None) -> None:
+    """Refuse to migrate state that is also to be stored in another shape."""
+    if shape is not None:
+        raise StateRewriteError(
+            f"Stream {stream_id!r} is not started, nothing was changed: its state would be migrated, and rewritten as "
+            f"{shape}. Do one after the other."
+        )
 
 
 def refuse_gone_input(writer: DataStreamWriter, live: LiveDirectory) -> None:

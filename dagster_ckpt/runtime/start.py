@@ -28,7 +28,7 @@ from dagster_ckpt.recovery.sink_survey import Survey, refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.source_mapping import plan_of_start
-from dagster_ckpt.recovery.state_migration import PlannedMigration, state_migration
+from dagster_ckpt.recovery.state_migration import PlannedMigration, refuse_two_rewrites, state_migration
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
 from dagster_ckpt.runtime.start_failures import StartFailures
 from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
@@ -334,11 +334,8 @@ class Start:
             log_message(self._stream.stream_id, message)
         if checked.rewrite is None and migration is None:
             return None
-        if checked.rewrite is not None and migration is not None:
-            raise StateRewriteError(
-                f"Stream {self._stream.stream_id!r} is not started, nothing was changed: its state would be migrated, "
-                f"and rewritten as {checked.rewrite}. Do one after the other."
-            )
+        if migration is not None:
+            refuse_two_rewrites(self._stream.stream_id, checked.rewrite)
         session = session_of(self._writer) if self._request.describe is not None else active_session()
         if session is None:
             raise StateRewriteError(

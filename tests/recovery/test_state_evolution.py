@@ -6,9 +6,11 @@ import json
 import re
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.recovery.state_evolution import Fate, evolve, refused_reasons
@@ -166,3 +168,14 @@ def test_an_order_to_another_spark_keeps_the_graft() -> None:
 def test_one_start_does_one_thing(other: dict[str, object]) -> None:
     with pytest.raises(OptionError, match="for two starts, one after the other"):
         StartFrom(migrate_state=True, **other)  # type: ignore[arg-type]
+
+
+def test_the_table_of_the_docs_names_cases_of_the_matrix() -> None:
+    root = Path(__file__).parents[2]
+    cases = yaml.safe_load((root / "tests/recovery/state_changes.yaml").read_text())
+    page = (root / "docs/evidence/coverage.md").read_text()
+    _, _, table = page.partition("### Changed state")
+    rows = [line.split(" | ") for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ")][2:]
+    named = {name.strip() for row in rows for name in row[-1].rstrip(" |").split(",") if name.strip()}
+    assert len(rows) > 20
+    assert named <= {case["case"] for case in cases}

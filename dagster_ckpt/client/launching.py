@@ -300,7 +300,7 @@ def _hand_over(
     tell = report or (lambda message: log_message(stream.stream_id, message))
     try:
         with span("check"):
-            _check(stream, describe, start_from, tell)
+            check_loaded_code(stream, describe, start_from, tell)
         request = stream.catalog.requests.get(request_id)
         if interrupted() or not _is_open(request):
             raise RequestFailedError(f"The start of stream {stream.stream_id!r} was withdrawn; its query runs on.")
@@ -326,12 +326,13 @@ def _hand_over(
         )
 
 
-def _check(
+def check_loaded_code(
     stream: StreamHandle,
     describe: Callable[[], DataStreamWriter],
     start_from: StartFrom,
     report: Callable[[str], None],
 ) -> None:
+    """Raise what the start would raise for this code."""
     describe()
     change = check_start(stream, describe, start_from, report=report).change
     if change is not None and not change.is_accepted and not start_from.accept_plan_change:

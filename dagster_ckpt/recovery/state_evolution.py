@@ -277,7 +277,10 @@ def ruled_operators(
     old_number, new_number = (_numbers(plan, stored) for plan, stored in ((before, olds), (after, news)))
     return [
         RuledOperator(
-            each.rule, news[new_number[each.now]], olds[old_number[each.was]] if each.was is not None else None
+            each.rule,
+            describe_operator(each.operator),
+            news[new_number[each.now]],
+            olds[old_number[each.was]] if each.was is not None else None,
         )
         for each in decisions
         if each.rule is not None and each.now is not None

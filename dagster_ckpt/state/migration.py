@@ -66,11 +66,12 @@ class RuledOperator:
     """An operator of the new code with its rule, and the former one, if there is one."""
 
     rule: StateMigration
+    name: str
     operator: Operator
     former: Operator | None
 
     def __str__(self) -> str:
-        return f"operator {self.operator.number} ({self.operator.name}), {self.rule}"
+        return f"the {self.name}, {self.rule}"
 
 
 def write_ruled_rows(
@@ -90,7 +91,7 @@ def write_ruled_rows(
         watch: Called several times a second; an exception cancels the Spark jobs.
     """
     _refuse_other_stores(ruled, made)
-    what = f"rows of {ruled}"
+    what = f"state of {ruled}"
     return in_job_group(spark.sparkContext, what, partial(_write, spark, ruled, source, place), watch)
 
 

@@ -17,12 +17,18 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import Client, run_stream
 from dagster_ckpt.client import StateMigration
-from dagster_ckpt.errors import CkptError, PlanChangedError
+from dagster_ckpt.client.launching import check_loaded_code
+from dagster_ckpt.client.preflight import preflight
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.errors import CkptError, InputGoneError, PlanChangedError
 from dagster_ckpt.recovery.compatibility import Compatibility
 from dagster_ckpt.spark.versions import Feature, installed_release
+from dagster_ckpt.state.reading import FORMAT_VERSION
 from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.log_lines import collecting
+from tests.support.lost_lease import tree
 from tests.support.small_spark import lay_file, small_spark
 
 REWRITES = installed_release().has(Feature.STATE_REWRITER) or Rewriter.find() is not None
@@ -114,6 +120,7 @@ QUERIES: dict[str, Query] = {
     "windows_long": timed("50 seconds", "30 seconds"),
     "longer_windows": timed("30 seconds", "60 seconds"),
     "distinct_windows": distinct_windows,
+    "bad_rows": of_k("sum(IF(v = 10, raise_error('no such value'), v)) AS s"),
     "sessions": sessions_with(N),
     "sessions_sum": sessions_with(N, S),
     "own": lambda frame: counted(frame, more=False) if frame.isStreaming else of_k(N, "0L AS s")(frame),
@@ -124,9 +131,13 @@ QUERIES: dict[str, Query] = {
     "join": joined("k"),
     "join_more": joined("k", "site"),
 }
+BACKENDS = {
+    "rocksdb": EmbeddedRocksDBStateBackend(True),
+    "v2": EmbeddedRocksDBStateBackend(True, settings={FORMAT_VERSION: "2"}),
+}
 APPEND = {"rows", "windows", "windows_long", "longer_windows", "distinct_windows", "sessions", "distinct"}
-APPEND |= {"distinct_by_both", "limit", "join", "join_more"}
-TIMED = {"windows", "windows_long", "longer_windows", "distinct_windows", "sessions"}
+APPEND |= {"sessions_sum", "distinct_by_both", "limit", "join", "join_more"}
+TIMED = {"windows", "windows_long", "longer_windows", "distinct_windows", "sessions", "sessions_sum"}
 
 
 def struct(*columns: str) -> Any:
@@ -183,16 +194,16 @@ RULES: dict[str, Rule] = {
     "counts of sites": summed("key.site"),
     "one count": summed(),
     "longer windows": lambda old: summed("w", "k")(windowed(old)),
-    "average": changed("key", "CAST(value.sum AS double)", "value.count"),
+    "average": changed("key", "value.count", "CAST(value.sum AS double)", "value.count"),
     "narrow": changed("key", "CAST(value.max AS int)"),
-    "keys": changed("struct(key.k)"),
+    "keys": lambda old: changed("struct(key.k)")(old).distinct(),
     "first two": changed("key", "value.session_window", "value.k", "value.count"),
     "fails": fails,
     "no rows": lambda _old: 7,  # type: ignore[dict-item, return-value]
-    "no value": changed("key"),
+    "no value": changed("struct(key.k)"),
     "text": changed("key", "CAST(value.max AS string)"),
     "keys twice": changed("struct(key.k)", "value.count"),
-    "own": changed("key", "struct(value.groupState.n, 0L)", "value.timeoutTimestamp"),
+    "own": changed("key", "struct(value.groupState.n, 0L)"),
 }
 OF_RELEASE = {"totals": initial("count_sum", "struct(k)", "n", "s"), "seen": initial("distinct", "struct(k)")}
 
@@ -208,9 +219,10 @@ class Release:
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder = spark, folder
-        self.files = 0
+        self.files = len(list((folder / "in").glob("*.json")))
         self.batches: list[tuple[int, list[Any]]] = []
-        (folder / "in").mkdir()
+        self.backend: StateBackend | None = None
+        (folder / "in").mkdir(exist_ok=True)
         self.places = {
             "catalog": f"sqlite:///{folder}/catalog.db",
             "storage": f"file://{folder}/snapshots",
@@ -242,7 +254,14 @@ class Release:
     def run(self, query: str, kind: str = "long", **options: Any) -> list[str]:
         messages: list[str] = []
         with collecting(messages):
-            run_stream("orders", lambda _: self.writer(query, kind), **self.places, spark=self.spark, **options)
+            run_stream(
+                "orders",
+                lambda _: self.writer(query, kind),
+                **self.places,
+                spark=self.spark,
+                state_backend=self.backend,
+                **options,
+            )
         return messages
 
     def check(self, query: str, kind: str = "long", start: StartFrom | str = "latest", **options: Any) -> Any:
@@ -291,6 +310,10 @@ def test_state_changes(spark: SparkSession, tmp_path: Path, case: dict[str, Any]
     release = Release(spark, tmp_path)
     before, after, how = case["before"], case["after"], case["how"]
     rules = rules_of(case, release)
+    if "backend" in case:
+        release.backend = BACKENDS[case["backend"]]
+        if case["backend"] == "v2" and not installed_release().has(Feature.CHECKPOINT_FORMAT_2):
+            pytest.skip("this Spark has no checkpoint format v2")
     old_kind, kind = case.get("types", ["long", "long"])
     release.feed(3)
     release.run(before, old_kind)
@@ -362,3 +385,53 @@ def is_open(query: str, start: datetime) -> bool:
     seconds = {"longer_windows": 60, "sessions": 15}.get(query, 30)
     # The batch itself had the watermark of NOON + 20 s.
     return start.replace(tzinfo=UTC) + timedelta(seconds=seconds) > NOON - timedelta(seconds=10)
+
+
+@pytest.mark.parametrize(("after", "passes"), [("count_sum", True), ("bad_rows", False), ("count_by_site", False)])
+def test_a_preflight_migrates_a_copy(spark: SparkSession, tmp_path: Path, after: str, passes: bool) -> None:
+    release = Release(spark, tmp_path)
+    release.feed(3)
+    release.run("count")
+    before = tree(tmp_path / "live/orders")
+    messages: list[str] = []
+    with Client(**release.places) as client:
+        stream = client._open("orders")
+        found = preflight(
+            stream,
+            lambda: release.writer(after),
+            start_from=StartFrom(migrate_state=True),
+            report=messages.append,
+        )
+        assert found.passed is passes, found.reason
+        if passes:
+            assert "batch 2 was replayed on a copy of the state" in found.reason
+            assert any("in a copy" in each for each in messages), messages
+        # What is missing for a plain start is still missing.
+        assert not preflight(stream, lambda: release.writer(after)).passed
+    assert tree(tmp_path / "live/orders") == before
+    assert not [path for path in (tmp_path / "live/.scratch").rglob("*") if path.is_file()]
+    release.run("count")
+
+
+def test_a_preview_and_a_hand_over_know_of_the_migration(spark: SparkSession, tmp_path: Path) -> None:
+    release = Release(spark, tmp_path)
+    release.feed(2)
+    release.run("count")
+    messages: list[str] = []
+    with Client(**release.places) as client:
+        told = client.preview_rewind("orders", start_from=StartFrom(migrate_state=True)).messages()
+        assert any("savepoint before-rewind-<n> of batch 1 is taken" in each for each in told), told
+        assert any("the state is migrated if the code differs" in each for each in told), told
+        stream = client._open("orders")
+        for start in (StartFrom(migrate_state=True), StartFrom(bootstrap_state=True)):
+            # As a run does before it suspends the running query.
+            check_loaded_code(stream, lambda: release.writer("count_sum"), start, messages.append)
+        assert any("aggregation by k: migrate" in each for each in messages), messages
+        for after, start in (("count_sum", StartFrom()), ("count_by_site", StartFrom(migrate_state=True))):
+            with pytest.raises(PlanChangedError, match="nothing was changed"):
+                check_loaded_code(stream, lambda after=after: release.writer(after), start, messages.append)
+        (tmp_path / "in" / "0000.json").unlink()
+        with pytest.raises(InputGoneError, match="nothing was changed"):
+            check_loaded_code(
+                stream, lambda: release.writer("count_sum"), StartFrom(bootstrap_state=True), messages.append
+            )

@@ -59,6 +59,20 @@ def unload_stores(spark: SparkSession) -> None:
     stores = getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
     # Not `stop`, which may wait five minutes for a maintenance that waits for it.
     getattr(stores, "MODULE$").unloadAll()
+    # What a thread has begun it finishes: it makes the folder again that a test has deleted meanwhile.
+    idle = 0
+    while idle < 2:
+        assert time.monotonic() < deadline, "the maintenance of the state of the ended queries still runs"
+        idle = 0 if _maintenance_runs(jvm) else idle + 1
+        time.sleep(0.01)
+
+
+def _maintenance_runs(jvm: Any) -> bool:
+    return any(
+        ".doMaintenance" in jvm.java.util.Arrays.toString(entry.getValue())
+        for entry in jvm.java.lang.Thread.getAllStackTraces().entrySet()
+        if entry.getKey().getName().startswith("state-store-maintenance")
+    )
 
 
 def lay_file(folder: Path, number: int, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -59,7 +59,7 @@ class PlannedMigration:
                 refuse_gone_input(self.describe(), source)
             make_fresh_state(self.describe, source, place, reads_input=self.decisions is None, watch=watch)
             if self.decisions is None:
-                yield Graft(place)
+                yield Graft(place, plan=self.after.as_record())
                 return
             old, new = StoppedState.read(source), StoppedState.read(place)
             known = (self.decisions, self.before, self.after, old.operators, new.operators)
@@ -69,7 +69,7 @@ class PlannedMigration:
                 spark = session_of(self.describe())
                 count = write_ruled_rows(spark, ruled, old, new, place=rows[ruled.operator.number], watch=watch)
                 report(f"{count:,} rows of state are given for {ruled}")
-            yield Graft(place, taken, rows)
+            yield Graft(place, taken, rows, self.after.as_record())
         finally:
             place.delete()
             given.delete()

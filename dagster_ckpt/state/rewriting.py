@@ -244,7 +244,14 @@ def rewrite_state(
     return _carry_out(rewrite, state, watch, is_edit=change_rows is not None)
 
 
-def _carry_out(rewrite: _Rewrite, frame: StoppedState, watch: Watch, *, is_edit: bool = False) -> Rewritten:
+def _carry_out(
+    rewrite: _Rewrite,
+    frame: StoppedState,
+    watch: Watch,
+    *,
+    is_edit: bool = False,
+    plan: Mapping[str, Any] | None = None,
+) -> Rewritten:
     """Everything but the state is of the `frame`."""
     rewrite_id, began, target, shape = str(uuid.uuid4()), time.monotonic(), rewrite.target, rewrite.shape
     try:
@@ -257,6 +264,7 @@ def _carry_out(rewrite: _Rewrite, frame: StoppedState, watch: Watch, *, is_edit:
             is_edit=is_edit,
             left_out=rewrite.copied,
             state=rewrite.source,
+            plan=plan,
         )
         _write_rows(rewrite, watch)
         stores = _prove(rewrite, watch)
@@ -289,7 +297,7 @@ def _grafted(
             raise StateRewriteError(f"{source.live.url}: neither query keeps state. Nothing was changed.")
         shape = replace(source.stored.shape, checkpoint_format=1)
         rewrite = _Rewrite(spark, made, target, shape, None, JobProgress(report), source.batch_id)
-        return _carry_out(rewrite, source, watch)
+        return _carry_out(rewrite, source, watch, plan=graft.plan)
     shape = made.stored.shape
     check_rewrite(made.stored, shape)
     if graft.rows and source.stored is not None and source.stored.shape != shape:
@@ -309,7 +317,7 @@ def _grafted(
     rewrite = _Rewrite(
         spark, made, target, shape, None, JobProgress(report), source.batch_id, source, graft.rows, graft.given
     )
-    return _carry_out(rewrite, source, watch)
+    return _carry_out(rewrite, source, watch, plan=graft.plan)
 
 
 def _elsewhere(

@@ -29,6 +29,7 @@ from dagster_ckpt.errors import CatalogError, CkptError
 from dagster_ckpt.flink.deployment import Deployment
 from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
 from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
+from dagster_ckpt.policies.upgrade import UnexpectedRows
 from dagster_ckpt.runtime.run import StartQuery
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
@@ -39,7 +40,7 @@ from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.storage_path import location_url
-from dagster_ckpt.values.validation import checked_stream_id
+from dagster_ckpt.values.validation import checked_stream_id, conforming
 
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext
@@ -69,6 +70,7 @@ def run_stream(
     on_backend_change: OnStateChange = OnStateChange.REFUSE,
     executor_copy_bytes: int | None = None,
     code_version: str | None = None,
+    unexpected_rows: UnexpectedRows | None = None,
     state_migrations: Sequence[StateMigration] = (),
 ) -> StreamExecution:
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
@@ -96,6 +98,8 @@ def run_stream(
         executor_copy_bytes: Executors copy snapshots that write more bytes than this. They must reach live directories
             and snapshots by the same URLs, and have dagster-ckpt installed. Default: the driver copies.
         code_version: Version of the code, recorded in snapshots.
+        unexpected_rows: With `verify_batches` of the start: a function that gets the name of what differs and the rows
+            that differ, and returns those that must not.
         state_migrations: Rules for the state of operators that a release changes, for a start with `migrate_state`.
 
     Returns:
@@ -120,6 +124,9 @@ def run_stream(
     """
     checked_stream_id(stream_id)
     otherwise = StartFrom.of(start_from)
+    conforming("checkpointing", checkpointing, CheckpointConfig | None)
+    conforming("state_backend", state_backend, StateBackend | None)
+    on_backend_change = conforming("on_backend_change", on_backend_change, OnStateChange)
     options = (checkpointing or CheckpointConfig()).options
     folder = FileSystemCheckpointStorage(location_url("storage", storage)) if isinstance(storage, str) else storage
     location_url("live_root", live_root)
@@ -160,7 +167,8 @@ def run_stream(
             has_supervisor=order.has_supervisor,
         )
         with _answered(opened, order.request_id):
-            hand_over(stream, order.request_id, QueryToStart(lambda: start(session)).described, order.start_from)
+            described = QueryToStart(lambda: start(session)).described
+            hand_over(stream, order.request_id, described, order.start_from, unexpected=unexpected_rows)
             result = run_program(
                 stream_id,
                 [to_run],

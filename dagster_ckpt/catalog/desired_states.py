@@ -21,10 +21,12 @@ class UpgradePhase(StrEnum):
     """Phase of an upgrade.
 
     PREFLIGHT → STOPPING → STARTING → UPGRADING → STABLE, or from UPGRADING → ROLLING_BACK → RESTORING → ROLLED_BACK.
-    PREFLIGHT and STOPPING can end in REFUSED: nothing was changed. RESTORING can end in ROLLBACK_FAILED.
+    With HAND_OVER: HANDING_OVER → UPGRADING. PREFLIGHT, STOPPING and HANDING_OVER can end in REFUSED: nothing was
+    changed. RESTORING can end in ROLLBACK_FAILED.
     """
 
     PREFLIGHT = "PREFLIGHT"
+    HANDING_OVER = "HANDING_OVER"
     STOPPING = "STOPPING"
     STARTING = "STARTING"
     UPGRADING = "UPGRADING"

@@ -40,7 +40,10 @@ def streams(client: Client, *, as_json: bool) -> None:
         found,
         ["stream", "status", "batch", "newest snapshot", "assets"],
         [
-            (each.stream_id, each.status, each.batch_id, _name(each.newest_snapshot), each.broken or each.asset_key)
+            (
+                *(each.stream_id, each.status, each.batch_id, _name(each.newest_snapshot)),
+                each.broken or _lost_catalog(client, each) or each.asset_key,
+            )
             for each in found
         ],
         as_json,
@@ -77,7 +80,7 @@ def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
             "restart strategy": found.settings.restart,
             "desired state": found.desired.desired if found.desired else None,
             "alert": found.desired.alert if found.desired else None,
-            "broken": summary.broken,
+            "broken": summary.broken or _lost_catalog(client, summary),
         }
     )
     click.echo("\nExecutions")
@@ -255,6 +258,20 @@ def _pace(summary: StreamSummary) -> list[str]:
         *([f"{speed:,.0f} rows/s"] if speed is not None else []),
         *([f"{behind:,} records behind"] if behind is not None else []),
     ]
+
+
+def _lost_catalog(client: Client, summary: StreamSummary) -> str | None:
+    from dagster_ckpt.client.description import StreamStatus
+
+    if summary.status is not StreamStatus.NEVER_STARTED:
+        return None
+    owner, stream_id = client.other_deployment(summary.stream_id), summary.stream_id
+    if owner is None:
+        return None
+    return (
+        f"its folder has the state of deployment {owner}. If that catalog was lost: dagster-ckpt rebuild {stream_id} "
+        f"--take-over-deployment {owner}"
+    )
 
 
 def _name(snapshot: SnapshotRecord | None) -> str | None:

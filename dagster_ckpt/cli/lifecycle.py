@@ -10,7 +10,7 @@ import click
 
 from dagster_ckpt.cli.command import command, confirm, dry_run, label, progress, stream_exists, target, timeout, yes
 from dagster_ckpt.cli.output import print_json, print_result, working
-from dagster_ckpt.cli.snapshots import last_took, note_same_label
+from dagster_ckpt.cli.snapshots import last_took
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint, start_options
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKind
 
@@ -70,8 +70,6 @@ def stop(client: Client, *, stream: str, no_savepoint: bool, as_json: bool, **op
     expected = "" if no_savepoint else last_took(client, stream)
     with working(f"Stopping {stream}{expected}"):
         done = client.stop(stream, savepoint=not no_savepoint, **options)
-    if done.savepoint is not None:
-        note_same_label(client, done.savepoint)
     print_result(done, done.messages(), as_json)
 
 
@@ -247,8 +245,6 @@ def adopt(client: Client, *, stream: str, undo: bool, as_json: bool, **options: 
         print_result(done, done, as_json)
         return
     made = client.adopt(stream, **options)
-    if made.snapshot is not None:
-        note_same_label(client, made.snapshot)
     print_result(made, made.messages(), as_json)
 
 

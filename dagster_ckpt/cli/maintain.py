@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -55,6 +56,61 @@ def retention(
     with working(f"Cleaning up {stream}"):
         report = client.apply_retention(stream, state=ended, dry_run=dry_run)
     return _report(report, as_json)
+
+
+@command(
+    "preview-retention",
+    short_help="Show what a retention policy would keep, and why.",
+    epilog="\b\nExample:\n  dagster-ckpt preview-retention orders --policy '{keep_rules: {last: 3, daily: 7}}'",
+)
+@click.argument("stream")
+@click.option("--policy", metavar="YAML", help="A policy by its name and arguments; default: the stream's own.")
+@click.option("--history", is_flag=True, help="As if it had decided after each checkpoint that the catalog remembers.")
+def preview_retention(client: Client, *, stream: str, policy: str | None, history: bool, as_json: bool) -> int:
+    """Show what a retention policy would keep of the checkpoints of STREAM, and why. Nothing is deleted."""
+    found = client.preview_retention(stream, _policy("--policy", policy), history=history)
+    print_result(found, found.messages(), as_json)
+    return FAILED if found.problem else 0
+
+
+def _policy(option: str, text: str | None) -> Mapping[str, object] | None:
+    if text is None:
+        return None
+    import yaml
+
+    try:
+        read = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise click.UsageError(f"{option} is no YAML: {error}") from error
+    if not isinstance(read, Mapping):
+        raise click.UsageError(f"{option} is {text!r}, but must be a name with its arguments, such as '{{latest: 3}}'.")
+    return read
+
+
+@command(
+    "replicate",
+    short_help="Copy snapshots to a second bucket, and verify them there.",
+    epilog="\b\nExample:\n  dagster-ckpt replicate orders all --to s3://second/checkpoints --keep '{latest: 5}'",
+)
+@click.argument("stream")
+@click.argument("snapshot", default="latest")
+@click.option("--to", required=True, metavar="PATH", help="The folder of the copies; no stream may write there.")
+@click.option("--keep", metavar="YAML", help="A policy: delete the copies that it does not keep.")
+@yes
+def replicate(
+    client: Client, *, stream: str, snapshot: str, to: str, keep: str | None, yes: bool, as_json: bool
+) -> int:
+    """Copy snapshots to a second bucket or folder, and verify every byte there.
+
+    SNAPSHOT is a label, a number such as chk-7, an id, a location, latest or all.
+    """
+    policy = _policy("--keep", keep)
+    if policy is not None:
+        confirm(f"Delete the copies of {stream} in {to} that the policy does not keep?", yes=yes)
+    with working(f"Copying {stream}") as objects_done:
+        done = client.replicate(stream, snapshot, to=to, keep=policy, progress=objects_done)
+    print_result(done, done.messages(), as_json)
+    return 0 if done.is_complete else FAILED
 
 
 @command("sweep", epilog="\b\nExample:\n  dagster-ckpt sweep orders --dry-run")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_ckpt.cli.command import PROBLEM_FOUND, command, label, progress, target, timeout
+from dagster_ckpt.cli.command import PROBLEM_FOUND, command, label, target, timeout
 from dagster_ckpt.cli.output import print_result, print_rows, span, working
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def checkpoint(client: Client, *, stream: str, timeout_s: float, as_json: bool) 
     """Take a checkpoint of a running stream now."""
     with working(f"Taking a checkpoint of {stream}{last_took(client, stream)}"):
         taken = client.trigger_checkpoint(stream, timeout_s=timeout_s)
-    _report(client, taken, as_json)
+    _report(taken, as_json)
 
 
 @command("savepoint", epilog="\b\nExample:\n  dagster-ckpt savepoint orders --label before-release-42")
@@ -33,7 +33,7 @@ def savepoint(client: Client, *, stream: str, as_json: bool, **options: Any) -> 
     """Take a savepoint of a running, stopped or failed stream. A running stream continues."""
     with working(f"Taking a savepoint of {stream}{last_took(client, stream)}") as file_done:
         taken = client.trigger_savepoint(stream, progress=file_done, **options)
-    _report(client, taken, as_json)
+    _report(taken, as_json)
 
 
 @command("tag", epilog="\b\nExample:\n  dagster-ckpt tag orders chk-7 --label end-of-june")
@@ -42,7 +42,7 @@ def savepoint(client: Client, *, stream: str, as_json: bool, **options: Any) -> 
 @label
 def tag(client: Client, *, stream: str, snapshot: str, label: str | None, as_json: bool) -> None:
     """Keep a checkpoint until it is released."""
-    _report(client, client.tag(stream, snapshot, label=label), as_json)
+    _report(client.tag(stream, snapshot, label=label), as_json)
 
 
 @command(
@@ -54,7 +54,7 @@ def tag(client: Client, *, stream: str, snapshot: str, label: str | None, as_jso
 @click.argument("snapshot")
 def release(client: Client, *, stream: str, snapshot: str, as_json: bool) -> None:
     """Return a tagged checkpoint to the stream's retention, which may delete it."""
-    _report(client, client.release(stream, snapshot), as_json)
+    _report(client.release(stream, snapshot), as_json)
 
 
 @command(
@@ -70,7 +70,7 @@ def promote(client: Client, *, stream: str, snapshot: str, as_json: bool, **opti
     """Copy a checkpoint into a savepoint, which the stream never deletes."""
     with working(f"Copying {snapshot}"):
         made = client.promote(stream, snapshot, **options)
-    _report(client, made, as_json)
+    _report(made, as_json)
 
 
 @command(
@@ -82,7 +82,7 @@ def promote(client: Client, *, stream: str, snapshot: str, as_json: bool, **opti
 @click.argument("savepoint")
 def prefer(client: Client, *, stream: str, savepoint: str, as_json: bool) -> None:
     """Select the savepoint that --from preferred-savepoint refers to."""
-    _report(client, client.prefer_savepoint(stream, savepoint), as_json)
+    _report(client.prefer_savepoint(stream, savepoint), as_json)
 
 
 @command("verify", epilog="\b\nExample:\n  dagster-ckpt verify orders all")
@@ -101,26 +101,13 @@ def verify(client: Client, *, stream: str, snapshot: str, shallow: bool, as_json
     return 0 if all(each.passed for each in found) else PROBLEM_FOUND
 
 
-def note_same_label(client: Client, snapshot: SnapshotRecord) -> None:
-    """Say that a label does not name this snapshot alone, before you start from it."""
-    if snapshot.label is None:
-        return
-    same = [each for each in client.list_snapshots(snapshot.stream_id) if each.label == snapshot.label]
-    if len(same) > 1:
-        progress(
-            f"{len(same)} snapshots have the label {snapshot.label!r}. To start from this one, name it by its id: "
-            f"{snapshot.snapshot_id}"
-        )
-
-
 def last_took(client: Client, stream: str) -> str:
     """What to expect: a running stream does not report how far it is."""
     took = next((span(each.duration_ms) for each in client.list_snapshots(stream)), None)
     return f" (the last snapshot took {took})" if took is not None else ""
 
 
-def _report(client: Client, snapshot: SnapshotRecord, as_json: bool) -> None:
-    note_same_label(client, snapshot)
+def _report(snapshot: SnapshotRecord, as_json: bool) -> None:
     kind = snapshot.kind.lower() if snapshot.label is None else f"{snapshot.kind.lower()} {snapshot.label}"
     same = " (an existing one: no batch was committed since it was taken)" if snapshot.is_renewed else ""
     message = f"{kind} of {snapshot.stream_id} at batch {snapshot.batch_id}: {snapshot.location}{same}"

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from dagster_ckpt.client.derived_savepoint import EditedState, RemainingState
     from dagster_ckpt.client.description import SnapshotDescription, StreamDescription, StreamSummary
     from dagster_ckpt.client.export import Export
+    from dagster_ckpt.client.replication import Replication
     from dagster_ckpt.client.state_browsing import StreamState, StreamStateDiff
+    from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
+    from dagster_ckpt.policies.retention import RetentionPolicy
     from dagster_ckpt.recovery.adopt import Adoption
     from dagster_ckpt.recovery.fork import Fork
     from dagster_ckpt.spark.checkpoint_dir.restore import Progress
@@ -242,6 +245,43 @@ class Client(GraphMethods, MaintenanceMethods):
             given_folder(new, "outputs")
         return export_snapshot(self._open(stream), snapshot, folder, outputs=outputs, progress=progress)
 
+    def replicate(
+        self,
+        stream: str,
+        snapshot: str = "latest",
+        *,
+        to: str | CheckpointStorage,
+        keep: RetentionPolicy | Mapping[str, object] | None = None,
+        progress: Progress | None = None,
+    ) -> Replication:
+        """Copy snapshots to a second bucket or folder and verify every byte there. Repeatable.
+
+        A copy has the folders, id and number of its original: start from its location, or rebuild the catalog from
+        there. Objects that are there are not copied again.
+
+        Args:
+            stream: The stream; it may be running and is not changed.
+            snapshot: `latest`, `all`, or the name of a snapshot.
+            to: The folder of the copies, as of a checkpoint storage; an object brings credentials. No stream may write
+                there.
+            keep: Which copies of the stream to keep there, also as data; default: all. The newest one stays, and the
+                newest one of a proven snapshot.
+            progress: Called with (done, all) objects of each snapshot.
+
+        Raises:
+            OptionError: The folder overlaps one of the stream, or has copies of another deployment.
+
+        Example:
+            >>> client.replicate("orders", "all", to="s3://second/checkpoints", keep=KeepRules(last=3, daily=7))
+        """
+        from dagster_ckpt.client.replication import replicate
+        from dagster_ckpt.policies.retention import checked_retention
+        from dagster_ckpt.policies.serialization import read_retention
+
+        kept = read_retention(keep) if isinstance(keep, Mapping) else keep
+        policy = checked_retention(kept) if kept is not None else None
+        return replicate(self._open(stream), snapshot, to, keep=policy, progress=progress)
+
     # State as data.
 
     def state(
@@ -397,8 +437,10 @@ class Client(GraphMethods, MaintenanceMethods):
         from dagster_ckpt.client.derived_savepoint import edit_state
         from dagster_ckpt.state.editing import StateEdit
 
+        opened = self._open(stream)
+        self._refuse_taken(opened.stream_id, label)
         return edit_state(
-            self._open(stream),
+            opened,
             [edits] if isinstance(edits, StateEdit) else list(edits),
             snapshot=snapshot,
             reason=reason,

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.errors import StreamNotFoundError
+from dagster_ckpt.errors import CkptError, OptionError, StreamNotFoundError
 from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.storage_path import StoragePath, location_url
 
@@ -160,6 +160,30 @@ class Connection:
         checkpoints, savepoints = (place.url if isinstance(place, StoragePath) else None for place in places)
         own = f"{checkpoints}/{opened.stream_id}" if checkpoints is not None else None
         return [folder for folder in (own, savepoints or checkpoints) if folder is not None]
+
+    def other_deployment(self, stream: str) -> str | None:
+        """Id of another deployment whose state is in the stream's folder, as after the loss of its catalog.
+
+        None also if the folder is unknown or cannot be read.
+        """
+        from dagster_ckpt.stream.ownership import other_owner_of_live_folder
+
+        try:
+            return other_owner_of_live_folder(self._open(stream))
+        except (CkptError, OSError):
+            return None
+
+    def _refuse_taken(self, stream_id: str, label: str | None) -> None:
+        """Refuse a label that a snapshot has: a start could not tell the two apart."""
+        from dagster_ckpt.stream.snapshots import describe_snapshot
+
+        listed = self._catalog.snapshots.completed(stream_id) if label is not None else []
+        for each in listed:
+            if each.label == label:
+                raise OptionError(
+                    f"Stream {stream_id!r} already has a snapshot with the label {label!r}: {describe_snapshot(each)} "
+                    f"({each.snapshot_id}). Choose another label. Nothing was changed."
+                )
 
     def _id_of(self, stream: str) -> str:
         return (

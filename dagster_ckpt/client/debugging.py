@@ -158,6 +158,11 @@ class BatchDebug(ExitStack):
         """The rows of one state after the batch; see `state_before`."""
         return self._rows(self._after, operator, state)
 
+    @property
+    def reader_after(self) -> StateReader | None:
+        """Reads the state after the batch; None if the batch failed, or there is no state that can be read."""
+        return self._after
+
     @cached_property
     def state_changes(self) -> Sequence[StateDifference]:
         """What the batch changed in each state."""

@@ -5,6 +5,7 @@ What a user does with a stream by hand becomes its desired state.
 | phase of an upgrade | the stream | next |
 |---|---|---|
 | PREFLIGHT | is unchanged | STOPPING; REFUSED if the new code cannot continue from the state |
+| HANDING_OVER | is unchanged | UPGRADING once an execution of the new code has begun; REFUSED if it refuses |
 | STOPPING | is requested to stop | STARTING once its run is over; REFUSED if it cannot be stopped safely |
 | STARTING | is down | UPGRADING once an execution of the new code has begun |
 | UPGRADING | runs the new code | STABLE once it works; ROLLING_BACK after a timeout or a permanent failure |
@@ -18,9 +19,11 @@ of the code is loaded: a stream that was rolled back stays down until another on
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import (
+    HANDS_OVER,
     ExecutionRecord,
     ExecutionStatus,
     RequestKind,
@@ -215,6 +218,8 @@ def begin_upgrade(policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     running = seen.execution.code_version if seen.execution is not None else None
     needs_preflight = policy.preflight and policy.mode is not UpgradeMode.STATELESS and seen.has_state
     phase = UpgradePhase.PREFLIGHT if needs_preflight else UpgradePhase.STOPPING
+    if policy.mode is UpgradeMode.HAND_OVER and seen.is_alive and seen.has_state:
+        phase = UpgradePhase.HANDING_OVER
     reason = f"code version {seen.code_version} is loaded, but {running} was started last"
     upgrade = UpgradeRecord(phase, running, seen.code_version, policy.mode, seen.now_ms, reason)
     return Decision(reason, upgrade, None, None, begins=True, holds_restart=True)
@@ -227,10 +232,12 @@ def advance_upgrade(
     match upgrade.phase:
         case UpgradePhase.PREFLIGHT:
             return _preflight(row, upgrade, policy, seen)
+        case UpgradePhase.HANDING_OVER:
+            return _handing_over(row, upgrade, policy, seen)
         case UpgradePhase.STOPPING:
             return _stopping(row, upgrade, policy, seen)
         case UpgradePhase.STARTING:
-            return _starting(row, upgrade, seen)
+            return _starting(row, upgrade, policy, seen)
         case UpgradePhase.UPGRADING:
             return _upgrading(row, upgrade, policy, seen)
         case UpgradePhase.ROLLING_BACK:
@@ -256,6 +263,38 @@ def _preflight(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy
     return stay(row, "running the new code on a copy of the state").with_changes(
         Run(StepRun.PREFLIGHT), holds_restart=True
     )
+
+
+def _handing_over(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
+    request, execution = seen.request, seen.execution
+    if seen.code_version != upgrade.to_version:
+        dropped = (Withdraw(request.request_id),) if request is not None and seen.open_request is not None else ()
+        if seen.runs_another_version:
+            return begin_upgrade(policy, seen).with_changes(*dropped)
+        return stay(row, "the running code version was loaded again: no upgrade").with_changes(*dropped, upgrade=None)
+    if execution is not None and not seen.runs_another_version:
+        began_ms = execution.started_at_ms
+        return move(row, upgrade, UpgradePhase.UPGRADING, "the new code has taken over", started_at_ms=began_ms)
+    newest = seen.newest_snapshot
+    # A rollback returns to the newest one of the old code.
+    noted = replace(upgrade, snapshot_id=newest.snapshot_id if newest is not None else None)
+    if seen.open_request is not None:
+        waits = stay(row, "the run of the new code checks it beside the old code")
+        return waits.with_changes(upgrade=noted, holds_restart=True)
+    if request is not None and seen.is_alive:
+        return move(row, upgrade, UpgradePhase.REFUSED, f"not handed over: {request.error or _WITHDRAWN}")
+    if not seen.is_alive:
+        # The old code died, or was stopped for a new code that did not start then.
+        old = execution.execution_id if execution is not None else None
+        next_step = move(row, noted, UpgradePhase.STARTING, "it is not running", old_execution_id=old)
+        return next_step.with_changes(*cancel_pending(seen))
+    start = {"start_from": "latest", HANDS_OVER: True, **_verification(policy)}
+    asked = ask(row, "start the new code beside the old", "hand over", RequestKind.START, **start)
+    return asked.with_changes(upgrade=noted, holds_restart=True)
+
+
+def _verification(policy: UpgradePolicy) -> dict[str, int]:
+    return {"verify_batches": policy.verify_batches} if policy.verify_batches else {}
 
 
 def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
@@ -308,7 +347,7 @@ def _way_to_stop(mode: UpgradeMode, oldest_ms: int | None, seen: ObservedStream)
     return RequestKind.STOP_WITH_SAVEPOINT, "stop with a savepoint: the newest snapshot is too old"
 
 
-def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream) -> Decision:
+def _starting(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     execution = seen.execution
     if execution is not None and execution.execution_id != upgrade.old_execution_id:
         return move(
@@ -326,7 +365,9 @@ def _starting(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream) 
         return stay(row, f"the start failed and is requested again: {request.error}").with_changes(holds_restart=True)
     start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS else "latest"
     # A user chose the policy: that is the confirmation.
-    where = {"start_from": start_from, **({"discard_state": True} if start_from == "empty" else {})}
+    where: dict[str, Any] = {"start_from": start_from, **({"discard_state": True} if start_from == "empty" else {})}
+    if upgrade.mode is UpgradeMode.HAND_OVER:
+        where |= _verification(policy)
     next_step = ask(row, f"start from {start_from}", f"start {upgrade.starts}", RequestKind.START, **where)
     alert = f"the new code could not be started: {request.error}" if request is not None else row.alert
     return next_step.with_changes(upgrade=replace(upgrade, starts=upgrade.starts + 1), alert=alert, holds_restart=True)

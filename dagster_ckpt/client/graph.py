@@ -76,7 +76,8 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         return take_savepoint_set(
             self._catalog,
             graph_of(self._catalog, selection),
-            lambda stream, name: self.trigger_savepoint(stream, label=name, timeout_s=timeout_s),
+            # A set that is tried again takes savepoints of the same label.
+            lambda stream, name: self._take_savepoint(self._open(stream), name, timeout_s=timeout_s),
             selection=selection,
             origin=self._origin,
             label=label,

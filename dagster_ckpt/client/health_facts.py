@@ -18,6 +18,7 @@ from dagster_ckpt.runtime.stall import QueryInactivity
 from dagster_ckpt.stream.liveness import LIVELY_MS
 from dagster_ckpt.values.durations import rounded_duration, utc_time
 from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.values.validation import conform_fields
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -97,6 +98,7 @@ class HealthSettings:
     ] = DAY_MS
 
     def __post_init__(self) -> None:
+        conform_fields(self)
         for name, value in vars(self).items():
             if value is not None and value < 0:
                 raise OptionError(f"HealthSettings: {name} is {value}, but must be 0 or more.")

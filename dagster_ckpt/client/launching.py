@@ -11,8 +11,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,9 @@ from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.client.client import Client
 from dagster_ckpt.client.preflight import check_start
 from dagster_ckpt.client.requests import is_running
+from dagster_ckpt.client.verification import verify_batches
 from dagster_ckpt.errors import CatalogError, OptionError, RequestFailedError
+from dagster_ckpt.policies.upgrade import UnexpectedRows
 from dagster_ckpt.recovery.plan_check import refuse_plan_change
 from dagster_ckpt.runtime.telemetry import set_up
 from dagster_ckpt.stream.handle import StreamHandle
@@ -272,50 +274,69 @@ def hand_over(
     describe: Callable[[], DataStreamWriter],
     start_from: StartFrom,
     *,
+    unexpected: UnexpectedRows | None = None,
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] | None = None,
 ) -> None:
     """Before a start while the query runs: check it with the loaded code, and only then suspend that query.
 
-    Does nothing without a running query, or if the request does not ask for it. If the start is refused, the request
-    fails with the reason and the query runs on. If the request is withdrawn meanwhile, the query runs on, or is
-    started again where it stopped. `interrupted`: whether this process is asked to stop.
+    Without a running query, or if the request does not ask for it, it only verifies batches, if the start asks for
+    that. If the start is refused, the request fails with the reason and the query runs on. If the request is withdrawn
+    meanwhile, the query runs on, or is started again where it stopped.
+
+    Args:
+        unexpected: See `verify_batches`.
+        interrupted: Whether this process is asked to stop.
     """
-    if request_id is None or not hands_over(stream, request_id):
+    tell = report or (lambda message: log_message(stream.stream_id, message))
+    takes_over = hands_over(stream, request_id)
+    if not takes_over and not start_from.verify_batches:
         return
     set_up()
-    with span("hand_over", stream=stream.stream_id):
-        _hand_over(stream, request_id, describe, start_from, interrupted=interrupted, report=report)
+    with span("hand_over", stream=stream.stream_id), _failing(stream, request_id):
+        if takes_over:
+            with span("check"):
+                check_loaded_code(stream, describe, start_from, tell)
+        if start_from.verify_batches:
+            with span("verify"):
+                verify_batches(
+                    stream,
+                    describe,
+                    start_from.verify_batches,
+                    unexpected=unexpected,
+                    interrupted=interrupted,
+                    report=tell,
+                )
+        if takes_over and request_id is not None:
+            _take_over(stream, request_id, interrupted, tell)
 
 
-def _hand_over(
-    stream: StreamHandle,
-    request_id: str,
-    describe: Callable[[], DataStreamWriter],
-    start_from: StartFrom,
-    *,
-    interrupted: Callable[[], bool],
-    report: Callable[[str], None] | None,
-) -> None:
-    tell = report or (lambda message: log_message(stream.stream_id, message))
+@contextmanager
+def _failing(stream: StreamHandle, request_id: str | None) -> Iterator[None]:
+    """The request fails with an error, which says why to who waits for it."""
     try:
-        with span("check"):
-            check_loaded_code(stream, describe, start_from, tell)
-        request = stream.catalog.requests.get(request_id)
-        if interrupted() or not _is_open(request):
-            raise RequestFailedError(f"The start of stream {stream.stream_id!r} was withdrawn; its query runs on.")
-        tell("the loaded code can continue; suspending the running query")
-        try:
-            with span("suspend"):
-                Client.of_stream(stream, origin=request.origin).stop(stream.stream_id, savepoint=False)
-        except RequestFailedError:
-            # It may have ended by itself meanwhile.
-            if is_running(stream):
-                raise
+        yield
     except Exception as error:
-        with suppress(CatalogError):
-            stream.catalog.requests.fail_start(request_id, f"{type(error).__name__}: {error}")
+        if request_id is not None:
+            with suppress(CatalogError):
+                stream.catalog.requests.fail_start(request_id, f"{type(error).__name__}: {error}")
         raise
+
+
+def _take_over(
+    stream: StreamHandle, request_id: str, interrupted: Callable[[], bool], tell: Callable[[str], None]
+) -> None:
+    request = stream.catalog.requests.get(request_id)
+    if interrupted() or not _is_open(request):
+        raise RequestFailedError(f"The start of stream {stream.stream_id!r} was withdrawn; its query runs on.")
+    tell("the loaded code can continue; suspending the running query")
+    try:
+        with span("suspend"):
+            Client.of_stream(stream, origin=request.origin).stop(stream.stream_id, savepoint=False)
+    except RequestFailedError:
+        # It may have ended by itself meanwhile.
+        if is_running(stream):
+            raise
     if not _is_open(stream.catalog.requests.get(request_id)):
         pending = stream.catalog.requests.pending(stream.stream_id)
         if not any(each.kind is RequestKind.START for each in pending):

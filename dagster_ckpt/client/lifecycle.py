@@ -102,6 +102,7 @@ class LifecycleMethods(Connection):
                 )
             return self._end(opened, RequestKind.SUSPEND, timeout_s)
         arguments = {"label": label, "target_directory": checked_target(label, target_directory)}
+        self._refuse_taken(opened.stream_id, label)
         require_running(opened, "stopped with a savepoint")
         answer = ask(opened, RequestKind.STOP_WITH_SAVEPOINT, arguments, origin=self._origin, timeout_s=timeout_s)
         taken = snapshot_of(opened, answer)
@@ -258,7 +259,8 @@ class LifecycleMethods(Connection):
         self._refuse_undefined(opened)
         was_running, before = is_running(opened), self._catalog.executions.latest(opened.stream_id)
         is_launched = before is not None and bool((before.recovery or {}).get(IS_LAUNCHED))
-        hands_over = was_running and is_launched and not suspend_first
+        # Also if it is down: a restart may be under way.
+        hands_over = is_launched and not suspend_first
         request_id = str(uuid.uuid4())
         with (
             holding(self._catalog, [ahead.plan.snapshot], f"restart by {self._origin}"),
@@ -276,7 +278,7 @@ class LifecycleMethods(Connection):
                 if suspends:
                     self._go_on(opened, report, error)
                 raise
-            if hands_over:
+            if was_running and hands_over:
                 report("the new run checks its code while the query runs, and then suspends it")
             report(
                 "waiting for the supervisor sensor, which must be on, or for the service that runs the program, to "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.records import SnapshotStatus
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.client.health_facts import HealthSettings
     from dagster_ckpt.client.outputs import RebuiltOutput, SinkCleaning
     from dagster_ckpt.client.rebuild import CatalogRebuild, ContinueFrom, RebuildReport
+    from dagster_ckpt.client.retention_preview import RetentionPreview
     from dagster_ckpt.policies.retention import RetentionPolicy
     from dagster_ckpt.recovery.retention import RetentionReport
     from dagster_ckpt.sinks.file_sink_repair import Relocation
@@ -110,6 +111,27 @@ class MaintenanceMethods(Connection):
             if progress is not None:
                 progress(len(reports), len(streams))
         return reports
+
+    def preview_retention(
+        self, stream: str, policy: RetentionPolicy | Mapping[str, object] | None = None, *, history: bool = False
+    ) -> RetentionPreview:
+        """Report what a retention policy would keep of a stream's checkpoints, and why. Deletes nothing.
+
+        Args:
+            policy: Also as data, such as {"keep_rules": {"daily": 7}}. Default: the stream's own.
+            history: As if it had decided after each checkpoint that the catalog remembers, deleted ones included.
+
+        Example:
+            >>> client.preview_retention("orders", MaxBytes(500 * 10**9, of=KeepRules(last=3, daily=30))).kept_bytes
+            411270311936
+        """
+        from dagster_ckpt.client.retention_preview import preview_retention
+        from dagster_ckpt.policies.retention import checked_retention
+        from dagster_ckpt.policies.serialization import read_retention
+
+        opened = self._open(stream)
+        chosen = read_retention(policy) if isinstance(policy, Mapping) else policy or opened.options.retention_policy
+        return preview_retention(opened, checked_retention(chosen), history=history)
 
     def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:
         """Delete the savepoints that a schedule took and that its history does not keep.

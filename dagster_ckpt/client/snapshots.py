@@ -53,15 +53,28 @@ class SnapshotMethods(Connection):
 
         Raises:
             NothingCommittedError: The stream has not committed a batch yet.
-            OptionError: The label is reserved, or the folder is relative.
+            OptionError: The label is reserved or taken, or the folder is relative.
             RequestFailedError: The attempt failed.
             RequestTimeoutError: No answer in time; the request was withdrawn.
         """
-        from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
-
         opened = self._open(stream)
         target = checked_target(label, target_directory)
         opened.catalog.streams.get(opened.stream_id)
+        self._refuse_taken(opened.stream_id, label)
+        return self._take_savepoint(opened, label, target, schedule, timeout_s=timeout_s, progress=progress)
+
+    def _take_savepoint(
+        self,
+        opened: StreamHandle,
+        label: str | None,
+        target: str | None = None,
+        schedule: str | None = None,
+        *,
+        timeout_s: float,
+        progress: Progress | None = None,
+    ) -> SnapshotRecord:
+        from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
+
         if is_running(opened):
             return self._answer(self._ask_for_savepoint(opened, label, target, schedule), timeout_s)
         return savepoint_of_stopped_stream(
@@ -93,7 +106,9 @@ class SnapshotMethods(Connection):
         Raises:
             RequestFailedError: It is not running: use `trigger_savepoint`.
         """
-        return self._ask_for_savepoint(self._open(stream), label, checked_target(label, target_directory), None)
+        opened, target = self._open(stream), checked_target(label, target_directory)
+        self._refuse_taken(opened.stream_id, label)
+        return self._ask_for_savepoint(opened, label, target, None)
 
     def _ask_for_savepoint(
         self, stream: StreamHandle, label: str | None, target: str | None, schedule: str | None
@@ -140,6 +155,8 @@ class SnapshotMethods(Connection):
 
         checked_label(label)
         found = self._snapshot(self._open(stream), snapshot)
+        if label != found.label:
+            self._refuse_taken(found.stream_id, label)
         self._catalog.holds.tag(found.snapshot_id, label=label, holder=self._origin)
         return self._catalog.snapshots.get(found.snapshot_id)
 
@@ -182,6 +199,7 @@ class SnapshotMethods(Connection):
         opened, target = self._open(stream), given_folder(target_directory)
         checked_label(label)
         found = self._snapshot(opened, snapshot)
+        self._refuse_taken(opened.stream_id, label)
         return derive_savepoint(
             opened,
             found,

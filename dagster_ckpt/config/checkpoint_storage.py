@@ -138,6 +138,9 @@ class JobManagerCheckpointStorage(_StorageWithPaths):
         """Return the directory of externalized checkpoints as PyFlink writes it, or None."""
         return None if self.checkpoint_location is None else str(self.checkpoint_location)
 
+    def __str__(self) -> str:
+        return f"JobManagerCheckpointStorage (checkpoints to JobManager) ( maxStateSize: {self.max_state_size})"
+
     def get_max_state_size(self) -> int:
         """Return the size in bytes above which a snapshot is declined."""
         return self.max_state_size
@@ -208,6 +211,13 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
     def get_checkpoint_path(self) -> str:
         """Return the directory of checkpoints as PyFlink writes it."""
         return str(self.checkpoint_location)
+
+    def __str__(self) -> str:
+        # PyFlink's class has no text of its own: it prints a Java address.
+        return (
+            f"FileSystemCheckpointStorage (checkpoints: '{self.checkpoint_location}', fileStateThreshold: "
+            f"{self.get_min_file_size_threshold()}, writeBufferSize: {self.get_write_buffer_size()})"
+        )
 
     def get_min_file_size_threshold(self) -> int:
         """Return the size in bytes below which a file is stored inside the metadata."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,6 +34,7 @@ from dagster_ckpt.spark.query.session import (
     is_classic_session,
     settings_for_a_while,
     start_application,
+    unknown_classes,
 )
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.values.validation import OptionDescription, checked_stream_id
@@ -110,12 +112,23 @@ class StreamExecutionEnvironment(ConfiguredProgram):
 
     @property
     def spark(self) -> SparkSession:
-        """The session to define queries on. The first access may start Spark."""
+        """The session to define queries on. The first access may start Spark.
+
+        Raises:
+            OptionError: A class was registered with Kryo that Spark cannot load; Spark was stopped again.
+        """
         if self._spark is None:
             settings = {allowed.SHUFFLE_PARTITIONS: str(self._local_parallelism)} | self._config.kryo.spark_settings()
             if self._backend is not None:
                 settings |= self._backend.spark_settings()
-            self._spark = start_application(self._local_parallelism, settings)
+            started = start_application(self._local_parallelism, settings)
+            try:
+                self._config.kryo.refuse_unknown(partial(unknown_classes, started))
+            except OptionError:
+                # Its registrations cannot change any more.
+                started.stop()
+                raise
+            self._spark = started
         return self._spark
 
     def describe(self) -> list[OptionDescription]:
@@ -292,4 +305,6 @@ class StreamExecutionEnvironment(ConfiguredProgram):
                 f"environment is already running without {wanted}. Register them before env.spark is first used, or "
                 "set them on the session."
             )
+        if self._spark is not None:
+            kryo.refuse_unknown(partial(unknown_classes, self._spark))
         self._config = replace(self._config, kryo=kryo)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
@@ -67,6 +67,19 @@ class KryoRegistrations:
             return {}
         settings = {SERIALIZER: KRYO_SERIALIZER, KRYO_TYPES: ",".join(self.types)}
         return settings | ({KRYO_REGISTRATORS: ",".join(self.registrators)} if self.registrators else {})
+
+    def refuse_unknown(self, cannot_load: Callable[[Sequence[str]], Sequence[str]]) -> None:
+        """Refuse classes that Spark's JVM cannot load, as PyFlink does.
+
+        Args:
+            cannot_load: Returns those of the named classes that cannot be loaded.
+        """
+        unknown = cannot_load([*self.types, *self.registrators])
+        if unknown:
+            raise OptionError(
+                f"Kryo registrations name {', '.join(unknown)}, but must name classes that Spark's JVM can load. "
+                "Correct the name, or add the jar of the class (spark.jars)."
+            )
 
     def missing_in(self, application: Mapping[str, str]) -> dict[str, str]:
         """Return the required settings that a running application lacks."""

@@ -21,8 +21,10 @@ from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_job
 from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
 from dagster_ckpt.orchestration.jobs.schedules import (
+    PeriodicReplication,
     PeriodicSavepoints,
     build_housekeeping_schedule,
+    build_replication_schedule,
     build_savepoint_schedule,
     build_verification_schedule,
 )
@@ -55,6 +57,7 @@ __all__ = [
     "HealthCheck",
     "HealthSettings",
     "OnStateChange",
+    "PeriodicReplication",
     "PeriodicSavepoints",
     "ReadCheckpoint",
     "RestartSettings",
@@ -75,6 +78,7 @@ __all__ = [
     "build_housekeeping_schedule",
     "build_inspection_jobs",
     "build_operator_jobs",
+    "build_replication_schedule",
     "build_rewind_jobs",
     "build_savepoint_schedule",
     "build_supervisor_sensor",

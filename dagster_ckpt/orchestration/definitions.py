@@ -14,8 +14,10 @@ from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_job
 from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_operator_jobs
 from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
 from dagster_ckpt.orchestration.jobs.schedules import (
+    PeriodicReplication,
     PeriodicSavepoints,
     build_housekeeping_schedule,
+    build_replication_schedule,
     build_savepoint_schedule,
     build_verification_schedule,
 )
@@ -23,10 +25,12 @@ from dagster_ckpt.orchestration.metadata import PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.orchestration.stream import Stream, StreamingAsset
+from dagster_ckpt.values.validation import conforming
 
 RETENTION_JOB = "apply_retention_job"
 SAVEPOINT_JOB = "trigger_savepoint_job"
 VERIFICATION_JOB = "verify_snapshots_job"
+REPLICATION_JOB = "replicate_snapshots_job"
 
 
 def stream_definitions(
@@ -35,6 +39,7 @@ def stream_definitions(
     downstream_interval_seconds: int = 0,
     report_interval_seconds: int = REPORT_INTERVAL_S,
     savepoint_schedules: Mapping[str, str | PeriodicSavepoints] | None = None,
+    replication: PeriodicReplication | None = None,
     health: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
     health_checks: Sequence[HealthCheck] = tuple(HealthCheck),
     checkpoint_page: str | None = None,
@@ -53,6 +58,7 @@ def stream_definitions(
         report_interval_seconds: One periodic checkpoint is reported to Dagster per interval; 0: each.
         savepoint_schedules: By stream id: a cron expression, or `PeriodicSavepoints` with history and
             blackouts.
+        replication: Copies of the snapshots in a second bucket.
         health: Thresholds of the health checks, for all streams or by stream id.
         health_checks: Those to define.
         checkpoint_page: Address of `dagster-ckpt ui`, such as `http://localhost:3080`, for links from assets and
@@ -64,6 +70,10 @@ def stream_definitions(
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))
     """
+    for each in health.values() if isinstance(health, Mapping) else [health]:
+        conforming("health", each, HealthSettings)
+    conforming("operator_jobs", operator_jobs, Collection | None)
+    health_checks = [conforming("health_checks", each, HealthCheck) for each in health_checks]
     by_stream_id = {stream.stream_id: stream for stream in streams}
     if len(by_stream_id) != len(streams):
         raise OptionError(
@@ -74,15 +84,23 @@ def stream_definitions(
     builders = (build_operator_jobs, build_rewind_jobs, build_inspection_jobs)
     # The only node of each keeps its name, whatever a translator calls the job.
     jobs = {f"{job.nodes[0].name}_job": job for build in builders for job in build(streams)}
-    launched = {RETENTION_JOB, ROLL_BACK_JOB, *([SAVEPOINT_JOB] if savepoint_schedules else [])}
+    launched = {
+        *(RETENTION_JOB, ROLL_BACK_JOB),
+        *([SAVEPOINT_JOB] if savepoint_schedules else []),
+        *([REPLICATION_JOB] if replication else []),
+    }
     chosen = jobs.keys() if operator_jobs is None else _known(operator_jobs, jobs) | launched
     retention_job, roll_back_job, savepoint_job = (jobs[name] for name in (RETENTION_JOB, ROLL_BACK_JOB, SAVEPOINT_JOB))
     schedules = [build_housekeeping_schedule(streams, retention_job)]
     if VERIFICATION_JOB in chosen:
         schedules.append(build_verification_schedule(streams, jobs[VERIFICATION_JOB]))
+    conforming("replication", replication, PeriodicReplication | None)
+    if replication is not None:
+        schedules.append(build_replication_schedule(streams, jobs[REPLICATION_JOB], replication))
     for stream_id, wanted in (savepoint_schedules or {}).items():
         if stream_id not in by_stream_id:
             raise OptionError(f"savepoint_schedules names {stream_id!r}; the streams are {sorted(by_stream_id)}.")
+        conforming(f"savepoint_schedules of {stream_id}", wanted, str | PeriodicSavepoints)
         periodic = PeriodicSavepoints(wanted) if isinstance(wanted, str) else wanted
         schedules.append(build_savepoint_schedule(by_stream_id[stream_id], savepoint_job, periodic))
     writers = [stream for stream in streams if isinstance(stream, StreamingAsset)]

@@ -37,6 +37,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import Liveness, execution_liveness
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.redaction import cause_to_show
+from dagster_ckpt.values.validation import conforming
 
 POLL_S = 1.0
 
@@ -80,6 +81,7 @@ def external_streaming_asset(
         ...     checkpointing=CheckpointConfig(interval=60_000),
         ... )
     """
+    conforming(f"external_streaming_asset {name}: launch", launch, DriverLaunch | None)
     names = translator or StreamTranslator()
     stream_of, asset_of = parts_of("external_streaming_asset", options, names)
     asset = asset_of(name, None)

@@ -25,12 +25,12 @@ from dagster_ckpt.policies.restart import (
     effective_restart_strategy,
     restart_description,
 )
-from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.policies.upgrade import UnexpectedRows, UpgradePolicy
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.values.modes import DesiredState
-from dagster_ckpt.values.validation import checked_stream_id, policy_name
+from dagster_ckpt.values.validation import checked_stream_id, conforming, policy_name
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -110,6 +110,11 @@ class StreamOptions(TypedDict, total=False):
         UpgradePolicy | UpgradeSettings | None,
         "How the stream is upgraded to another code_version. Default: with a savepoint.",
     ]
+    unexpected_rows: Annotated[
+        UnexpectedRows | None,
+        "With verify_batches: a function that gets the name of what differs, output or a state, and the rows that "
+        "differ as a DataFrame, and returns those that must not differ; in YAML its import path. Default: no row may.",
+    ]
     stall_timeout_ms: Annotated[
         int | None,
         "Fail the run if the query makes no progress for this long: no batch completes, it is not idle, and no Spark "
@@ -165,6 +170,7 @@ class StreamSpec:
     restart_in_run: bool = True
     op_tags: Mapping[str, Any] = field(default_factory=dict, hash=False)
     hooks: frozenset[dg.HookDefinition] = frozenset()
+    unexpected_rows: UnexpectedRows | None = None
     state_migrations: tuple[StateMigration, ...] = ()
 
     @staticmethod
@@ -172,6 +178,13 @@ class StreamSpec:
         """Create a stream from options as objects, or as settings read from YAML."""
         refuse_unknown("StreamSpec.of", options, StreamOptions)
         checked_stream_id(stream_id)
+        kinds = get_type_hints(StreamOptions)
+        given: Any = {
+            name: conforming(f"{name} of stream {stream_id!r}", value, kinds[name])
+            for name, value in options.items()
+            if value is not None
+        }
+        options = given
         stall_timeout_ms = options.get("stall_timeout_ms")
         if stall_timeout_ms is not None and stall_timeout_ms < SHORTEST_STALL_MS:
             raise OptionError(
@@ -195,6 +208,7 @@ class StreamSpec:
             options.get("restart_in_run", True),
             _checked_tags(stream_id, options.get("op_tags") or {}),
             frozenset(options.get("hooks") or ()),
+            options.get("unexpected_rows"),
             tuple(options.get("state_migrations") or ()),
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -52,6 +52,7 @@ from dagster_ckpt.orchestration.run_status import (
 )
 from dagster_ckpt.orchestration.settings import StreamRunConfig
 from dagster_ckpt.orchestration.stream import StreamSpec, asset_names, open_stream
+from dagster_ckpt.policies.upgrade import UnexpectedRows
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest
 from dagster_ckpt.runtime.settlement import settle_run
@@ -137,13 +138,14 @@ def _run_to_its_end(
         config = StreamRunConfig.from_op_config(context.op_execution_context.op_config)
         handle = _handle_of_this_step(context, _with_run_config(spec, config), resources)
         context.instance.add_run_tags(context.run.run_id, run_tags(handle.catalog, spec.stream_id))
-        step = _Step(context, handle, resources, describe, watch)
+        step = _Step(context, handle, resources, describe, watch, spec.unexpected_rows)
         done = step.preflight(config) if config.preflight else step.run(config)
     except CkptError as error:
         if isinstance(error, RecoveryExhaustedError):
             last = handle.catalog.executions.latest(handle.stream_id)
             if last is not None:
                 report_terminal_failure(context.instance, handle.catalog, last, str(error))
+        _refuse_start(context, resources, error)
         raise run_failure(str(error), type(error).__name__) from cause_to_show(error)
     except Exception as error:  # noqa: BLE001 - raised again, as the cause of a failure
         # A retry by Dagster would start in this same process.
@@ -152,6 +154,14 @@ def _run_to_its_end(
         check_preflight(context, handle, done)
         return _Ended(None)
     return _Ended(done, _settle(context, handle, done, watch))
+
+
+def _refuse_start(context: StepContext, resources: DeploymentResources, error: CkptError) -> None:
+    """Answer the request that the run was launched for, unless its start has done that."""
+    asked = context.run.tags.get(START_REQUEST_TAG)
+    if asked is not None:
+        with suppress(CkptError):
+            resources.checkpoint_catalog.catalog().requests.fail_start(asked, f"{type(error).__name__}: {error}")
 
 
 def _describe_error(error: Exception) -> str:
@@ -198,6 +208,7 @@ class _Step:
     resources: DeploymentResources
     describe: Callable[[], DataStreamWriter]
     watch: RunWatch
+    unexpected: UnexpectedRows | None
 
     def preflight(self, config: StreamRunConfig) -> PreflightRecord:
         """Try the loaded code without affecting the stream, which may be running."""
@@ -220,7 +231,15 @@ class _Step:
             # The start describes the query again, after the old one has ended.
             checked = QueryToStart(self.describe).described
             stopped = self.watch.should_stop
-            hand_over(handle, asked, checked, start_from, interrupted=stopped, report=context.log.info)
+            hand_over(
+                handle,
+                asked,
+                checked,
+                start_from,
+                unexpected=self.unexpected,
+                interrupted=stopped,
+                report=context.log.info,
+            )
         to_start = QueryToStart(self.describe)
 
         def start(live: LiveDirectory) -> SupervisedQuery:

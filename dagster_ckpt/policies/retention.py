@@ -5,17 +5,18 @@ A policy is a pure function that answers with the records to keep. `guard.py` al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum, StrEnum
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies.combine import Combinable, Combination
 from dagster_ckpt.values.durations import checked_timezone, local_time
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
-from dagster_ckpt.values.validation import Milliseconds, WholeNumber, type_error
+from dagster_ckpt.values.validation import LONG_MAX, Milliseconds, WholeNumber, policy_name, type_error
 
 if TYPE_CHECKING:
     import pendulum
@@ -46,6 +47,7 @@ class RetainedSnapshot:
         full_bytes: Bytes that a restore reads.
         new_bytes: Bytes that it shares with no older snapshot.
         is_verified: Its last verification found no problem.
+        objects: Data objects that it needs, by name, with their bytes; only for `MaxBytes`, and empty if unknown.
     """
 
     snapshot_id: str
@@ -57,6 +59,7 @@ class RetainedSnapshot:
     new_bytes: int = 0
     is_verified: bool = False
     label: str | None = None
+    objects: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def checked_retention(policy: object) -> RetentionPolicy:
     return policy
 
 
-class _Rule(Combinable[RetentionPolicy]):
+class Rule(Combinable[RetentionPolicy]):
     """A policy of this package."""
 
 
@@ -111,10 +114,11 @@ COUNT = WholeNumber("count", minimum=1)
 MAX_COUNT = WholeNumber("max_count", minimum=1)
 AGE = Milliseconds("max_age", minimum=1)
 DISTANCE = Milliseconds("distance", minimum=1)
+LIMIT = WholeNumber("limit", minimum=1, maximum=LONG_MAX, unit="of bytes")
 
 
 @dataclass(frozen=True)
-class Latest(_Rule):
+class Latest(Rule):
     """Keep the newest snapshots, from 1: Flink's `num-retained`."""
 
     count: int = 1
@@ -129,7 +133,7 @@ class Latest(_Rule):
 
 
 @dataclass(frozen=True)
-class YoungerThan(_Rule):
+class YoungerThan(Rule):
     """Keep snapshots up to an age, ms or a timedelta.
 
     Combine it with `Latest`, or an idle stream keeps only its newest one.
@@ -147,7 +151,7 @@ class YoungerThan(_Rule):
 
 
 @dataclass(frozen=True)
-class Every(_Rule):
+class Every(Rule):
     """Keep snapshots that are at least a time apart, ms or a timedelta, beginning with the oldest one.
 
     Nothing leaves by age. To thin out a limited past, combine it:
@@ -177,16 +181,17 @@ class Period(StrEnum):
     DAY = "day"
     WEEK = "week"
     MONTH = "month"
+    YEAR = "year"
 
 
 @dataclass(frozen=True)
-class NewestPer(_Rule):
+class NewestPer(Rule):
     """Keep the newest snapshot of each of the last periods, like `keep-daily` of restic.
 
     Periods without a snapshot do not count.
 
     Attributes:
-        period: The period, or its value ("hour", "day", "week", "month").
+        period: The period, or its value ("hour", "day", "week", "month", "year").
         count: Number of periods, from 1.
         timezone: Name of the time zone in which a day begins.
 
@@ -209,15 +214,88 @@ class NewestPer(_Rule):
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
         """Keep the last one of each period, for the newest periods."""
         del context
-        newest = {self._begin(snapshot): snapshot for snapshot in snapshots}
+        newest = {self.begin(snapshot): snapshot for snapshot in snapshots}
         return [newest[begin] for begin in sorted(newest)[-self.count :]]
 
-    def _begin(self, snapshot: RetainedSnapshot) -> pendulum.DateTime:
+    def begin(self, snapshot: RetainedSnapshot) -> pendulum.DateTime:
+        """When the period of a snapshot began."""
         taken = local_time(snapshot.taken_at_ms, self.timezone)
         return taken.start_of(Period(self.period).value)
 
 
-class AnyOf(Combination[RetentionPolicy], _Rule):
+@dataclass(frozen=True)
+class MaxBytes(Rule):
+    """Keep the newest snapshots that together take at most so many bytes, and the newest one in any case.
+
+    Objects that snapshots share count once.
+
+    Attributes:
+        limit: Number of bytes.
+        of: Only what this policy keeps, such as one that thins out the past; None: all.
+
+    Example:
+        >>> MaxBytes(500 * 10**9, of=NewestPer("day", 30))
+        MaxBytes(limit=500000000000, of=NewestPer(period=<Period.DAY: 'day'>, count=30, timezone='UTC'))
+    """
+
+    limit: int
+    of: RetentionPolicy | None = None
+
+    def __post_init__(self) -> None:
+        LIMIT.checked(self.limit)
+        if self.of is not None:
+            checked_retention(self.of)
+
+    def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
+        """Keep the newest ones that fit."""
+        chosen = set(snapshots if self.of is None else self.of.keep(snapshots, context))
+        candidates = [snapshot for snapshot in snapshots if snapshot in chosen]
+        kept: list[RetainedSnapshot] = []
+        growing = accumulate(_growing(candidates, snapshots), max)
+        for snapshot, together in zip(reversed(candidates), growing, strict=True):
+            if kept and together > self.limit:
+                break
+            kept.insert(0, snapshot)
+        return kept
+
+
+def bytes_of(kept: Sequence[RetainedSnapshot], snapshots: Sequence[RetainedSnapshot]) -> int:
+    """Bytes that some of the snapshots, oldest first, take in storage; what they share counts once.
+
+    If the objects of one are unknown, at most: by what was new in each of `snapshots`.
+    """
+    return max(_growing(kept, snapshots), default=0)
+
+
+def _growing(kept: Sequence[RetainedSnapshot], snapshots: Sequence[RetainedSnapshot]) -> Iterator[int]:
+    """Bytes of the newest one, of the two newest ones, and so on."""
+    if all(snapshot.objects for snapshot in kept):
+        used: dict[str, int] = {}
+        total = 0
+        for snapshot in reversed(kept):
+            for name, length in snapshot.objects.items():
+                total += max(0, length - used.get(name, 0))
+                used[name] = max(length, used.get(name, 0))
+            yield total
+        return
+    wanted, since, later = {snapshot.snapshot_id for snapshot in kept}, 0, 0
+    newest: RetainedSnapshot | None = None
+    for snapshot in reversed(snapshots):
+        if snapshot.snapshot_id in wanted:
+            # What the newer one has besides: what came since, and at most all that it has.
+            later += min(since, newest.full_bytes) if newest is not None else 0
+            yield later + snapshot.full_bytes
+            newest, since = snapshot, 0
+        since += snapshot.new_bytes
+
+
+def needs_objects(policy: object) -> bool:
+    """Whether a policy, or one in it, decides by the objects of the snapshots."""
+    inner = [*getattr(policy, "policies", ()), getattr(policy, "of", None)]
+    return isinstance(policy, MaxBytes) or any(needs_objects(each) for each in inner if each is not None)
+
+
+class AnyOf(Combination[RetentionPolicy], Rule):
     """Keep what at least one policy keeps: `first | second`."""
 
     sign = "|"
@@ -229,7 +307,7 @@ class AnyOf(Combination[RetentionPolicy], _Rule):
         return [snapshot for snapshot in snapshots if any(snapshot in answer for answer in answers)]
 
 
-class AllOf(Combination[RetentionPolicy], _Rule):
+class AllOf(Combination[RetentionPolicy], Rule):
     """Keep what every policy keeps: `first & second`."""
 
     sign = "&"
@@ -241,11 +319,11 @@ class AllOf(Combination[RetentionPolicy], _Rule):
         return [snapshot for snapshot in snapshots if all(snapshot in answer for answer in answers)]
 
 
-_Rule.any_of, _Rule.all_of = AnyOf, AllOf
+Rule.any_of, Rule.all_of = AnyOf, AllOf
 
 
 @dataclass(frozen=True)
-class SavepointHistory(_Rule):
+class SavepointHistory(Rule):
     """How many savepoints of one schedule are kept, and for how long: `Latest(max_count) & YoungerThan(max_age)`.
 
     Named as in the Flink operator (`kubernetes.operator.savepoint.history.max.count`, `.age`), without its default age
@@ -275,6 +353,23 @@ class SavepointHistory(_Rule):
         return AllOf(*limits).keep(snapshots, context) if limits else snapshots
 
 
+def reasons_to_keep(
+    policy: RetentionPolicy, snapshots: Sequence[RetainedSnapshot], context: RetentionContext
+) -> dict[str, tuple[str, ...]]:
+    """Why a policy keeps each snapshot, by id: the rules that a policy tells by itself (`reasons`), else its name."""
+    if isinstance(policy, AnyOf | AllOf):
+        kept = {snapshot.snapshot_id for snapshot in policy.keep(snapshots, context)}
+        answers = [reasons_to_keep(each, snapshots, context) for each in policy.policies]
+        return {name: tuple(why for answer in answers for why in answer.get(name, ())) for name in kept}
+    kept = {snapshot.snapshot_id for snapshot in policy.keep(snapshots, context)}
+    if isinstance(policy, MaxBytes) and policy.of is not None:
+        told = reasons_to_keep(policy.of, snapshots, context)
+    else:
+        tells = getattr(policy, "reasons", None)
+        told = tells(snapshots, context) if tells is not None else {}
+    return {name: tuple(told.get(name, (policy_name(policy),))) for name in kept}
+
+
 _KEPT_AT: dict[ExternalizedCheckpointCleanup, frozenset[TerminalState]] = {
     ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS: frozenset(),
     ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION: frozenset({TerminalState.FAILED}),
@@ -285,7 +380,7 @@ _KEPT_AT: dict[ExternalizedCheckpointCleanup, frozenset[TerminalState]] = {
 
 
 @dataclass(frozen=True)
-class KeepAtEnd(_Rule):
+class KeepAtEnd(Rule):
     """Keep all or none when a stream ends: the table of Flink's `CheckpointProperties`.
 
     A stream that stopped with a savepoint is FINISHED: its checkpoints are deleted under every option. While it runs,

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies import retention, trigger
+from dagster_ckpt.policies.keep_rules import KeepRules
 from dagster_ckpt.policies.retention import RetentionPolicy, checked_retention
 from dagster_ckpt.policies.trigger import Blackout, OutsideBlackouts, TriggerPolicy, checked_trigger
 from dagster_ckpt.values.validation import imported, policy_name
@@ -23,6 +24,8 @@ Written = Mapping[str, object]
 """A policy as data."""
 
 OWN = "own"
+# The field of a policy that has another one.
+_OF = "of"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class _Vocabulary(Generic[Policy]):
             return self.combinators[name](*(self.read(member) for member in members))
         if name not in self.rules:
             raise OptionError(f"{self.option} is {written!r}, but must be one of {self._names()}.")
+        if isinstance(arguments, Mapping) and isinstance(arguments.get(_OF), Mapping):
+            arguments = {**arguments, _OF: self.read(arguments[_OF])}
         return _made(f"{self.option} {name}", self.rules[name], arguments)
 
     def write(self, policy: Policy) -> Written:
@@ -58,7 +63,8 @@ class _Vocabulary(Generic[Policy]):
                 return {name: [self.write(member) for member in getattr(policy, "policies", ())]}
         for name, kind in self.rules.items():
             if type(policy) is kind:
-                return {name: _arguments(policy)}
+                arguments, of = _arguments(policy), getattr(policy, _OF, None)
+                return {name: arguments if of is None else {**arguments, _OF: self.write(of)}}
         return {OWN: _path_of(self.option, policy)}
 
     def _names(self) -> str:
@@ -76,6 +82,8 @@ _RETENTION: _Vocabulary[RetentionPolicy] = _Vocabulary(
         "younger_than": retention.YoungerThan,
         "every": retention.Every,
         "newest_per": retention.NewestPer,
+        "keep_rules": KeepRules,
+        "max_bytes": retention.MaxBytes,
         "savepoint_history": retention.SavepointHistory,
     },
     {"any_of": retention.AnyOf, "all_of": retention.AllOf},

@@ -187,7 +187,7 @@ class Blackout:
 
     def __post_init__(self) -> None:
         for name, value in (("begin", self.begin), ("end", self.end)):
-            if not _TIME.fullmatch(value):
+            if not isinstance(value, str) or not _TIME.fullmatch(value):
                 raise OptionError(f"{name} of a blackout is {value!r}, but must be a time from 00:00 to 23:59.")
         object.__setattr__(self, "days", tuple(self.days))
         unknown = [day for day in self.days if day not in DAYS]

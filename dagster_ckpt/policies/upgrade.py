@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.values.validation import conform_fields
+
+# Of what differs (`output`, or the name of a state) and a DataFrame of the rows that differ: those that must not.
+UnexpectedRows = Callable[[str, Any], Any]
 
 
 class UpgradeMode(StrEnum):
@@ -17,6 +22,8 @@ class UpgradeMode(StrEnum):
         live directory. Works for a failing stream too.
     SAVEPOINT: The same, after the old code was stopped with a savepoint, to which a rollback
         returns.
+    HAND_OVER: As LAST_STATE, but the run of the new code starts beside the old one, compares what both do
+        (`verify_batches`), and only then stops the old code and takes over.
 
     Example:
         >>> UpgradePolicy(mode=UpgradeMode.LAST_STATE)
@@ -25,6 +32,7 @@ class UpgradeMode(StrEnum):
     STATELESS = "STATELESS"
     LAST_STATE = "LAST_STATE"
     SAVEPOINT = "SAVEPOINT"
+    HAND_OVER = "HAND_OVER"
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,8 @@ class UpgradePolicy:
     mode: Annotated[
         UpgradeMode,
         "STATELESS: discard all state. LAST_STATE: continue where the old code stopped. SAVEPOINT: the same, after "
-        "stopping with a savepoint.",
+        "stopping with a savepoint. HAND_OVER: as LAST_STATE, by a run that starts beside the old one, and stops it "
+        "after comparing what both do.",
     ] = UpgradeMode.SAVEPOINT
     # `kubernetes.operator.job.upgrade.last-state.max.allowed.checkpoint.age`
     max_checkpoint_age_ms: Annotated[
@@ -56,6 +65,11 @@ class UpgradePolicy:
     preflight: Annotated[
         bool, "Run the new code for one batch on a copy of the state, without output, before the stream is stopped."
     ] = True
+    verify_batches: Annotated[
+        int,
+        "HAND_OVER: number of the newest batches that the new code runs again, without output. If output or state "
+        "differs from what the old code made of them, the upgrade is refused. 0: they are not compared.",
+    ] = 3
     stop_timeout_ms: Annotated[
         int | None,
         "Time for a stream to answer a stop, suspend or cancel request and to end. After that the upgrade is aborted "
@@ -63,6 +77,11 @@ class UpgradePolicy:
     ] = 30 * 60_000
 
     def __post_init__(self) -> None:
+        conform_fields(self)
+        if self.verify_batches < 0:
+            raise OptionError(
+                f"UpgradePolicy: verify_batches is {self.verify_batches}, but must be 0 or a number of batches."
+            )
         for name in ("max_checkpoint_age_ms", "rollback_after_ms", "stop_timeout_ms"):
             value = getattr(self, name)
             if value is not None and value <= 0:

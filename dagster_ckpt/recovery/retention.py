@@ -11,8 +11,9 @@ snapshot completed after its attempt was recorded as failed is deleted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from dagster_ckpt.catalog.holds import describe_holds
 from dagster_ckpt.catalog.leases import lease_held_message
@@ -25,8 +26,15 @@ from dagster_ckpt.catalog.records import (
     SnapshotStatus,
 )
 from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError
-from dagster_ckpt.policies.guard import KeptBecause, decide_retention, needed_for_recovery
-from dagster_ckpt.policies.retention import KeepAtEnd, RetentionContext, deletes_live_directory
+from dagster_ckpt.policies.guard import KeptBecause, RetentionDecision, decide_retention, needed_for_recovery
+from dagster_ckpt.policies.retention import (
+    KeepAtEnd,
+    RetainedSnapshot,
+    RetentionContext,
+    RetentionPolicy,
+    deletes_live_directory,
+    needs_objects,
+)
 from dagster_ckpt.recovery.live_directories import (
     delete_forgotten_live_directories,
     delete_live_directories,
@@ -34,7 +42,8 @@ from dagster_ckpt.recovery.live_directories import (
     may_be_anothers,
 )
 from dagster_ckpt.snapshot.garbage_collection import Garbage
-from dagster_ckpt.snapshot.manifest import Manifest
+from dagster_ckpt.snapshot.manifest import Manifest, object_name
+from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
@@ -106,32 +115,85 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     tagged ones, those at `protected` locations, which pending attempts build on, and the one that an upgrade would be
     rolled back to.
     """
+    snapshots = retained_by_policy(stream)
+    context = RetentionContext(stream.catalog.now_ms())
+    decision = subsumption(stream, snapshots, stream.options.retention_policy, context, protected=protected)
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
+    return [snapshot for each in decision.dropped if is_owned_by_stream(snapshot := by_id[each.snapshot_id])]
+
+
+def retained_by_policy(stream: StreamHandle) -> list[SnapshotRecord]:
+    """What a policy decides about, oldest first: tagged checkpoints do not count towards its limits."""
     tagged = stream.catalog.holds.tagged(stream.stream_id)
-    # Tagged checkpoints do not count towards the limit.
     snapshots = [
         snapshot
         for snapshot in _of_status(stream, SnapshotStatus.COMPLETED)
         if snapshot.snapshot_id not in tagged and (stream.options.count_savepoints or is_owned_by_stream(snapshot))
     ]
-    snapshots.sort(key=lambda snapshot: (snapshot.timeline, snapshot.number or 0))
-    queue = [retained(snapshot) for snapshot in snapshots]
+    return sorted(snapshots, key=lambda snapshot: (snapshot.timeline, snapshot.number or 0))
+
+
+def subsumption(
+    stream: StreamHandle,
+    snapshots: Sequence[SnapshotRecord],
+    policy: RetentionPolicy,
+    context: RetentionContext,
+    *,
+    protected: Iterable[str] = (),
+) -> RetentionDecision:
+    """What a policy and its guard keep of a stream's snapshots, oldest first."""
+    queue = to_retain(stream, snapshots, policy)
     needed = needed_for_recovery(queue)
-    policy, context = stream.options.retention_policy, RetentionContext(stream.catalog.now_ms())
     decision = decide_retention(policy, queue, context, needed=needed)
-    if decision.dropped:
-        # These take further queries, and usually there is nothing to delete.
-        restorable = stream.catalog.snapshots.restorable(stream.stream_id)
-        needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
-        needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
-        in_use, rollback = set(protected), _rollback_snapshot(stream)
-        needed |= {
-            snapshot.snapshot_id: KeptBecause.IN_USE
-            for snapshot in snapshots
-            if snapshot.location in in_use or snapshot.snapshot_id == rollback
-        }
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
-    dropped = [by_id[each.snapshot_id] for each in decision.dropped if each.snapshot_id not in needed]
-    return [snapshot for snapshot in dropped if is_owned_by_stream(snapshot)]
+    if not decision.dropped:
+        return decision
+    # These take further queries, and usually there is nothing to delete.
+    restorable = stream.catalog.snapshots.restorable(stream.stream_id)
+    needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
+    needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
+    in_use, rollback = set(protected), _rollback_snapshot(stream)
+    needed |= {
+        snapshot.snapshot_id: KeptBecause.IN_USE
+        for snapshot in snapshots
+        if snapshot.location in in_use or snapshot.snapshot_id == rollback
+    }
+    also = {each.snapshot_id: needed[each.snapshot_id] for each in decision.dropped if each.snapshot_id in needed}
+    dropped = tuple(each for each in decision.dropped if each.snapshot_id not in also)
+    return replace(decision, kept={**decision.kept, **also}, dropped=dropped)
+
+
+def to_retain(
+    stream: StreamHandle, snapshots: Sequence[SnapshotRecord], policy: RetentionPolicy
+) -> list[RetainedSnapshot]:
+    """Snapshots as a policy sees them."""
+    queue = [retained(snapshot) for snapshot in snapshots]
+    if not needs_objects(policy):
+        return queue
+    return [
+        replace(each, objects=objects_of(stream.store, snapshot.location))
+        if snapshot.location is not None and snapshot.status is SnapshotStatus.COMPLETED
+        else each
+        for each, snapshot in zip(queue, snapshots, strict=True)
+    ]
+
+
+# A snapshot never changes, and this is asked after each checkpoint.
+@lru_cache(maxsize=1_000)
+def _objects_at(store: SnapshotStore, location: str) -> Mapping[str, int]:
+    manifest, folder = store.manifest(location), location.rstrip("/")
+    objects = {
+        f"{folder.rpartition('/')[0]}/{object_name(folder.rpartition('/')[2], name)}": use.length
+        for name, use in manifest.uses.items()
+    }
+    return {**objects, folder: manifest.inline_length}
+
+
+def objects_of(store: SnapshotStore, location: str) -> Mapping[str, int]:
+    """The data objects of a snapshot, and its own folder for what is in its metadata; empty if it cannot be read."""
+    try:
+        return _objects_at(store, location)  # type: ignore[arg-type]
+    except CkptError:
+        return {}
 
 
 def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:

@@ -33,9 +33,16 @@ from dagster_ckpt.snapshot.garbage_collection import (
     savepoint_directories,
     storage_time_ms,
 )
-from dagster_ckpt.snapshot.manifest import Manifest, Metadata, SnapshotHeader, checkpoint_directory
+from dagster_ckpt.snapshot.manifest import (
+    Manifest,
+    Metadata,
+    SnapshotHeader,
+    checkpoint_directory,
+    checkpoint_number,
+)
 from dagster_ckpt.snapshot.packs import PackRunner, Threads
 from dagster_ckpt.snapshot.reader import WriteEntry, extract, read_metadata, verify_snapshot
+from dagster_ckpt.snapshot.replica import copy_snapshot
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.snapshot.writer import (
@@ -213,6 +220,19 @@ class ObjectSnapshotStore:
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
         file_io, directory = self._at(location)
         return verify_snapshot(file_io, directory, deep=deep)
+
+    def copy(
+        self, location: str, source: ObjectSnapshotStore, *, progress: Progress = lambda _done, _total: None
+    ) -> StoredSnapshot:
+        """Copy a snapshot of another storage byte for byte, without those of its objects that are here already."""
+        source_io, directory = source._at(location)
+        root = self._layout.stream_root if checkpoint_number(directory) is not None else self._layout.savepoint_root
+        if root is None:
+            raise StorageAccessError(f"{location} is a savepoint, and no folder for savepoints is configured there.")
+        file_io = self._open_file_io(root)
+        copied = copy_snapshot(source_io, file_io, directory, width=self._layout.transfer_threads, progress=progress)
+        manifest = read_metadata(file_io, directory).manifest
+        return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
 
     def checkpoints(self) -> list[str]:
         return [f"{self._stream_io.url}/{directory}" for directory in checkpoint_directories(self._stream_io)]

@@ -15,7 +15,7 @@ from dagster_ckpt.values.modes import RecoveryClaimMode
 from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.source_mapping import SourceMapping
 from dagster_ckpt.values.untrusted import from_json
-from dagster_ckpt.values.validation import WholeNumber
+from dagster_ckpt.values.validation import WholeNumber, conform_fields
 
 
 class StartPoint(Enum):
@@ -29,6 +29,7 @@ class StartPoint(Enum):
 
 
 _STATE_PARTITIONS = WholeNumber("state_partitions", minimum=1, maximum=MAX_PARALLELISM.maximum)
+_VERIFY_BATCHES = WholeNumber("verify_batches", minimum=0)
 _BATCH = re.compile(r"batch-(\d+)", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"chk-\d+", re.IGNORECASE)
 _SNAPSHOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -181,6 +182,14 @@ class StartFrom:
             confirms=True,
         ),
     ] = False
+    verify_batches: Annotated[
+        int,
+        Described(
+            description="Run this number of the newest batches again with the new code, without output, and compare "
+            "output and state with what the stream made of them, before the running query is stopped. A difference "
+            "refuses the start, and the query runs on."
+        ),
+    ] = 0
     state_partitions: Annotated[
         int | None,
         Described(
@@ -190,8 +199,8 @@ class StartFrom:
     ] = None
 
     def __post_init__(self) -> None:
+        conform_fields(self)
         object.__setattr__(self, "start_from", _normalized(self.start_from))
-        object.__setattr__(self, "claim_mode", RecoveryClaimMode(self.claim_mode))
         word, point = self.start_from, self.point
         if self.new_query_id and point in (StartPoint.LATEST, StartPoint.EMPTY):
             raise OptionError(
@@ -228,6 +237,13 @@ class StartFrom:
             object.__setattr__(self, "map_sources", str(SourceMapping.parse(self.map_sources)))
         if self.migrate_state or self.bootstrap_state:
             self._check_migration()
+        _VERIFY_BATCHES.checked(self.verify_batches)
+        if self.verify_batches and (point is not StartPoint.LATEST or self.map_sources):
+            other = "map_sources is given" if self.map_sources else f"start_from is {word!r}"
+            raise OptionError(
+                f"verify_batches compares this code with what the stream has done, but {other}, so it does something "
+                "else. Leave one out."
+            )
         if self.state_partitions is not None:
             _STATE_PARTITIONS.checked(self.state_partitions)
             if point is StartPoint.EMPTY:
@@ -238,7 +254,14 @@ class StartFrom:
 
     def _check_migration(self) -> None:
         name = "migrate_state" if self.migrate_state else "bootstrap_state"
-        others = ("bootstrap_state", "map_sources", "source_offsets", "state_partitions", "accept_plan_change")
+        others = (
+            "bootstrap_state",
+            "map_sources",
+            "source_offsets",
+            "state_partitions",
+            "accept_plan_change",
+            "verify_batches",
+        )
         other = next((each for each in others if each != name and getattr(self, each)), None)
         if other is not None:
             raise OptionError(f"{name} and {other} are for two starts, one after the other. Leave one out.")

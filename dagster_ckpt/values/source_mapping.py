@@ -11,7 +11,7 @@ from dagster_ckpt.errors import OptionError
 
 _EXAMPLE = "such as '0=1,1=new:earliest': source 0 continues the former source 1, source 1 is new"
 _KEY = re.compile(r"[\w-]+")
-_NEW = "new"
+_NEW, _FORMER = "new", "former"
 
 
 class Beginning(StrEnum):
@@ -51,6 +51,9 @@ class SourceMapping:
             if source in continued or source in new:
                 raise _unreadable(text, f"it names source {source} twice")
             word, _, where = value.partition(":")
+            if word == _FORMER and where:
+                # So that a former source can be called `new`.
+                word, value, where = "", where, ""
             if word == _NEW:
                 new[source] = _beginning(text, where)
             elif where or not _KEY.fullmatch(value):
@@ -67,7 +70,10 @@ class SourceMapping:
         return (*self.continued, *self.new)
 
     def __str__(self) -> str:
-        kept = [f"{source}={former}" for source, former in self.continued.items()]
+        kept = [
+            f"{source}={_FORMER}:{former}" if former == _NEW else f"{source}={former}"
+            for source, former in self.continued.items()
+        ]
         added = [
             f"{source}={_NEW}" + (f":{where.value}" if where is not Beginning.AS_CODE else "")
             for source, where in self.new.items()

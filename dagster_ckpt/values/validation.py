@@ -9,7 +9,20 @@ from datetime import timedelta
 from enum import Enum
 from importlib import import_module
 from inspect import getattr_static
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
@@ -231,6 +244,51 @@ class Option(Generic[Given_contra, Value_co]):
 def options_of(kind: type) -> dict[str, Option[Any, Any]]:
     """The options that a dataclass declares, by name."""
     return {each.name: getattr_static(kind, each.name) for each in fields(kind)}
+
+
+def conforming(option: str, value: Any, kind: Any) -> Any:
+    """Return a value of an annotated kind, or raise.
+
+    A member of an enum is also given by its name or value, and a tuple by a list.
+
+    Example:
+        >>> conforming("effect", "REAL", Effect | None)
+        <Effect.REAL: 'real'>
+    """
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    is_union = get_origin(kind) in (Union, UnionType)
+    kinds = [get_origin(each) or each for each in (get_args(kind) if is_union else (kind,))]
+    for each in kinds:
+        if isinstance(value, str) and isinstance(each, type) and issubclass(each, Enum):
+            return _member(option, value, each)
+    if tuple in kinds and isinstance(value, list):
+        return tuple(value)
+    is_number = float in kinds and type(value) is int
+    is_letters = isinstance(value, str) and str not in kinds and object not in kinds
+    is_switch = isinstance(value, bool) and bool not in kinds
+    if (isinstance(value, tuple(kinds)) or is_number) and not is_letters and not is_switch:
+        return value
+    raise type_error(option, value, " or ".join("None" if each is NoneType else each.__name__ for each in kinds))
+
+
+def _member(option: str, value: str, kind: type[Member]) -> Member:
+    if value in kind.__members__:
+        return kind[value]
+    try:
+        return kind(value)
+    except OptionError:
+        raise
+    except ValueError as error:
+        raise OptionError(f"{option} is {value!r}, but must be one of {', '.join(kind.__members__)}.") from error
+
+
+def conform_fields(declared: Any) -> None:
+    """Replace each field of a frozen dataclass by what `conforming` returns."""
+    kinds = get_type_hints(type(declared))
+    for each in fields(declared):
+        name = f"{type(declared).__name__}: {each.name}"
+        object.__setattr__(declared, each.name, conforming(name, getattr(declared, each.name), kinds[each.name]))
 
 
 IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)")

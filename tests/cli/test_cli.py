@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.cli.command import FAILED, PROBLEM_FOUND
@@ -33,6 +35,7 @@ from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.retention import RetentionReport
 from dagster_ckpt.spark.versions import RELEASES
 from dagster_ckpt.state.rewriter import Rewriter
+from dagster_ckpt.stream.ownership import OWNER
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.ui.history import lengthen
@@ -345,6 +348,21 @@ def test_definitions_that_cannot_be_used_are_named_with_the_reason(
     assert says in " ".join(stderr.split())
 
 
+def test_a_stream_whose_catalog_was_lost_is_shown_with_the_command_that_rebuilds_it(
+    golden: GoldenStream, tmp_path: Path
+) -> None:
+    lost = golden.stream.catalog.deployment_id
+    (Path(golden.stream.live_folder) / OWNER).write_text(lost)
+    new = f"sqlite:///{tmp_path / 'new-catalog.db'}"
+    with contextlib.closing(Catalog(new)) as catalog:
+        replace(golden.stream, catalog=catalog).register()
+    command = f"dagster-ckpt rebuild {STREAM} --take-over-deployment {lost}"
+    for shown in ("streams",), ("show", STREAM):
+        assert command in re.sub(r"\s+", " ", run("--catalog", new, *shown).stdout)
+    run("--catalog", new, *command.split()[1:], "--yes")
+    assert command not in run("--catalog", new, "show", STREAM).stdout
+
+
 def test_a_rebuild_from_wrong_folders_registers_nothing(golden: GoldenStream, tmp_path: Path) -> None:
     new = ("--catalog", f"sqlite:///{tmp_path / 'new.db'}")
     folders = ("--storage", str(tmp_path / "typo"), "--live-root", str(tmp_path / "typo"))
@@ -367,15 +385,26 @@ def test_a_refusal_names_the_options_of_the_command_line(golden: GoldenStream, t
 
 
 def test_a_label_of_two_snapshots_is_refused_with_their_ids(golden: GoldenStream) -> None:
-    first, second = (as_json("savepoint", STREAM, "--label", "twice")["snapshot_id"] for _ in range(2))
-    third = run("savepoint", STREAM, "--label", "thrice").stderr + run("savepoint", STREAM, "--label", "thrice").stderr
-    assert third.startswith("2 snapshots have the label 'thrice'. To start from this one, name it by its id: ")
+    first, second = (as_json("savepoint", STREAM)["snapshot_id"] for _ in range(2))
+    for each in (first, second):
+        # As in a catalog that was rebuilt from what two deployments stored.
+        golden.stream.catalog.holds.tag(each, label="twice", holder="a test")
     for command in (("restart", STREAM, "--preview", "--from", "twice"), ("snapshot", STREAM, "twice")):
         stderr = run(*command, status=FAILED).stderr
         assert "2 snapshots of stream 'golden' have the label 'twice'" in stderr
         assert f"- {first}: savepoint twice at batch 4" in stderr
         assert f"- {second}: " in stderr
     assert as_json("restart", STREAM, "--preview", "--from", first)["plan"]["snapshot_id"] == first
+
+
+@pytest.mark.parametrize("command", ["savepoint", "promote", "tag"])
+def test_a_label_that_a_snapshot_has_is_refused(golden: GoldenStream, command: str) -> None:
+    first = as_json("savepoint", STREAM, "--label", "release")["snapshot_id"]
+    others = [] if command == "savepoint" else [as_json("savepoint", STREAM)["snapshot_id"]]
+    stderr = run(command, STREAM, *others, "--label", "release", status=FAILED).stderr
+    assert f"already has a snapshot with the label 'release': savepoint release at batch 4 ({first})" in stderr
+    assert len(as_json("list", STREAM)) == 1 + len(others)
+    assert as_json("tag", STREAM, first, "--label", "release")["label"] == "release"
 
 
 @pytest.mark.parametrize("report", [RetentionReport(failed=("chk-1: no permission",))])

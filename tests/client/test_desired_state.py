@@ -166,8 +166,11 @@ def _snapshot(given: dict[str, Any]) -> SnapshotRecord:
 
 def _shown(action: Action) -> str:
     if isinstance(action, Ask):
-        start_from = action.arguments.get("start_from")
-        return f"{action.kind.value} {start_from}" if start_from else action.kind.value
+        given = dict(action.arguments)
+        start_from = [given.pop("start_from")] if "start_from" in given else []
+        given.pop("discard_state", None)
+        options = [name if value is True else f"{name}={value}" for name, value in given.items()]
+        return " ".join([action.kind.value, *start_from, *options])
     if isinstance(action, Adopt):
         return f"ADOPT {action.desired.value}"
     if isinstance(action, Run):

@@ -16,6 +16,7 @@ from dagster_ckpt import CheckpointConfig, Client, run_stream
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
 from dagster_ckpt.client.launching import START_REQUEST_VARIABLE
 from dagster_ckpt.errors import RequestFailedError, SourceChangedError
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.small_spark import small_spark
 from tests.support.small_stream import STREAM, SmallStream
 
@@ -47,9 +48,10 @@ class Launcher:
             checkpointing=CheckpointConfig(interval=60_000),
         )
 
-    def restart(self, **writer: str) -> tuple[Future[Any], Future[Any]]:
+    def restart(self, verify_batches: int = 0, **writer: str) -> tuple[Future[Any], Future[Any]]:
         """A person's restart, and the program that is launched for it."""
-        asked = self._pool.submit(self.client.restart, STREAM, timeout_s=DEADLINE_S)
+        start_from = StartFrom(verify_batches=verify_batches)
+        asked = self._pool.submit(self.client.restart, STREAM, start_from=start_from, timeout_s=DEADLINE_S)
         return asked, self.launch(self.await_that(self._start), **writer)
 
     def newest(self) -> ExecutionRecord:
@@ -93,7 +95,16 @@ def test_the_next_program_takes_over_only_with_code_that_can_continue(
         launcher.await_that(lambda: launcher.has_read(3))
         assert launcher.newest().execution_id == old.execution_id
 
-        asked, second = launcher.restart()
+        small.query = lambda rows: rows.where("a <> 3")
+        asked, refused = launcher.restart(verify_batches=3)
+        with pytest.raises(RequestFailedError, match=r"batch 0: output differs in 1 rows"):
+            refused.result(DEADLINE_S)
+        with pytest.raises(RequestFailedError, match=r"is not started, nothing was changed"):
+            asked.result(DEADLINE_S)
+        assert launcher.newest().execution_id == old.execution_id
+
+        small.query = lambda rows: rows.where("a >= 0")
+        asked, second = launcher.restart(verify_batches=3)
         asked.result(DEADLINE_S)
         first.result(DEADLINE_S)
         small.feed(1)

@@ -53,6 +53,7 @@ def test_an_example_runs(page: dict[str, Any], section: str, example: str) -> No
     code = (
         example.replace("/var/lib/streams/checkpoints", str(golden.root / "snapshots"))
         .replace("/var/lib/streams", str(golden.root))
+        .replace("s3://second/checkpoints", str(golden.root / "second"))
         .replace('"orders', f'"{STREAM}')
         .replace("1f2e3d4c-5b6a-4788-9a0b-1c2d3e4f5061", golden.stream.catalog.deployment_id)
     )

@@ -103,6 +103,14 @@ def test_memory_storage_takes_its_paths_from_the_deployment() -> None:
     assert own.configure(deployment) == own
 
 
+def test_a_storage_prints_what_pyflinks_prints() -> None:
+    shown = "JobManagerCheckpointStorage (checkpoints to JobManager) ( maxStateSize: 7)"
+    assert str(JobManagerCheckpointStorage("file:///own", 7, storage_options={"secret": "hush"})) == shown
+    assert str(FileSystemCheckpointStorage("file:///own", storage_options={"secret": "hush"})) == (
+        "FileSystemCheckpointStorage (checkpoints: 'file:/own', fileStateThreshold: 20480, writeBufferSize: 4096)"
+    )
+
+
 def test_a_custom_storage_is_named_by_import_path() -> None:
     storage = CustomCheckpointStorage("company.storage:open_tape", {"library": 3})
     assert (storage.factory, storage.settings) == ("company.storage:open_tape", {"library": 3})

@@ -19,8 +19,9 @@ from pyspark.sql import DataFrame, SparkSession
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotTrigger, StartCause
 from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.errors import OptionError, OptionTypeError, StatePartitionsError, StreamFailedError
+from dagster_ckpt.flink import environment
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
-from dagster_ckpt.flink.execution_config import KryoRegistrations
+from dagster_ckpt.flink.execution_config import KRYO_TYPES, SERIALIZER, KryoRegistrations
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.runtime.run import EndKind
 from dagster_ckpt.spark.query.description import same_session
@@ -396,6 +397,16 @@ def test_a_registration_that_comes_too_late_is_refused(program: Program) -> None
     env.register_type(REGISTERED)
     with pytest.raises(OptionError, match="read by Spark when the application starts"):
         env.register_type("com.example.Event")
+    assert env.get_config().kryo.types == (REGISTERED,)
+
+
+def test_a_kryo_class_that_does_not_exist_is_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = program.environment()
+    types = f"{REGISTERED},no.such.Type"
+    monkeypatch.setattr(environment, "application_settings", lambda spark: {SERIALIZER: KRYO, KRYO_TYPES: types})
+    with pytest.raises(OptionError, match=r"name no\.such\.Type, but must name classes that Spark's JVM can load"):
+        env.register_type("no.such.Type")
+    env.register_type(REGISTERED)
     assert env.get_config().kryo.types == (REGISTERED,)
 
 

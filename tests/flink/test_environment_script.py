@@ -20,7 +20,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 WITHOUT_DAGSTER = """
 import sys
 try:

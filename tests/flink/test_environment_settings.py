@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
+from dagster_ckpt.flink import environment
 from dagster_ckpt.flink.deployment import deployment_below
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.flink.execution_config import ExecutionConfig, ExecutionMode, KryoRegistrations
@@ -101,6 +103,23 @@ def test_only_what_an_application_lacks_of_the_registrations_is_missing() -> Non
         "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
         "spark.kryo.registrator": "a.Registrator",
     }
+
+
+@pytest.mark.parametrize("starts", [["no.such.Type", "a.Registrator"], []])
+def test_an_application_with_an_unknown_kryo_class_is_stopped_again(
+    starts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    application = Mock()
+    monkeypatch.setattr(environment, "start_application", lambda threads, settings: application)
+    monkeypatch.setattr(environment, "unknown_classes", lambda spark, names: [each for each in names if each in starts])
+    env = StreamExecutionEnvironment.get_execution_environment()
+    env.register_type_with_kryo_serializer("no.such.Type", "a.Registrator")
+    if starts:
+        with pytest.raises(OptionError, match=r"Kryo registrations name no\.such\.Type, a\.Registrator, but must"):
+            _ = env.spark
+    else:
+        assert env.spark is application
+    assert application.stop.called is bool(starts)
 
 
 def test_only_a_classic_session_can_be_given() -> None:

@@ -32,7 +32,7 @@ from dagster_ckpt.orchestration.resources import (
 from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.policies.restart import RestartStrategies
-from dagster_ckpt.policies.upgrade import UpgradePolicy
+from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.values.modes import DesiredState
@@ -61,13 +61,14 @@ class Deployment:
         self.catalog: Catalog = self.resource.catalog()
         self.files = 0
         self.landing = "landing"
+        self.mode = UpgradeMode.SAVEPOINT
         self.launched: set[str] = set()
         self.threads: list[threading.Thread] = []
         self.definitions = dg.Definitions()
 
-    def load(self, code_version: str, *, key: str = "shop", output: str = "output") -> None:
-        """Load the code of a version: what it counts by, and where it writes."""
-        stream = self._stream(code_version, key, output)
+    def load(self, code_version: str, *, key: str = "shop", output: str = "output", only: str = "true") -> None:
+        """Load the code of a version: what it counts by, where it writes, and which rows it counts."""
+        stream = self._stream(code_version, key, output, only)
         self.definitions = dg.Definitions.merge(
             stream_definitions(stream),
             dg.Definitions(
@@ -80,23 +81,23 @@ class Deployment:
             ),
         )
 
-    def _stream(self, code_version: str, key: str, output: str) -> StreamingAsset:
+    def _stream(self, code_version: str, key: str, output: str, only: str) -> StreamingAsset:
         @streaming_asset(
             checkpointing=CheckpointConfig(interval=300),
             restart_strategy=RestartStrategies.no_restart(),
             desired_state=DesiredState.RUNNING,
-            upgrade=UpgradePolicy(rollback_after_ms=DEADLINE_S * 1000),
+            upgrade=UpgradePolicy(self.mode, rollback_after_ms=DEADLINE_S * 1000),
             code_version=code_version,
         )
         def orders(context: Any, pyspark: Any) -> Any:
-            counts = self.counts(key)
+            counts = self.counts(key, only)
             return counts.writeStream.format("parquet").option("path", str(self.root / output))
 
         return orders
 
-    def counts(self, key: str = "shop") -> DataFrame:
+    def counts(self, key: str = "shop", only: str = "true") -> DataFrame:
         stream = self.spark.readStream.schema("at timestamp, shop long").option("maxFilesPerTrigger", 1)
-        rows = stream.json(str(self.root / self.landing)).withWatermark("at", "10 minutes")
+        rows = stream.json(str(self.root / self.landing)).where(only).withWatermark("at", "10 minutes")
         counts = rows.groupBy(F.window("at", "30 minutes"), F.expr(key).alias("shop")).count()
         return counts.select("window.start", "shop", "count")
 
@@ -319,6 +320,40 @@ def test_a_restart_with_code_that_is_refused_leaves_the_running_query_alone(depl
     assert deployment.catalog.executions.get(old.execution_id).status is ExecutionStatus.SUSPENDED
     deployment.feed(1)
     deployment.until(deployment.has_read_all)
+
+    deployment.set_state(state="SUSPENDED")
+    deployment.until(lambda: deployment.row is not None and deployment.row.reached == deployment.row.generation)
+    assert deployment.rows() == deployment.uninterrupted()
+
+
+@pytest.mark.thorough
+def test_a_stream_is_handed_over_to_code_that_does_the_same_and_not_to_other_code(deployment: Deployment) -> None:
+    deployment.mode = UpgradeMode.HAND_OVER
+    deployment.feed(4)
+    deployment.load("1")
+    deployment.until(lambda: deployment.newest is not None and deployment.has_read_all())
+    old = deployment.newest
+    assert old is not None
+
+    deployment.load("2", only="shop <> 1")
+    deployment.until(lambda: deployment.is_in(UpgradePhase.REFUSED, "2"))
+    assert deployment.row is not None
+    assert "not handed over: RequestFailedError" in (deployment.row.alert or "")
+    assert "the loaded code does something else. batch" in (deployment.row.alert or "")
+    deployment.feed(1)
+    deployment.until(deployment.has_read_all)
+    assert deployment.newest is not None
+    assert (deployment.newest.execution_id, deployment.newest.status) == (old.execution_id, ExecutionStatus.RUNNING)
+
+    deployment.load("3", only="shop >= 0")
+    deployment.until(lambda: deployment.is_in(UpgradePhase.UPGRADING, "3"))
+    ended = deployment.catalog.executions.get(old.execution_id)
+    assert ended.status is ExecutionStatus.SUSPENDED
+    deployment.feed(1)
+    deployment.until(lambda: deployment.is_in(UpgradePhase.STABLE, "3"))
+    deployment.until(deployment.has_read_all)
+    assert deployment.row.preflight is not None
+    assert "the same state" in deployment.row.preflight.reason
 
     deployment.set_state(state="SUSPENDED")
     deployment.until(lambda: deployment.row is not None and deployment.row.reached == deployment.row.generation)

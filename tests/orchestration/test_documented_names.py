@@ -27,6 +27,7 @@ ELSEWHERE = {
     "dagster_ckpt.policies.restart",
     "dagster_ckpt.policies.retention",
     "dagster_ckpt.policies.trigger",
+    "dagster_ckpt.policies.keep_rules",
     "dagster_ckpt.sinks.sink",
     "dagster_ckpt.sinks.table",
     "dagster_ckpt.testing",
@@ -101,7 +102,7 @@ def test_the_public_names_are_few_and_documented() -> None:
 
 @pytest.mark.parametrize("kind", ["job", "sensor", "schedule"])
 def test_the_jobs_sensors_and_schedules_that_are_named_are_those_that_are_there(kind: str) -> None:
-    definitions = stream_definitions(orders)
+    definitions = stream_definitions(orders, replication=orchestration.PeriodicReplication("/second"))
     there = {str(each.name) for each in getattr(definitions, f"{kind}s")} - {"orders_stream"}
     named = {word for word in words() if re.fullmatch(rf"(?!build_|cron_|run_|test_)\w+_{kind}", word)}
 

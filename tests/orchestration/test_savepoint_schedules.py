@@ -10,13 +10,15 @@ import pytest
 from orchestration_catalog import take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.errors import OptionError
+from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.jobs.operator_jobs import HistoryConfigSchema, build_operator_jobs
-from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints, build_savepoint_schedule
+from dagster_ckpt.orchestration.jobs.schedules import PeriodicReplication, PeriodicSavepoints, build_savepoint_schedule
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.stream import StreamingAsset
+from dagster_ckpt.policies.keep_rules import KeepRules
 from dagster_ckpt.policies.retention import Latest, NewestPer, SavepointHistory
+from dagster_ckpt.policies.serialization import read_retention
 from dagster_ckpt.policies.trigger import Blackout
 
 
@@ -121,3 +123,31 @@ def test_only_streams_with_a_snapshot_are_verified_by_schedule(
 
     configs = [request.run_config["ops"]["verify_snapshots"]["config"] for request in requests]
     assert configs == [{"stream_id": "orders", "snapshot": "latest", "deep": True}]
+
+
+def test_copies_to_a_second_bucket_are_scheduled_with_their_policy(
+    catalog: Catalog,
+    catalog_resource: CheckpointCatalogResource,
+    orders: StreamingAsset,
+    payments: StreamingAsset,
+) -> None:
+    take_snapshot(catalog, "orders")
+    replication = PeriodicReplication("s3://second/checkpoints", keep=KeepRules(last=3, daily=7))
+    definitions = stream_definitions(orders, payments, replication=replication, operator_jobs=[])
+    [schedule] = [each for each in definitions.schedules or () if each.name == "checkpoint_replication_schedule"]
+    assert isinstance(schedule, dg.ScheduleDefinition)
+
+    [request] = evaluate(schedule, "2026-03-10T04:15", checkpoint_catalog=catalog_resource).run_requests
+
+    config = request.run_config["ops"]["replicate_snapshots"]["config"]
+    assert (config["stream_id"], config["to"], config["snapshot"]) == ("orders", "s3://second/checkpoints", "all")
+    assert read_retention(config["keep"]) == replication.keep
+    [job] = [each for each in definitions.jobs or () if each.name == "replicate_snapshots_job"]
+    assert isinstance(job, dg.JobDefinition)
+    assert dg.validate_run_config(job, request.run_config)
+
+
+@pytest.mark.parametrize("wrong", [{"to": "second/checkpoints"}, {"to": "/second", "keep": "daily"}, {"to": None}])
+def test_copies_to_nowhere_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises((OptionError, OptionTypeError)):
+        PeriodicReplication(**wrong)

@@ -16,11 +16,18 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
-from orchestration_catalog import HOST, begin_execution, begin_snapshot, take_snapshot
+from orchestration_catalog import HOST, begin_execution, begin_snapshot, register, take_snapshot
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import PreflightRecord
-from dagster_ckpt.catalog.records import EventType, ExecutionStatus, LeaseRecord, StartCause
+from dagster_ckpt.catalog.records import (
+    EventType,
+    ExecutionStatus,
+    LeaseRecord,
+    RequestKind,
+    RequestStatus,
+    StartCause,
+)
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import CatalogError, LeaseHeldError
 from dagster_ckpt.orchestration import stream_run
@@ -275,6 +282,18 @@ class TestEnds:
         assert failure.description == "Stream 'orders' is being written by another run."
         assert failure.metadata["dagster_ckpt/end"].value == "LeaseHeldError"
         assert stage.retained == []
+
+    def test_a_start_that_is_refused_tells_who_asked_for_it_why(self, stage: Stage, catalog: Catalog) -> None:
+        def refuse(_request: RunRequest) -> QueryEnd:
+            raise LeaseHeldError("Stream 'orders' is being written by another run.")
+
+        register(catalog, "orders")
+        asked = catalog.requests.submit("orders", RequestKind.START, origin="a person")
+        stage.run(refuse, **{START_REQUEST_TAG: asked.request_id})
+
+        answer = catalog.requests.get(asked.request_id)
+        assert answer.status is RequestStatus.FAILED
+        assert answer.error == "LeaseHeldError: Stream 'orders' is being written by another run."
 
 
 class TestOptionsOfOneRun:

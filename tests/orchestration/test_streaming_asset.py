@@ -37,6 +37,7 @@ OPERATOR_JOBS = [
     "tag_checkpoint_job",
     "release_checkpoint_job",
     "promote_checkpoint_job",
+    "replicate_snapshots_job",
     "rebuild_catalog_job",
     "doctor_job",
     "verify_snapshots_job",

@@ -489,6 +489,22 @@ class TestStart:
 
         assert request.tags[START_REQUEST_TAG] == request_id
 
+    def test_a_start_waits_for_the_restart_that_is_under_way(self, supervised: Supervised, clock: Clock) -> None:
+        """Both would compete for the lease, and the loser's request would fail."""
+        execution = supervised.execution(DagsterRunStatus.FAILURE)
+        supervised.tick()
+        clock.now_ms += DELAY_MS
+        [restart] = supervised.tick()
+        run = supervised.run(DagsterRunStatus.STARTED, **{RESTART_OF_TAG: execution.execution_id})
+        assert restart.tags[RESTART_OF_TAG] == execution.execution_id
+        request_id = self.ask(supervised, start_from="chk-7")
+        assert supervised.tick() == []
+
+        begin_execution(supervised.catalog, "orders", run.run_id, cause=StartCause.RESTART_NEW_RUN)
+
+        [request] = supervised.tick()
+        assert request.tags[START_REQUEST_TAG] == request_id
+
 
 def test_a_job_of_another_code_location_is_left_to_it(supervised: Supervised) -> None:
     execution = supervised.execution(DagsterRunStatus.FAILURE, stream_id="elsewhere")

@@ -29,6 +29,8 @@ SWAPPED = "0=new:earliest,1=0"
         ("0=1, 1=new:earliest ,2=new", SourceMapping({"0": "1"}, {"1": Beginning.EARLIEST, "2": Beginning.AS_CODE})),
         ("orders=0,returns=new:latest", SourceMapping({"orders": "0"}, {"returns": Beginning.LATEST})),
         ("10=1,2=0", SourceMapping({"10": "1", "2": "0"})),
+        ("0=former:new,1=new", SourceMapping({"0": "new"}, {"1": Beginning.AS_CODE})),
+        ("0=former:1,former=former", SourceMapping({"0": "1", "former": "former"})),
     ],
 )
 def test_it_is_read_and_written_alike(text: str, mapping: SourceMapping) -> None:

@@ -255,7 +255,9 @@ class TestActions:
     def test_a_label_that_two_snapshots_have_is_not_offered(
         self, acting: str, signed_in: requests.Session, client: Client
     ) -> None:
-        twice = [client.trigger_savepoint(STREAM, label="twice").snapshot_id for _ in range(2)]
+        twice = [client.trigger_savepoint(STREAM).snapshot_id for _ in range(2)]
+        for each in twice:
+            client.catalog.holds.tag(each, label="twice", holder="a test")
         client.trigger_savepoint(STREAM, label="once")
         shown = signed_in.get(f"{acting}/streams/{STREAM}/-/restart").text
         offered = set(re.findall(r'<option value="([^"]+)"', shown))

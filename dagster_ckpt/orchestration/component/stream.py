@@ -1,6 +1,6 @@
 """One stream in YAML: its query, options, schedules and health thresholds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
@@ -103,6 +103,10 @@ class Health(_Thresholds):
         return HealthSettings(**self.model_dump())
 
 
+def _function(_context: dg.ResolutionContext, path: str | None) -> Callable[..., Any] | None:
+    return None if path is None else imported("unexpected_rows", path)
+
+
 def _hooks(_context: dg.ResolutionContext, paths: Sequence[str] | None) -> Sequence[dg.HookDefinition] | None:
     return None if paths is None else [imported("hooks", path) for path in paths]
 
@@ -145,6 +149,10 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
         UpgradeSettings, in_yaml(UpgradeSettings, UpgradeSettings.upgrade_policy, description_of("upgrade"))
     ] = UpgradeSettings()
     desired_state: Annotated[DesiredState | None, describe(description_of("desired_state"))] = None
+    unexpected_rows: Annotated[
+        Callable[..., Any] | None,
+        dg.Resolver(_function, model_field_type=str | None, description=description_of("unexpected_rows")),
+    ] = None
     stall_timeout_ms: Annotated[int | None, describe(description_of("stall_timeout_ms"))] = None
     restart_in_run: Annotated[bool, describe(description_of("restart_in_run"))] = True
     op_tags: Annotated[dict[str, Any] | None, settings_in_yaml(description_of("op_tags"), Any)] = None

@@ -10,7 +10,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.description import LATEST
-from dagster_ckpt.client.examination import ALL, SnapshotVerification, StreamExamination
+from dagster_ckpt.client.examination import SnapshotVerification, StreamExamination
 from dagster_ckpt.client.state_browsing import (
     DEFAULT_LIMIT,
     ShownDifference,
@@ -21,6 +21,7 @@ from dagster_ckpt.client.state_browsing import (
 )
 from dagster_ckpt.orchestration.code_check import check_stream
 from dagster_ckpt.orchestration.jobs.ops import (
+    SNAPSHOT,
     StreamConfig,
     StreamOps,
     errors_as_failure,
@@ -36,9 +37,6 @@ from dagster_ckpt.values.durations import rounded_duration, utc_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-SNAPSHOT = f"{LATEST} (the newest snapshot), {ALL}, or the id, number (chk-7), label or location of a snapshot."
 
 
 @with_parameters_of(Client.check)

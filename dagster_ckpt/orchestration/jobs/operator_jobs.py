@@ -9,11 +9,13 @@ from pydantic import Field
 
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.client import Client
+from dagster_ckpt.client.description import LATEST
 from dagster_ckpt.client.lifecycle import StopResult
 from dagster_ckpt.client.maintenance import HISTORY_DAYS
 from dagster_ckpt.client.rebuild import RebuildReport
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.jobs.ops import (
+    SNAPSHOT,
     StreamConfig,
     StreamOps,
     errors_as_failure,
@@ -94,6 +96,18 @@ class RetentionConfig(StreamConfig):
         default=HISTORY_DAYS,
         description="Delete rows of the catalog about deleted snapshots, failed attempts, ended executions, events and "
         "answered requests that are older than this many days. Only where state is left out.",
+    )
+
+
+@with_parameters_of(Client.replicate)
+class ReplicateConfig(StreamConfig):
+    """Copy snapshots to a second bucket."""
+
+    snapshot: str = Field(default=LATEST, description=SNAPSHOT)
+    keep: dict[str, Any] | None = Field(
+        default=None,
+        description="Delete the copies that this retention policy does not keep, such as {keep_rules: {daily: 7}}. "
+        "Default: all stay.",
     )
 
 
@@ -240,6 +254,24 @@ def _snapshot_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
                 + "; ".join(report.failed)
             )
 
+    @ops.op
+    def replicate_snapshots(context: dg.OpExecutionContext, config: ReplicateConfig) -> list[str]:
+        """Copy snapshots to a second bucket or folder, and verify every byte there."""
+        with errors_as_failure():
+            done = ops.call(context, Client.replicate, config)
+        log_messages(context, done.messages())
+        broken = [*done.failed, *(f"{each.name}: {each.problems[0]}" for each in done.replicas if each.problems)]
+        if broken:
+            raise dg.Failure("Some snapshots were not copied: " + "; ".join(broken))
+        context.add_output_metadata(
+            {
+                "dagster_ckpt/to": done.to,
+                "dagster_ckpt/copied_bytes": sum(each.copied_bytes for each in done.replicas),
+                "dagster_ckpt/deleted": list(done.deleted),
+            }
+        )
+        return [each.location for each in done.replicas]
+
     def rebuilt(context: dg.OpExecutionContext, report: RebuildReport) -> list[str]:
         log_messages(context, report.messages())
         context.add_output_metadata(
@@ -267,6 +299,7 @@ def _snapshot_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
         ops.verb("trigger_checkpoint", Client.trigger_checkpoint, report_snapshot),
         ops.job(trigger_savepoint),
         ops.job(forget_key),
+        ops.job(replicate_snapshots),
         ops.verb("prefer_savepoint", Client.prefer_savepoint, report_snapshot),
         ops.job(apply_retention),
         ops.verb("tag_checkpoint", Client.tag, report_snapshot),

@@ -14,6 +14,8 @@ from pydantic import Field
 
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.client import Client
+from dagster_ckpt.client.description import LATEST
+from dagster_ckpt.client.examination import ALL
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.orchestration.launchpad import launchpad
 from dagster_ckpt.orchestration.metadata import snapshot_metadata
@@ -31,6 +33,7 @@ from dagster_ckpt.stream.start_from import StartFrom, start_options
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 
 STREAM_ID = "Stream id of the streaming asset, such as departure_delays."
+SNAPSHOT = f"{LATEST} (the newest snapshot), {ALL}, or the id, number (chk-7), label or location of a snapshot."
 _KINDS = (bool, int, float, str, list, dict)
 # What callers supply, besides sessions, callbacks and results of other methods.
 _GIVEN = frozenset({"self", "run_id"})

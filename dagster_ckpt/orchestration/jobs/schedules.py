@@ -8,12 +8,15 @@ import dagster as dg
 import pendulum
 
 from dagster_ckpt.client.description import LATEST
+from dagster_ckpt.client.examination import ALL
 from dagster_ckpt.orchestration.resources import catalog_of
 from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.serialization import write_retention
 from dagster_ckpt.policies.trigger import Blackout, blackout_ends_at_ms
+from dagster_ckpt.values.storage_path import location_url
+from dagster_ckpt.values.validation import conform_fields, conforming
 
 DEFAULT_HISTORY = SavepointHistory()
 
@@ -38,6 +41,11 @@ class PeriodicSavepoints:
     blackouts: tuple[Blackout, ...] = ()
     name: str | None = None
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED
+
+    def __post_init__(self) -> None:
+        conform_fields(self)
+        for each in self.blackouts:
+            conforming("PeriodicSavepoints: blackouts", each, Blackout)
 
 
 def build_savepoint_schedule(
@@ -114,6 +122,66 @@ def build_housekeeping_schedule(
         return [_run_for(stream, context, "apply_retention") for stream in streams]
 
     return housekeeping_schedule
+
+
+@dataclass(frozen=True)
+class PeriodicReplication:
+    """Scheduled copies of the snapshots of every stream to a second bucket or folder.
+
+    Attributes:
+        to: The folder, as of a checkpoint storage; no stream may write there.
+        cron_schedule: In UTC.
+        snapshot: `all`, or `latest`.
+        keep: Which copies of each stream stay; None: all.
+
+    Example:
+        >>> PeriodicReplication("s3://second/checkpoints", keep=KeepRules(last=3, daily=7))
+    """
+
+    to: str
+    cron_schedule: str = "15 * * * *"
+    snapshot: str = ALL
+    keep: RetentionPolicy | None = None
+    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED
+
+    def __post_init__(self) -> None:
+        conform_fields(self)
+        location_url("to", self.to)
+
+
+def build_replication_schedule(
+    streams: Sequence[Stream], replication_job: dg.JobDefinition, periodic: PeriodicReplication
+) -> dg.ScheduleDefinition:
+    """Copy the snapshots of every stream that has some, on a schedule.
+
+    Args:
+        replication_job: `replicate_snapshots_job` of `build_operator_jobs`.
+
+    Raises:
+        OptionError: The class of your own policy has no import path, or arguments that are no plain values.
+    """
+    translator = translator_of(streams)
+    catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
+    config = {"to": periodic.to, "snapshot": periodic.snapshot}
+    keep = {} if periodic.keep is None else {"keep": write_retention(periodic.keep)}
+
+    @dg.schedule(
+        name=translator.get_schedule_name("checkpoint_replication_schedule"),
+        required_resource_keys={catalog_key},
+        job=replication_job,
+        cron_schedule=periodic.cron_schedule,
+        default_status=periodic.default_status,
+        description="Copies the snapshots of every stream to a second bucket, and verifies them there.",
+    )
+    def replication_schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest]:
+        with_snapshots = catalog_of(context, catalog_key).history.newest_of([stream.stream_id for stream in streams])
+        return [
+            _run_for(stream, context, "replicate_snapshots", **config, **keep)
+            for stream in streams
+            if stream.stream_id in with_snapshots
+        ]
+
+    return replication_schedule
 
 
 def build_verification_schedule(

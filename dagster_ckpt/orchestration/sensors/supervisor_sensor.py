@@ -198,6 +198,10 @@ class SupervisorTick:
                 self.messages.append(f"{request.stream_id}: {ended}")
             if run is not None:
                 continue
+            if self._restart_is_under_way(stream.stream_id):
+                # Both would compete for the lease. Once that one has it, the requested start takes over from it.
+                self.messages.append(f"{request.stream_id}: waiting for the restart that is under way")
+                continue
             start_from = request.arguments.get("start_from")
             self.messages.append(f"{request.stream_id}: starting from {start_from} for {request.origin}")
             yield self._run(
@@ -251,6 +255,14 @@ class SupervisorTick:
         """Whether a run in progress submitted this request and launches the driver itself."""
         run_id = request.arguments.get("run_id")
         return run_id is not None and not run_is_over(self.instance, run_id)
+
+    def _restart_is_under_way(self, stream_id: str) -> bool:
+        """Whether a run that was launched to restart the newest execution has not begun another one yet."""
+        latest = self.catalog.executions.latest(stream_id)
+        if latest is None or latest.settled:
+            return False
+        restarts = self.instance.get_runs(self._tagged(RESTART_OF_TAG, latest.execution_id))
+        return not all(run.is_finished for run in restarts)
 
     def _run_of(self, request: RequestRecord) -> dg.DagsterRun | None:
         """The run that was launched for a request."""

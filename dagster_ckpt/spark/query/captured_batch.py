@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import LiveDirectoryError, UnsupportedSparkError
@@ -86,9 +86,14 @@ def capture_batch(
 ) -> Captured:
     """Run the batch that is planned in a directory; the rows that it gives its sink become a frame of `home`."""
     captured = Captured(Trial(None))
+    failures: list[Exception] = []
 
     def keep(rows: DataFrame, _batch_id: int) -> None:
-        kept: Any = rows.localCheckpoint(eager=True)
+        try:
+            kept: Any = rows.localCheckpoint(eager=True)
+        except Exception as error:
+            failures.append(error)
+            raise
         # The session of the batch ends with its query.
         plain = kept._jdf.queryExecution().toRdd()
         of_home: Any = home._jsparkSession
@@ -103,6 +108,9 @@ def capture_batch(
     captured.trial = run_trial(capturing, scratch, name, replays=True, timeout_s=timeout_s, keeps_output=True)
     if captured.trial.batch_id is None:
         captured.rows = None
+        if failures:
+            # Spark's error is that of the function: its trace in Python, with the cause somewhere in it.
+            captured.trial = replace(captured.trial, error=str(failures[0]))
     return captured
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +130,20 @@ def application_of(spark: SparkSession) -> SparkApplication | None:
 def application_settings(spark: SparkSession) -> dict[str, str]:
     """Those with which it was started."""
     return dict(spark.sparkContext.getConf().getAll())
+
+
+def unknown_classes(spark: SparkSession, names: Sequence[str]) -> list[str]:
+    """The classes that the driver's JVM cannot load."""
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = spark._jvm
+    loader, unknown = jvm.java.lang.Thread.currentThread().getContextClassLoader(), []
+    for name in names:
+        try:
+            loader.loadClass(name)
+        except Py4JJavaError:
+            unknown.append(name)
+    return unknown
 
 
 def _names_a_master(environment: Mapping[str, str]) -> bool:

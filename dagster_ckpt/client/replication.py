@@ -1,0 +1,210 @@
+"""Verified copies of snapshots in a second storage, and their own retention there.
+
+A copy has the id, number and content of its original, in the folders of a checkpoint storage. So a start takes it by
+its location, and a catalog is rebuilt from it. What is there is read from the storage alone; the catalog lists no copy.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.client.description import find_snapshot
+from dagster_ckpt.client.examination import ALL
+from dagster_ckpt.config.checkpoint_options import checked_storage
+from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
+from dagster_ckpt.errors import CkptError, OptionError
+from dagster_ckpt.io.location import folders_overlap
+from dagster_ckpt.policies.guard import KeptBecause, decide_retention
+from dagster_ckpt.policies.retention import RetainedSnapshot, RetentionContext, RetentionPolicy
+from dagster_ckpt.recovery.live_directories import snapshot_location
+from dagster_ckpt.recovery.retention import objects_of
+from dagster_ckpt.snapshot.manifest import Manifest
+from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.checkpoint_dir.restore import Progress
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.opening import storage_place
+from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, holding, retained
+from dagster_ckpt.values.durations import size
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A copy of a snapshot.
+
+    Attributes:
+        copied_bytes: Bytes written for it now; 0: it was there.
+        problems: Why it cannot be restored; it was deleted again.
+    """
+
+    snapshot_id: str
+    name: str
+    location: str
+    copied_bytes: int
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Replication:
+    """Result of `Client.replicate`.
+
+    Attributes:
+        deleted: Locations of copies that the policy does not keep.
+        failed: Copies that could not be made or deleted; the next call tries again.
+    """
+
+    stream_id: str
+    to: str
+    replicas: tuple[Replica, ...]
+    deleted: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each chosen snapshot has an intact copy, and every deletion succeeded."""
+        return not self.failed and not any(each.problems for each in self.replicas)
+
+    def messages(self) -> list[str]:
+        """One line per copy."""
+        lines = []
+        for each in self.replicas:
+            done = (
+                f"copied, {size(each.copied_bytes)} written, every byte verified" if each.copied_bytes else "is there"
+            )
+            lines.append(f"{each.name}: {each.problems[0] if each.problems else done}: {each.location}")
+        lines += [f"deleted the copy {location}" for location in self.deleted]
+        return [*lines, *self.failed] or ["nothing to copy"]
+
+
+def replicate(
+    stream: StreamHandle,
+    reference: str,
+    to: str | CheckpointStorage,
+    *,
+    keep: RetentionPolicy | None,
+    progress: Progress | None,
+) -> Replication:
+    """Carry out `Client.replicate`."""
+    storage = checked_storage(to)
+    place, source, target = storage_place(storage), stream.store, open_store(storage, stream.stream_id)
+    if place is None or not isinstance(source, ObjectSnapshotStore) or not isinstance(target, ObjectSnapshotStore):
+        raise OptionError("Snapshots are copied between folders, but one of the two storages is a class of your own.")
+    chosen = _chosen(stream, reference)
+    _refuse_overlap(stream, place, chosen)
+    there = _copies(stream, target)
+    if keep is not None:
+        # Not to copy again and again what the policy then deletes.
+        queue = {each.snapshot_id: retained(each) for each in chosen} | _retained(target, there)
+        kept = _kept(stream, sorted(queue.values(), key=_by_number), keep)
+        chosen = [each for each in chosen if each.snapshot_id in kept]
+    replicas: list[Replica] = []
+    failed: list[str] = []
+    for snapshot in chosen:
+        with holding(stream.catalog, [snapshot], f"replicate {uuid.uuid4()}"):
+            try:
+                replicas.append(_copied(source, target, snapshot, progress or (lambda _done, _total: None)))
+            except CkptError as error:
+                failed.append(f"{describe_snapshot(snapshot)} was not copied: {error}")
+    deleted: list[str] = []
+    for location in _dropped(stream, target, keep) if keep is not None else ():
+        try:
+            target.discard(location)
+            deleted.append(location)
+        except CkptError as error:
+            failed.append(f"{location} was not deleted: {error}")
+    return Replication(stream.stream_id, place, tuple(replicas), tuple(deleted), tuple(failed))
+
+
+def _chosen(stream: StreamHandle, reference: str) -> list[SnapshotRecord]:
+    """Oldest first, so that later ones share the objects of earlier ones."""
+    if reference == ALL:
+        return list(reversed(stream.catalog.snapshots.completed(stream.stream_id)))
+    return [find_snapshot(stream.catalog, stream.stream_id, reference)]
+
+
+def _refuse_overlap(stream: StreamHandle, place: str, chosen: Sequence[SnapshotRecord]) -> None:
+    """The policy of the copies must delete no original."""
+    savepoints = getattr(stream.storage, "savepoint_location", None)
+    own = [storage_place(stream.storage), savepoints.url if savepoints is not None else None, stream.live_root]
+    for folder in (*own, *(each.location for each in chosen)):
+        if folder is not None and folders_overlap(place, folder):
+            raise OptionError(f"to is {place}, which overlaps {folder}. Copy to another bucket or folder.")
+
+
+def _copied(
+    source: ObjectSnapshotStore, target: ObjectSnapshotStore, snapshot: SnapshotRecord, progress: Progress
+) -> Replica:
+    stored = target.copy(snapshot_location(snapshot), source, progress=progress)
+    problems = target.verify(stored.location) if stored.incremental_bytes else []
+    if problems:
+        # It may be the original: `verify` says so.
+        target.discard(stored.location)
+    name = describe_snapshot(snapshot)
+    return Replica(snapshot.snapshot_id, name, stored.location, stored.incremental_bytes, tuple(problems))
+
+
+def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Manifest]:
+    """The stream's copies by location; OptionError if another deployment has some there."""
+    found: dict[str, Manifest] = {}
+    for location in [*target.checkpoints(), *target.savepoints()]:
+        try:
+            manifest = target.manifest(location)
+        except CkptError:
+            # No policy deletes what cannot be read.
+            continue
+        header = manifest.header
+        if header.stream_id != stream.stream_id:
+            continue
+        owner = header.properties.get(DEPLOYMENT)
+        if owner != stream.catalog.deployment_id:
+            raise OptionError(
+                f"{location} is a snapshot of stream {header.stream_id!r} of deployment {owner}, but this catalog "
+                f"belongs to deployment {stream.catalog.deployment_id}. Copy to a folder of its own."
+            )
+        found[location] = manifest
+    return found
+
+
+def _dropped(stream: StreamHandle, target: ObjectSnapshotStore, policy: RetentionPolicy) -> list[str]:
+    """Locations of the copies that are not kept, oldest first."""
+    there = _copies(stream, target)
+    queue = sorted(_retained(target, there).values(), key=_by_number)
+    kept = _kept(stream, queue, policy)
+    ordered = sorted(there, key=lambda location: there[location].header.number or 0)
+    return [location for location in ordered if there[location].header.snapshot_id not in kept]
+
+
+def _by_number(snapshot: RetainedSnapshot) -> int:
+    return snapshot.number
+
+
+def _kept(stream: StreamHandle, queue: Sequence[RetainedSnapshot], policy: RetentionPolicy) -> Collection[str]:
+    """By the policy; and the newest one, the newest one that is proven, and tagged ones."""
+    known = stream.catalog.snapshots.by_id([each.snapshot_id for each in queue])
+    proven = [each.snapshot_id for each in queue if each.snapshot_id in known and known[each.snapshot_id].is_proven]
+    needed = {each.snapshot_id: KeptBecause.NEWEST for each in queue[-1:]}
+    needed |= dict.fromkeys(proven[-1:], KeptBecause.PROVEN)
+    needed |= dict.fromkeys(stream.catalog.holds.tagged(stream.stream_id), KeptBecause.IN_USE)
+    decision = decide_retention(policy, queue, RetentionContext(stream.catalog.now_ms()), needed=needed)
+    return decision.kept.keys()
+
+
+def _retained(target: ObjectSnapshotStore, there: Mapping[str, Manifest]) -> dict[str, RetainedSnapshot]:
+    found = {}
+    for location, manifest in there.items():
+        header = manifest.header
+        label = header.properties.get("label")
+        found[header.snapshot_id] = RetainedSnapshot(
+            header.snapshot_id,
+            taken_at_ms=header.created_at_ms,
+            number=header.number or 0,
+            batch_id=header.batch_id,
+            full_bytes=manifest.full_bytes,
+            new_bytes=manifest.full_bytes,
+            label=label if isinstance(label, str) else None,
+            objects=objects_of(target, location),
+        )
+    return found

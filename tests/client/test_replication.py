@@ -1,0 +1,256 @@
+"""Copies of snapshots in a second folder: exact, shared, kept by a policy, and enough when everything else is gone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.cli.command import FAILED
+from dagster_ckpt.cli.main import commands
+from dagster_ckpt.client import Client
+from dagster_ckpt.client.preflight import planned_start
+from dagster_ckpt.client.rebuild import rebuild
+from dagster_ckpt.client.replication import Replication
+from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+from dagster_ckpt.errors import OptionError, StorageAccessError
+from dagster_ckpt.io.local import LocalFileIO
+from dagster_ckpt.policies.retention import Latest, MaxBytes
+from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
+from tests.support.executioner import Executioner, Killed
+from tests.support.file_damage import drop, flip
+from tests.support.retention_shelf import FILE_BYTES, STREAM, Shelf
+from tests.support.rewind_history import LAST, History
+from tests.support.taken_snapshot import taken
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    shelf = Shelf.at(tmp_path)
+    yield shelf
+    shelf.stream.catalog.close()
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Path:
+    return tmp_path / "second"
+
+
+def copies(second: Path) -> list[str]:
+    store = open_store(FileSystemCheckpointStorage(f"file://{second}"), STREAM)
+    return [location.rpartition("/")[2] for location in [*store.checkpoints(), *store.savepoints()]]
+
+
+def copy(shelf: Shelf, second: Path, snapshot: str = "all", **options: Any) -> Replication:
+    return Client.of_stream(shelf.stream, origin="a test").replicate(STREAM, snapshot, to=str(second), **options)
+
+
+def objects(second: Path) -> list[Path]:
+    return sorted((second / STREAM / "shared").iterdir())
+
+
+def test_a_copy_is_its_original_byte_for_byte_and_shares_what_is_there(shelf: Shelf, second: Path) -> None:
+    first = shelf.checkpoint()
+    newest = shelf.checkpoint(base=first)
+    savepoint = shelf.savepoint("mine")
+
+    done = copy(shelf, second)
+
+    assert [each.snapshot_id for each in done.replicas] == [each.snapshot_id for each in (first, newest, savepoint)]
+    assert done.is_complete
+    assert len(objects(second)) == 2
+    for path in (path for path in second.rglob("*") if path.is_file()):
+        originals = shelf.root / ("snapshots" if STREAM in path.relative_to(second).parts else "savepoints")
+        assert path.read_bytes() == (originals / path.relative_to(second)).read_bytes()
+    again = copy(shelf, second)
+    assert [each.copied_bytes for each in again.replicas] == [0, 0, 0]
+    third = shelf.checkpoint(base=newest)
+    [of_third] = [each for each in copy(shelf, second).replicas if each.copied_bytes]
+    assert of_third.snapshot_id == third.snapshot_id
+    assert of_third.copied_bytes < 2 * FILE_BYTES + len((second / STREAM / "chk-4/_metadata").read_bytes())
+
+
+@pytest.mark.parametrize("damage", [flip, drop])
+def test_a_damaged_original_gets_no_copy_and_the_others_do(shelf: Shelf, second: Path, damage: Any) -> None:
+    shelf.checkpoint()
+    [broken] = (shelf.root / "snapshots" / STREAM / "shared").iterdir()
+    intact = shelf.checkpoint()
+    damage(broken)
+
+    done = copy(shelf, second)
+
+    assert not done.is_complete
+    assert copies(second) == [f"chk-{intact.number}"]
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_copy_that_is_interrupted_anywhere_is_completed_by_the_next(
+    shelf: Shelf, second: Path, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = shelf.checkpoint()
+    shelf.checkpoint(base=first)
+    with monkeypatch.context() as patch:
+        Executioner(patch, step, (LocalFileIO, "write"))
+        with pytest.raises(Killed):
+            copy(shelf, second)
+    # Whatever is listed is whole.
+    store = open_store(FileSystemCheckpointStorage(f"file://{second}"), STREAM)
+    assert all(store.verify(location) == [] for location in store.checkpoints())
+
+    assert copy(shelf, second).is_complete
+
+    assert copies(second) == ["chk-1", "chk-2"]
+    assert all(store.verify(location) == [] for location in store.checkpoints())
+
+
+def test_a_copy_that_lost_an_object_gets_it_again(shelf: Shelf, second: Path) -> None:
+    shelf.checkpoint()
+    copy(shelf, second)
+    drop(objects(second)[0])
+    assert [each.copied_bytes for each in copy(shelf, second).replicas] == [FILE_BYTES]
+
+
+def test_a_policy_keeps_copies_without_copying_what_it_drops(shelf: Shelf, second: Path) -> None:
+    proven = shelf.checkpoint()
+    shelf.stream.catalog.snapshots.verified(proven.snapshot_id, None, state_was_read=True)
+    copy(shelf, second)
+    for _ in range(3):
+        shelf.checkpoint()
+
+    done = copy(shelf, second, keep=Latest(2))
+
+    # The newest proven one stays, too.
+    assert copies(second) == ["chk-1", "chk-3", "chk-4"]
+    assert [each.name.split()[0] for each in done.replicas] == ["chk-1", "chk-3", "chk-4"]
+    shelf.checkpoint()
+    assert copy(shelf, second, keep={"latest": 1}).deleted == (
+        f"file://{second}/{STREAM}/chk-3",
+        f"file://{second}/{STREAM}/chk-4",
+    )
+    assert copies(second) == ["chk-1", "chk-5"]
+    assert len(objects(second)) == 2
+    assert shelf.listed() == {each.snapshot_id for each in shelf.stream.catalog.snapshots.completed(STREAM)}
+
+
+def test_copies_outlive_their_originals_until_the_policy_drops_them(shelf: Shelf, second: Path) -> None:
+    shelf.checkpoint()
+    copy(shelf, second)
+    gone = shelf.stream.catalog.snapshots.completed(STREAM)[0]
+    shelf.checkpoint()
+    shelf.stream.store.discard(gone.location or "")
+    shelf.stream.catalog.snapshots.mark_deleting(gone.snapshot_id, lease=None)
+    shelf.stream.catalog.snapshots.deleted(gone.snapshot_id, "a test", lease=None)
+    copy(shelf, second, keep=MaxBytes(10**6))
+    assert copies(second) == ["chk-1", "chk-2"]
+
+
+def test_a_folder_that_a_stream_uses_or_that_has_another_deployments_copies_is_refused(
+    shelf: Shelf, second: Path
+) -> None:
+    shelf.checkpoint()
+    before = shelf.data_files()
+    for name in ("snapshots", f"snapshots/{STREAM}", "savepoints", "savepoints/copies", "live", "."):
+        place = shelf.root / name
+        with pytest.raises(OptionError, match="overlaps"):
+            copy(shelf, place, keep=Latest(1))
+    copy(shelf, second)
+    other = Catalog(f"sqlite:///{shelf.root / 'other.db'}")
+    theirs = replace(shelf, stream=replace(shelf.stream, catalog=other))
+    theirs.stream.register()
+    with pytest.raises(OptionError, match="of deployment"):
+        copy(theirs, second, keep=Latest(1))
+    other.close()
+    assert shelf.data_files() == before
+    assert copies(second) == ["chk-1"]
+
+
+def test_another_snapshot_of_the_same_number_is_not_replaced(shelf: Shelf, second: Path) -> None:
+    shelf.checkpoint()
+    copy(shelf, second)
+    (second / STREAM / "chk-1/_metadata").write_bytes(b"another life of the stream")
+    done = copy(shelf, second)
+    assert "is another snapshot than" in done.failed[0]
+    assert (second / STREAM / "chk-1/_metadata").read_bytes() == b"another life of the stream"
+
+
+def test_the_command_copies_and_asks_before_it_deletes(
+    shelf: Shelf, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        shelf.checkpoint()
+    monkeypatch.setenv("DAGSTER_CKPT_CATALOG", str(shelf.stream.catalog.database.url.render_as_string(False)))
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(commands(), ["replicate", STREAM, *arguments, "--to", str(second)])
+
+    told = json.loads(run("all", "--json").stdout)
+    assert [each["name"] for each in told["replicas"]] == ["chk-1 at batch 1", "chk-2 at batch 2", "chk-3 at batch 3"]
+    assert "confirm with --yes" in run("all", "--keep", "{latest: 1}").stderr
+    assert "deleted the copy" in run("all", "--keep", "{latest: 1}", "--yes").stdout
+    assert copies(second) == ["chk-3"]
+    (second / STREAM / "chk-3/_metadata").write_bytes(b"another life of the stream")
+    assert run("latest").exit_code == FAILED
+
+
+# Everything else is gone
+
+
+@pytest.fixture
+def history(tmp_path: Path, second: Path) -> Iterator[History]:
+    """A stream at batch 9 whose newest copy is at batch 8; then its live directory and first storage are lost."""
+    history = History(tmp_path)
+    taken(history.shelf, SnapshotKind.CHECKPOINT)
+    assert copy(history.shelf, second).is_complete
+    history.commit(LAST + 1)
+    shutil.rmtree(history.shelf.live)
+    shutil.rmtree(tmp_path / "snapshots")
+    yield history
+    history.close()
+
+
+def test_a_start_continues_from_a_copy_by_its_location(history: History, second: Path) -> None:
+    kind, _ = history.start(str(second / STREAM / "chk-1"), accept_loss=True)
+    assert (kind, history.batch, history.sink_batch) == (RecoveryKind.RESTORE, LAST, LAST)
+    assert history.unlike_uninterrupted() == []
+
+
+def test_with_the_catalog_lost_too_it_is_rebuilt_from_the_copies(history: History, second: Path) -> None:
+    stream = history.shelf.stream
+    lost, storage = stream.catalog.deployment_id, FileSystemCheckpointStorage(f"file://{second}")
+    stream.catalog.close()
+    history.shelf.stream = stream = replace(
+        stream,
+        catalog=Catalog(f"sqlite:///{history.shelf.root / 'new-catalog.db'}"),
+        storage=storage,
+        store=open_store(storage, STREAM),
+    )
+
+    report = rebuild(stream, origin="a test", take_over_deployment=lost)
+
+    assert report.registered == (f"chk-1 at batch {LAST}",)
+    assert planned_start(stream, StartFrom()).to_batch == LAST
+    kind, _ = history.start(accept_loss=True)
+    assert (kind, history.batch, history.sink_batch) == (RecoveryKind.RESTORE, LAST, LAST)
+    assert history.unlike_uninterrupted() == []
+
+
+def test_a_copy_that_cannot_be_read_is_a_failure_and_not_an_empty_list(
+    shelf: Shelf, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.checkpoint()
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise StorageAccessError("the bucket cannot be reached")
+
+    monkeypatch.setattr(LocalFileIO, "write", unreachable)
+    assert "the bucket cannot be reached" in copy(shelf, second).failed[0]

@@ -69,9 +69,10 @@ def unload_stores(spark: SparkSession) -> None:
 
 def _maintenance_runs(jvm: Any) -> bool:
     return any(
-        ".doMaintenance" in jvm.java.util.Arrays.toString(entry.getValue())
+        ".doMaintenance" in str(frame.toString())
         for entry in jvm.java.lang.Thread.getAllStackTraces().entrySet()
         if entry.getKey().getName().startswith("state-store-maintenance")
+        for frame in entry.getValue()
     )
 
 

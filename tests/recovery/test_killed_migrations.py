@@ -186,7 +186,7 @@ def test_stopped_at_any_step_a_plain_start_goes_on(
                 stopped = executioner.left < 0
             except (Killed, CkptError):
                 stopped = True
-        step += either(quick=11, thorough=3)
+        step += either(quick=13, thorough=5)
         places.add(release.is_former)
         release.check(savepoint, ended=ended)
         if release.is_former:

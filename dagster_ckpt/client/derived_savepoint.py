@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Properties that belong to the original only.
-_OF_THE_ORIGINAL = frozenset({"label", "schedule"})
+_OF_THE_ORIGINAL = frozenset({"label", "schedule", "promoted_from"})
 
 
 class SavepointIdentity:

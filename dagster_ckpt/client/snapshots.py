@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from dagster_ckpt.stream.handle import StreamHandle
 
 
+# Property of a savepoint: the checkpoint that it is a copy of.
+_PROMOTED_FROM = "promoted_from"
+
+
 class SnapshotMethods(Connection):
     """Checkpoints and savepoints."""
 
@@ -187,7 +191,8 @@ class SnapshotMethods(Connection):
     ) -> SnapshotRecord:
         """Copy a checkpoint into a savepoint, which depends on no other snapshot and is never deleted by the stream.
 
-        Bytes are linked on the same disk, and copied by the store within one object store.
+        Bytes are linked on the same disk, and copied by the store within one object store. With a label, an interrupted
+        call can be repeated.
 
         Raises:
             SnapshotCorruptError: It lacks data or was altered.
@@ -199,6 +204,10 @@ class SnapshotMethods(Connection):
         opened, target = self._open(stream), given_folder(target_directory)
         checked_label(label)
         found = self._snapshot(opened, snapshot)
+        for each in self._catalog.snapshots.completed(opened.stream_id) if label is not None else ():
+            if each.label == label and each.properties.get(_PROMOTED_FROM) == found.snapshot_id:
+                # An interrupted call has made it.
+                return each
         self._refuse_taken(opened.stream_id, label)
         return derive_savepoint(
             opened,
@@ -286,6 +295,6 @@ def _copy(
     if problems:
         raise SnapshotCorruptError(f"{location} cannot be promoted: {problems[0]}. Promote another checkpoint.")
     manifest = stream.store.manifest(location)
-    header = identity.header(manifest.header)
+    header = identity.header(manifest.header, properties={_PROMOTED_FROM: snapshot.snapshot_id})
     sources = sources_in(stream.store, location, manifest.files)
     return stream.store.write_savepoint(header, sources, target_directory=target, base=location), header

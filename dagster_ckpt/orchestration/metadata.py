@@ -12,6 +12,7 @@ import dagster as dg
 from dagster_ckpt.catalog.history import SnapshotTally
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.sinks.registry import sinks_in
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
 # The same as the tag of runs.
@@ -78,9 +79,15 @@ def materialization(
     return dg.AssetMaterialization(
         key,
         description=f"{metadata.get('dagster_ckpt/kind', event.type.value)} at batch {batch_id}",
-        metadata={**_of(event, deployment), **metadata, **since},
+        metadata={**_of(event, deployment), **metadata, **since, **_uri(snapshot)},
         tags={"dagster/data_version": str(batch_id)},
     )
+
+
+def _uri(snapshot: SnapshotRecord | None) -> dict[str, str]:
+    """Where the rows of the asset are, in Dagster's own field: the place of its only sink."""
+    places = {sink.place for sink in sinks_in(snapshot.properties)} if snapshot is not None else set()
+    return {"dagster/uri": place} if len(places) == 1 and (place := places.pop()) is not None else {}
 
 
 def failure_observation(key: dg.AssetKey, event: EventRecord, deployment: str | None = None) -> dg.AssetObservation:

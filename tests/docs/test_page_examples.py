@@ -34,6 +34,7 @@ ELSEWHERE = {
     "policies.md": "tests/policies/test_policies_page.py",
     "python-api.md": "tests/client/test_python_api_page.py",
     "guides/test-a-stream.md": "tests/testing/test_run_to_completion.py",
+    "guides/airflow.md": "tests/docs/test_airflow_guide.py",
     "sinks.md": "tests/sinks/test_sink_of_your_own.py",
 }
 PAGES = ["../README.md", *(str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md")))]

@@ -416,3 +416,24 @@ def test_each_report_and_asset_links_to_the_checkpoint_page(
 def test_an_address_of_the_page_that_is_none_is_refused(orders: StreamingAsset) -> None:
     with pytest.raises(OptionError, match="checkpoint_page is 'localhost:3080'"):
         build_catalog_sensor([orders], checkpoint_page="localhost:3080")
+
+
+@pytest.mark.parametrize(
+    ("sinks", "uri"),
+    [
+        ({"sinks": [{"path": "s3://bucket/orders"}]}, "s3://bucket/orders"),
+        ({"sinks": [], "other_sinks": ["DeltaSink[/tables/orders]"]}, "/tables/orders"),
+        ({"sinks": [{"path": "/good"}, {"path": "/bad"}]}, None),
+        ({"sinks": [], "other_sinks": ["ForeachBatchSink"]}, None),
+        ({}, None),
+    ],
+)
+def test_a_report_names_the_place_of_the_only_sink_in_dagsters_own_field(
+    catalog: Catalog, daemon: Daemon, sinks: dict[str, Any], uri: str | None
+) -> None:
+    take_snapshot(catalog, "orders", properties=sinks)
+
+    [report] = daemon.tick().asset_events
+
+    found = report.metadata.get("dagster/uri")
+    assert (found.value if found is not None else None) == uri

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from logging.handlers import QueueHandler, QueueListener
 from queue import SimpleQueue
@@ -36,6 +36,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.spark.query.session import active_in_thread, active_session, settings_for_a_while, start_application
+from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.storage_path import location_url
@@ -70,6 +71,7 @@ def run_stream(
     executor_copy_bytes: int | None = None,
     code_version: str | None = None,
     unexpected_rows: UnexpectedRows | None = None,
+    state_migrations: Sequence[StateMigration] = (),
 ) -> StreamExecution:
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
 
@@ -98,6 +100,7 @@ def run_stream(
         code_version: Version of the code, recorded in snapshots.
         unexpected_rows: With `verify_batches` of the start: a function that gets the name of what differs and the rows
             that differ, and returns those that must not.
+        state_migrations: Rules for the state of operators that a release changes, for a start with `migrate_state`.
 
     Returns:
         How it ended: stopped with a savepoint, suspended, canceled, or out of input.
@@ -150,6 +153,7 @@ def run_stream(
             savepoint_url=None,
             code_version=code_version,
             on_backend_change=on_backend_change,
+            state_migrations=state_migrations,
         )
         order = start_order(opened, stream_id, otherwise=otherwise)
         query = QueryToStart(lambda: start(session))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -42,6 +42,7 @@ class StateOrigin:
         earlier: For DIRECTORY the origin of `directory`; never of kind DIRECTORY.
         map_sources: How the sources changed at `batch_id`, as the option of the start.
         source_identities: What they read since then, as records, if known.
+        plan: Of the query that wrote the state, if the start migrated it.
     """
 
     kind: OriginKind
@@ -56,6 +57,7 @@ class StateOrigin:
     earlier: StateOrigin | None = None
     map_sources: str | None = None
     source_identities: tuple[Mapping[str, Any], ...] = ()
+    plan: Mapping[str, Any] | None = None
 
     @staticmethod
     def empty(directory: str | None) -> StateOrigin:
@@ -67,6 +69,13 @@ class StateOrigin:
         """State made from a live directory at a batch, whose own origin is `before`."""
         root = before.earlier if before is not None and before.kind is OriginKind.DIRECTORY else before
         return StateOrigin(OriginKind.DIRECTORY, batch_id=batch_id, directory=directory, earlier=root)
+
+    def written_by(self, plan: Mapping[str, Any]) -> StateOrigin:
+        """The state, and what it came from, was written by a query of another plan than it has now."""
+        earlier = self.earlier
+        if earlier is not None and earlier.plan is None:
+            earlier = earlier.written_by(plan)
+        return replace(self, plan=plan, earlier=earlier)
 
     def as_record(self) -> dict[str, Any]:
         values = {name: value for name, value in vars(self).items() if value is not None}
@@ -248,6 +257,18 @@ class StreamRecord:
     origin: StateOrigin | None = None
     state_edits: tuple[str, ...] = ()
     broken: str | None = None
+
+    def plan_in(self, directory: str | None) -> Mapping[str, Any] | None:
+        """That of the state in a live directory: the current one (None), or the one that it was made from."""
+        origin = self.origin
+        is_former = origin is not None and directory is not None and origin.directory == directory
+        return origin.plan if origin is not None and is_former and origin.plan is not None else self.plan
+
+    def plan_of(self, snapshot: SnapshotRecord) -> Mapping[str, Any] | None:
+        """That of a snapshot, also if the catalog lists only that the state came from it."""
+        origins = (self.origin, self.origin.earlier if self.origin is not None else None)
+        known = [each.plan for each in origins if each is not None and each.snapshot_id == snapshot.snapshot_id]
+        return next((plan for plan in (snapshot.plan, *known) if plan), None)
 
 
 @dataclass(frozen=True)

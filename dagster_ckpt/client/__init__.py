@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
     from dagster_ckpt.state.editing import StateEdit
+    from dagster_ckpt.state.migration import StateMigration
     from dagster_ckpt.stream.snapshots import describe_snapshot
     from dagster_ckpt.stream.start_from import StartFrom, is_location, start_options
 
@@ -38,6 +39,7 @@ _NAMES = {
     "recovery.rewind_preview": "RewindPreview",
     "snapshot.manifest": "SnapshotHeader",
     "state.editing": "StateEdit",
+    "state.migration": "StateMigration",
     "stream.snapshots": "describe_snapshot",
     "stream.start_from": "StartFrom is_location start_options",
 }
@@ -59,6 +61,7 @@ __all__ = [
     "SnapshotStatus",
     "StartFrom",
     "StateEdit",
+    "StateMigration",
     "StreamDescription",
     "StreamHealth",
     "StreamSummary",

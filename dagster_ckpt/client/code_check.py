@@ -147,7 +147,7 @@ class _CodeCheck:
         record = self.stream.catalog.streams.get(self.stream.stream_id)
         new = plan_of_writer(self.describe())
         change = plan_change(record, plan, new)
-        steps = operator_steps(old_plan(record, plan), new, self.start_from)
+        steps = operator_steps(old_plan(record, plan), new, self.start_from, self.stream.state_migrations)
         if change is None or not (change.is_accepted or self.start_from.accept_plan_change):
             return list(steps)
         return [

@@ -296,7 +296,7 @@ def hand_over(
     with span("hand_over", stream=stream.stream_id), _failing(stream, request_id):
         if takes_over:
             with span("check"):
-                _check(stream, describe, start_from, tell)
+                check_loaded_code(stream, describe, start_from, tell)
         if start_from.verify_batches:
             with span("verify"):
                 verify_batches(
@@ -347,12 +347,13 @@ def _take_over(
         )
 
 
-def _check(
+def check_loaded_code(
     stream: StreamHandle,
     describe: Callable[[], DataStreamWriter],
     start_from: StartFrom,
     report: Callable[[str], None],
 ) -> None:
+    """Raise what the start would raise for this code."""
     describe()
     change = check_start(stream, describe, start_from, report=report).change
     if change is not None and not change.is_accepted and not start_from.accept_plan_change:

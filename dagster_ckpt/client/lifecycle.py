@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.recovery.compatibility import CompatibilityReport
     from dagster_ckpt.recovery.retention import RetentionReport
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
+    from dagster_ckpt.state.migration import StateMigration
     from dagster_ckpt.stream.handle import StreamHandle
     from dagster_ckpt.stream.start_from import StartFrom
 
@@ -175,7 +176,12 @@ class LifecycleMethods(Connection):
         return start_preview(self._open(stream), start)
 
     def check(
-        self, stream: str, query: Callable[[], DataStreamWriter], *, start_from: str | StartFrom = "latest"
+        self,
+        stream: str,
+        query: Callable[[], DataStreamWriter],
+        *,
+        start_from: str | StartFrom = "latest",
+        state_migrations: Sequence[StateMigration] | None = None,
     ) -> CompatibilityReport:
         """Compare the code of a stream with the state that a start would continue from. Starts and changes nothing.
 
@@ -184,6 +190,7 @@ class LifecycleMethods(Connection):
 
         Args:
             query: Describes the query of the code, without starting it.
+            state_migrations: Those of the code; default: those that the stream is defined with.
 
         Raises:
             SnapshotNotFoundError: The named snapshot does not exist.
@@ -197,7 +204,10 @@ class LifecycleMethods(Connection):
         from dagster_ckpt.client.code_check import check_code
         from dagster_ckpt.stream.start_from import StartFrom
 
-        return check_code(self._open(stream), query, StartFrom.of(start_from))
+        handle = self._open(stream)
+        if state_migrations is not None:
+            handle = replace(handle, state_migrations=tuple(state_migrations))
+        return check_code(handle, query, StartFrom.of(start_from))
 
     def restart(
         self,

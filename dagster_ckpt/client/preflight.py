@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,11 +24,22 @@ from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, Res
 from dagster_ckpt.recovery.plan_check import PlanChange, check_state, describe_differences, plan_change
 from dagster_ckpt.recovery.planning import plan_recovery, with_newer_point
 from dagster_ckpt.recovery.replay import lost_batches
-from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss
+from dagster_ckpt.recovery.rewind_preview import (
+    RewindPreview,
+    describe_safety_savepoint,
+    preview_rewind,
+    refuse_loss,
+)
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.source_mapping import plan_of_start
+from dagster_ckpt.recovery.state_migration import (
+    PlannedMigration,
+    refuse_gone_input,
+    refuse_two_rewrites,
+    state_migration,
+)
 from dagster_ckpt.recovery.stream_graph import downstream_readers
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
@@ -73,7 +84,9 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
                     facts = newer
                     continue
                 readers = downstream_readers(stream.catalog, stream.stream_id, ahead.plan) if ahead.undoes else ()
-                return replace(ahead, state=tuple(_check_rewrite(stream, ahead.plan, start_from)), readers=readers)
+                state = tuple(_check_rewrite(stream, ahead.plan, start_from))
+                safety = describe_safety_savepoint(facts, ahead.plan, migrates=start_from.changes_state)
+                return replace(ahead, state=state, safety_savepoint=safety, readers=readers)
         except CkptError as error:
             if plan.point is None or not start_from.chooses_its_point or not is_suspicious(error):
                 raise
@@ -123,6 +136,10 @@ def ahead_of(
 
 def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:
     """Refuse a rewrite that the start would refuse, before a query is suspended for it."""
+    if start_from.changes_state:
+        # Which operators change, only the code says.
+        done = "is built from all input that was read so far" if start_from.bootstrap_state else "is migrated"
+        return (f"the state {done} if the code differs; dagster-ckpt check lists what becomes of each operator",)
     if start_from.state_partitions is not None:
         return check_state(stream, plan, start_from).messages
     if stream.on_backend_change is OnStateChange.CONVERT:
@@ -138,12 +155,14 @@ class StartCheck:
 
     Attributes:
         rewrite: Shape that the state would be rewritten to.
-        change: How the query's plan differs from the one that wrote the state, as far as known.
+        change: How the query's plan differs from the one that wrote the state, as far as known; None if the start
+            migrates the state.
     """
 
     plan: RecoveryPlan
     rewrite: StateShape | None
     change: PlanChange | None
+    migration: PlannedMigration | None = None
 
 
 def check_start(
@@ -181,11 +200,19 @@ def check_start(
             checked = check_state(stream, plan, start_from)
             for message in checked.messages:
                 report(message)
-            change = plan_change(record, plan, _told(describe, plan_of_writer))
+            new = _told(describe, plan_of_writer)
+            migration = state_migration(record, plan, new, start_from, describe, rules=stream.state_migrations)
+            if migration is not None:
+                refuse_two_rewrites(stream.stream_id, checked.rewrite)
+                if migration.decisions is None and plan.snapshot is None:
+                    refuse_gone_input(describe(), LiveDirectory(plan.directory or record.live_directory or ""))
+                for message in migration.messages():
+                    report(message)
+            change = plan_change(record, plan, new) if migration is None else None
             for difference in change.differences if change is not None else ():
                 report(f"the plan differs: {difference}")
             refuse_shared_folder(stream, output)
-            return StartCheck(plan, checked.rewrite, change)
+            return StartCheck(plan, checked.rewrite, change, migration)
 
 
 def _told(describe: Callable[[], DataStreamWriter], ask: Callable[[DataStreamWriter], _T]) -> _T | None:
@@ -206,26 +233,25 @@ def preflight(
     stream: StreamHandle,
     describe: Callable[[], DataStreamWriter],
     *,
-    state_partitions: int | None = None,
+    start_from: StartFrom | None = None,
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> PreflightRecord:
     """Try whether the loaded code can resume from a stream's state, and record the result. Changes nothing else.
 
     The newest committed batch is replayed to load, update and write state. If that is not retained any more, a batch
-    of new data is processed instead, if there is any. The state is rewritten to `state_partitions` first.
+    of new data is processed instead, if there is any. The state is rewritten or migrated first, as `start_from` says.
     `interrupted` is polled; True ends the preflight with an error.
     """
     stream.catalog.streams.get(stream.stream_id)
     change: PlanChange | None = None
     try:
-        checked = check_start(stream, describe, StartFrom(state_partitions=state_partitions), report=report)
+        checked = check_start(stream, describe, start_from or StartFrom(), report=report)
         change = checked.change
         trial, how = _try(
             stream,
-            checked.plan,
+            checked,
             describe,
-            rewrite=checked.rewrite,
             interrupted=interrupted,
             report=report,
         )
@@ -250,17 +276,17 @@ def preflight(
 
 def _try(
     stream: StreamHandle,
-    plan: RecoveryPlan,
+    checked: StartCheck,
     describe: Callable[[], DataStreamWriter],
     *,
-    rewrite: StateShape | None,
     interrupted: Callable[[], bool],
     report: Callable[[str], None],
 ) -> tuple[Trial, str]:
+    plan = checked.plan
 
     def run(scratch: LiveDirectory, *, replays: bool) -> tuple[Trial, list[str]]:
         name = f"{stream.name} preflight"
-        with _rewritten(describe, scratch, rewrite, interrupted, report) as tried:
+        with _rewritten(describe, scratch, checked, interrupted, report) as tried:
             trial = run_trial(
                 describe, tried, name, replays=replays, timeout_s=TRIAL_TIMEOUT_S, interrupted=interrupted
             )
@@ -304,11 +330,12 @@ def _is_empty(stream: StreamHandle) -> bool:
 def _rewritten(
     describe: Callable[[], DataStreamWriter],
     scratch: LiveDirectory,
-    rewrite: StateShape | None,
+    checked: StartCheck,
     interrupted: Callable[[], bool],
     report: Callable[[str], None],
 ) -> Iterator[LiveDirectory]:
-    if rewrite is None:
+    rewrite, migration = checked.rewrite, checked.migration
+    if rewrite is None and migration is None:
         yield scratch
         return
 
@@ -316,9 +343,12 @@ def _rewritten(
         if interrupted():
             raise RequestFailedError("The preflight was interrupted while it rewrote the state.")
 
-    rewritten = scratch.sibling(".rewritten")
+    rewritten, place = scratch.sibling(".rewritten"), scratch.sibling(".made")
     try:
-        made = rewrite_state(session_of(describe()), scratch, rewritten, shape=rewrite, watch=watch, report=report)
+        with nullcontext() if migration is None else migration.graft(scratch, place, watch, report) as graft:
+            made = rewrite_state(
+                session_of(describe()), scratch, rewritten, shape=rewrite, graft=graft, watch=watch, report=report
+            )
         report(f"{made}, in a copy")
         yield rewritten
     finally:

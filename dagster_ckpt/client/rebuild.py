@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from dagster_ckpt.catalog.records import (
     ExecutionStatus,
@@ -26,6 +27,8 @@ from dagster_ckpt.sinks.registry import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import read_metadata
+from dagster_ckpt.spark.checkpoint_dir.state_files import LAYOUT
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
@@ -322,7 +325,6 @@ def _stream(
         begins[timeline + 1] = (timeline, batch)
         restored[timeline + 1] = past[-1].snapshot_id if past else None
         timeline += 1
-    plan = found[-1].properties.get("plan") if found else None
     newest = next((each for each in reversed(found) if each.timeline == timeline and not each.edit), None)
     of_newest = newest.state_edits if newest is not None else ()
     rebuilt = RebuiltStream(
@@ -333,10 +335,20 @@ def _stream(
         timeline=timeline,
         restored_snapshot_id=restored.get(timeline),
         begins=begins,
-        plan=plan if isinstance(plan, dict) else None,
+        plan=_plan(found, live.live if live is not None else None),
         state_edits=state_edits(live.live) if live is not None else of_newest,
     )
     return rebuilt, batch
+
+
+def _plan(found: Sequence[SnapshotRecord], live: LiveDirectory | None) -> Mapping[str, Any] | None:
+    """That of the newest snapshot, or of a state that was migrated since."""
+    known = found[-1].properties if found else {}
+    metadata = read_metadata(live.folder) if live is not None else None
+    if metadata is not None and metadata.plan is not None and [metadata.rewrite_id] not in known.get(LAYOUT, ()):
+        return metadata.plan
+    plan = known.get("plan")
+    return plan if isinstance(plan, dict) else None
 
 
 def _undecided(found: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from dagster_ckpt.config.state_backend import (
 )
 from dagster_ckpt.policies.restart import RestartPolicy
 from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.values.storage_path import location_url
 
@@ -48,6 +50,7 @@ class Deployment:
         code_version: str | None = None,
         on_backend_change: OnStateChange = OnStateChange.REFUSE,
         state_partitions: StatePartitions | None = None,
+        state_migrations: Sequence[StateMigration] = (),
     ) -> StreamHandle:
         """Create the handle of a stream.
 
@@ -72,6 +75,7 @@ class Deployment:
             state_partitions=state_partitions,
             executor_copy_bytes=self.executor_copy_bytes,
             storage=storage,
+            state_migrations=tuple(state_migrations),
         )
 
     def open_catalog(self) -> Catalog:

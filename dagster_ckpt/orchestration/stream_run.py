@@ -216,7 +216,7 @@ class _Step:
             return preflight(
                 self.handle,
                 self.describe,
-                state_partitions=config.parsed().state_partitions,
+                start_from=config.parsed().of_state,
                 interrupted=self.watch.should_stop,
                 report=self.context.log.info,
             )

@@ -15,6 +15,7 @@ from dagster_ckpt.recovery.source_change import SourceJudgement
 from dagster_ckpt.recovery.state_evolution import Decision, Fate, evolve
 from dagster_ckpt.spark.checkpoint_dir.source_positions import in_order
 from dagster_ckpt.spark.query.plan import PlanDescription
+from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.source_mapping import SourceMapping
 
@@ -181,7 +182,10 @@ def _mapped(found: SourceJudgement, mapping: SourceMapping, options: Mapping[str
 
 
 def operator_steps(
-    before: PlanDescription | None, after: PlanDescription | None, start_from: StartFrom | None = None
+    before: PlanDescription | None,
+    after: PlanDescription | None,
+    start_from: StartFrom | None = None,
+    rules: Sequence[StateMigration] = (),
 ) -> tuple[Step, ...]:
     """What a start does with the state of each operator, in the order of the old plan, then of the new one.
 
@@ -190,7 +194,7 @@ def operator_steps(
     """
     if before is None or after is None:
         return ()
-    decisions = evolve(before, after)
+    decisions = evolve(before, after, rules)
     if start_from is not None and start_from.bootstrap_state and any(each.why for each in decisions):
         options: dict[str, str | bool | int] = {"bootstrap_state": True}
         return tuple(_operator(each, Action.BOOTSTRAP, options) for each in decisions if each.now is not None)

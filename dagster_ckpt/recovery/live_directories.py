@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.catalog.records import EventType, SnapshotRecord, StreamRecord
+from dagster_ckpt.catalog.records import EventType, SnapshotRecord, StateOrigin, StreamRecord
 from dagster_ckpt.errors import (
     LeaseHeldError,
     LeaseLostError,
@@ -46,7 +46,7 @@ from dagster_ckpt.values.tracing import span
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_ckpt.recovery.state_migration import StateMigration
+    from dagster_ckpt.recovery.state_migration import PlannedMigration
 
 _MADE = 100
 
@@ -170,7 +170,7 @@ class StateRewrite:
     spark: SparkSession
     shape: StateShape | None
     report: Callable[[str], None] = lambda _message: None
-    migration: StateMigration | None = None
+    migration: PlannedMigration | None = None
 
 
 class Building:
@@ -202,7 +202,11 @@ class Building:
         rewrite = self._rewrite
         assert rewrite is not None
         made = rewrite.migration
-        with nullcontext() if made is None else made.graft(source, self.live.sibling(".made"), self.watch) as graft:
+        with (
+            nullcontext()
+            if made is None
+            else made.graft(source, self.live.sibling(".made"), self.watch, rewrite.report) as graft
+        ):
             self.rewritten = rewrite_state(
                 rewrite.spark,
                 source,
@@ -216,8 +220,15 @@ class Building:
     @property
     def plan(self) -> Mapping[str, Any] | None:
         """That of the migrated state."""
-        made = self._rewrite.migration if self._rewrite is not None else None
-        return made.after.as_record() if made is not None else None
+        return self._migration.after.as_record() if self._migration is not None else None
+
+    def origin(self, origin: StateOrigin) -> StateOrigin:
+        """Of a migrated state, with the plan that its origin has."""
+        return origin.written_by(self._migration.before.as_record()) if self._migration is not None else origin
+
+    @property
+    def _migration(self) -> PlannedMigration | None:
+        return self._rewrite.migration if self._rewrite is not None else None
 
     def check_in_flight(self, sinks: Sequence[str], *, roll_back_tables: bool) -> None:
         """Delete the directory and refuse if a sink would skip the batch in flight, whose state a rewrite drops."""

@@ -286,7 +286,9 @@ def old_plan(record: StreamRecord, recovery: RecoveryPlan) -> PlanDescription | 
     """The plan that wrote the state to continue from, if known."""
     if isinstance(recovery, StartEmpty):
         return None
-    return read_plan(recovery.snapshot.plan if isinstance(recovery, Restore) else record.plan)
+    if isinstance(recovery, Restore):
+        return read_plan(record.plan_of(recovery.snapshot))
+    return read_plan(record.plan_in(recovery.directory))
 
 
 def check_plan(

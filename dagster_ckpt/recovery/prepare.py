@@ -162,7 +162,7 @@ class _Preparation:
         self.stream.catalog.streams.switch_live_directory(
             self.lease.record,
             live.url,
-            origin=StateOrigin.of_directory(current, live.positions().commit, self.record.origin),
+            origin=building.origin(StateOrigin.of_directory(current, live.positions().commit, self.record.origin)),
             plan=building.plan,
             duration_ms=monotonic_ms() - started_ms,
         )
@@ -209,7 +209,7 @@ class _Preparation:
         record = stream.catalog.streams.switch_live_directory(
             self.lease.record,
             live.url,
-            origin=_with_sources(origin, plan),
+            origin=building.origin(_with_sources(origin, plan)),
             restored_snapshot_id=snapshot.snapshot_id,
             pending_restore=pending,
             claims=plan.claims,
@@ -262,10 +262,10 @@ class _Preparation:
         record = stream.catalog.streams.switch_live_directory(
             self.lease.record,
             live.url,
-            origin=_with_sources(self._origin_of_rewound(directory, batch_id), plan),
+            origin=building.origin(_with_sources(self._origin_of_rewound(directory, batch_id), plan)),
             restored_snapshot_id=past[0].snapshot_id if past else None,
             pending_restore=pending,
-            plan=building.plan,
+            plan=self.record.plan_in(plan.directory) if building.plan is None else building.plan,
             duration_ms=monotonic_ms() - started_ms,
         )
         return self.finish(record)

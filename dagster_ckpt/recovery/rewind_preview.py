@@ -403,12 +403,12 @@ def leaves_something_behind(plan: RecoveryPlan, start_from: StartFrom) -> bool:
     return goes_back or plan.sources is not None
 
 
-def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan) -> str | None:
-    if not leaves_something_behind(plan, facts.start_from):
+def describe_safety_savepoint(facts: RecoveryFacts, plan: RecoveryPlan, *, migrates: bool = False) -> str | None:
+    if not (migrates or leaves_something_behind(plan, facts.start_from)):
         return None
     if facts.start_from.no_safety_savepoint:
         return f"no safety savepoint is taken: state and output after batch {plan.to_batch} can be lost permanently"
-    kept = f"before that, a savepoint {LABEL}<n> of batch {plan.from_batch} is taken, so that you can return to it"
+    kept = f"before that, a savepoint {LABEL}<n> of batch {facts.live_batch} is taken, so that you can return to it"
     return kept + _unedited(facts, plan)
 
 

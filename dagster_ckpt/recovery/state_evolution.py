@@ -13,14 +13,16 @@ from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from dagster_ckpt.errors import StateRewriteError
+from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.recovery.plan_check import describe_operator, operator_differences
 from dagster_ckpt.spark.checkpoint_dir.operators import UNNAMED, Operator, key_columns, value_columns
 from dagster_ckpt.spark.query.plan import WATERMARK, Pair, PlanDescription, PlanOperator
 from dagster_ckpt.state.graft import Taken, TakenRows, can_widen, is_known, is_wide
+from dagster_ckpt.state.migration import RuledOperator, StateMigration
 
 AGGREGATE, JOIN_KIND, LIMIT_KIND = "Aggregate", "Join", "GlobalLimit"
 _AGGREGATION = ("stateStoreSave", UNNAMED)
+_WITHOUT_ROWS = ": it begins without rows"
 
 
 class Fate(StrEnum):
@@ -41,6 +43,7 @@ class Decision:
     Attributes:
         was: Its place among the operators of the former plan; `now` likewise, None if it has none.
         why: What differs; empty if nothing does.
+        rule: The user's, by which it is migrated.
     """
 
     fate: Fate
@@ -48,14 +51,21 @@ class Decision:
     was: int | None
     now: int | None
     why: str = ""
+    rule: StateMigration | None = None
 
     @property
     def keeps_state(self) -> bool:
         return self.operator.kind != WATERMARK
 
 
-def evolve(before: PlanDescription, after: PlanDescription) -> tuple[Decision, ...]:
-    """In the order of the old plan, then of the new one."""
+def evolve(
+    before: PlanDescription, after: PlanDescription, rules: Sequence[StateMigration] = ()
+) -> tuple[Decision, ...]:
+    """In the order of the old plan, then of the new one.
+
+    Raises:
+        OptionError: A rule names no operator with state.
+    """
     old, new = before.operators, after.operators
     found: list[Decision] = []
     kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)
@@ -66,14 +76,48 @@ def evolve(before: PlanDescription, after: PlanDescription) -> tuple[Decision, .
             continue
         found += [_one(Fate.DROP, old[at], at, None, "removed") for at in range(old_from, old_to)]
         found += [_one(Fate.ADD, new[at], None, at, "added") for at in range(new_from, new_to)]
-    return tuple(_with_doubts(found, before, after))
+    found = list(_with_doubts(found, before, after))
+    for rule in rules:
+        found = list(_with_rule(found, rule, before, after))
+    return tuple(found)
+
+
+def _with_rule(
+    found: Sequence[Decision], rule: StateMigration, before: PlanDescription, after: PlanDescription
+) -> Iterator[Decision]:
+    now = _place(after, rule.operator, "the new code")
+    was = _place(before, rule.former, "the former code") if rule.former is not None else None
+    decided = next(each for each in found if each.now == now)
+    if decided.fate is Fate.KEEP or decided.operator.kind == LIMIT_KIND:
+        yield from found
+        return
+    for each in found:
+        if each is decided:
+            why = f"{each.why.removesuffix(_WITHOUT_ROWS)}; {rule}"
+            yield replace(each, fate=Fate.MIGRATE, was=each.was if was is None else was, why=why, rule=rule)
+        elif each.fate is not Fate.DROP or was is None or each.was != was:
+            yield each
+
+
+def _place(plan: PlanDescription, named: int | str, where: str) -> int:
+    stateful = [at for at, each in enumerate(plan.operators) if each.kind != WATERMARK]
+    names = {at: describe_operator(plan.operators[at]) for at in stateful}
+    found = [at for at in stateful if named in (at + 1, names[at])]
+    if len(found) != 1:
+        listed = ", ".join(f"{at + 1} ({name})" for at, name in names.items()) or "none"
+        how = "several operators" if found else "no operator"
+        raise OptionError(
+            f"A state migration names operator {named!r}: {where} has {how} called so. It has: {listed}. Nothing was "
+            "changed. Name one of these."
+        )
+    return found[0]
 
 
 def _one(fate: Fate, operator: PlanOperator, was: int | None, now: int | None, why: str) -> Decision:
     if operator.kind == LIMIT_KIND:
         return Decision(Fate.REFUSE, operator, was, now, f"{why}: the counter of a limit cannot be read")
     if fate is Fate.ADD and operator.kind != WATERMARK:
-        why = f"{why}: it begins without rows"
+        why = f"{why}{_WITHOUT_ROWS}"
     return Decision(fate, operator, was, now, why)
 
 
@@ -200,7 +244,7 @@ def taken_rows(
     old_number, new_number = (_numbers(plan, stored) for plan, stored in ((before, olds), (after, news)))
     found = {}
     for each in decisions:
-        if not each.keeps_state or each.was is None or each.now is None:
+        if not each.keeps_state or each.was is None or each.now is None or each.rule is not None:
             continue
         was, now = olds[old_number[each.was]], news[new_number[each.now]]
         if UNNAMED not in (was.name, now.name) and was.name != now.name:
@@ -220,6 +264,27 @@ def taken_rows(
         values = _values(each, _resolved(before.operators[each.was]), _resolved(each.operator), old, new)
         found[now.number] = TakenRows(was.number, len(old), values)
     return found
+
+
+def ruled_operators(
+    decisions: Sequence[Decision],
+    before: PlanDescription,
+    after: PlanDescription,
+    olds: Sequence[Operator],
+    news: Sequence[Operator],
+) -> list[RuledOperator]:
+    """The operators whose rows the user's rules give; likewise."""
+    old_number, new_number = (_numbers(plan, stored) for plan, stored in ((before, olds), (after, news)))
+    return [
+        RuledOperator(
+            each.rule,
+            describe_operator(each.operator),
+            news[new_number[each.now]],
+            olds[old_number[each.was]] if each.was is not None else None,
+        )
+        for each in decisions
+        if each.rule is not None and each.now is not None
+    ]
 
 
 def _numbers(plan: PlanDescription, stored: Sequence[Operator]) -> dict[int, int]:

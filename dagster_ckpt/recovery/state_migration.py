@@ -13,7 +13,7 @@ from dagster_ckpt.recovery.plan import FinishRestore, RecoveryPlan
 from dagster_ckpt.recovery.plan_check import describe_differences, describe_operator, old_plan, plan_differences
 from dagster_ckpt.recovery.source_check import gone_records
 from dagster_ckpt.recovery.source_inputs import changed
-from dagster_ckpt.recovery.state_evolution import Decision, evolve, refused_reasons, taken_rows
+from dagster_ckpt.recovery.state_evolution import Decision, evolve, refused_reasons, ruled_operators, taken_rows
 from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files, files_after
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
@@ -22,6 +22,8 @@ from dagster_ckpt.spark.query.fresh_state import make_fresh_state
 from dagster_ckpt.spark.query.plan import PlanDescription
 from dagster_ckpt.spark.query.sources import FILE, GENERATED, KAFKA, keyed, source_identities
 from dagster_ckpt.state.graft import Graft
+from dagster_ckpt.state.migration import StateMigration, write_ruled_rows
+from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.state.stopped_state import StoppedState
 from dagster_ckpt.stream.start_from import StartFrom
 
@@ -32,7 +34,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class StateMigration:
+class PlannedMigration:
     """A change of the state that a start carries out while its new directory is built.
 
     Attributes:
@@ -45,20 +47,32 @@ class StateMigration:
     decisions: tuple[Decision, ...] | None
 
     @contextmanager
-    def graft(self, source: LiveDirectory, place: LiveDirectory, watch: Watch) -> Iterator[Graft]:
+    def graft(
+        self, source: LiveDirectory, place: LiveDirectory, watch: Watch, report: Callable[[str], None]
+    ) -> Iterator[Graft]:
         """The operators of the new code for the state of a directory, made at `place`, which is deleted at the end."""
-        place.delete()
+        given = place.sibling(".given")
+        for each in (place, given):
+            each.delete()
         try:
             if self.decisions is None:
                 refuse_gone_input(self.describe(), source)
             make_fresh_state(self.describe, source, place, reads_input=self.decisions is None, watch=watch)
             if self.decisions is None:
-                yield Graft(place)
+                yield Graft(place, plan=self.after.as_record())
                 return
-            olds, news = (StoppedState.read(each).operators for each in (source, place))
-            yield Graft(place, taken_rows(self.decisions, self.before, self.after, olds, news))
+            old, new = StoppedState.read(source), StoppedState.read(place)
+            known = (self.decisions, self.before, self.after, old.operators, new.operators)
+            taken, rows = taken_rows(*known), {}
+            for ruled in ruled_operators(*known):
+                rows[ruled.operator.number] = given.sibling(f"/{ruled.operator.number}")
+                spark = session_of(self.describe())
+                count = write_ruled_rows(spark, ruled, old, new, place=rows[ruled.operator.number], watch=watch)
+                report(f"{count:,} rows of state are given for {ruled}")
+            yield Graft(place, taken, rows, self.after.as_record())
         finally:
             place.delete()
+            given.delete()
 
     def messages(self) -> list[str]:
         """What it does, one line each."""
@@ -77,7 +91,9 @@ def state_migration(
     new: PlanDescription | None,
     start_from: StartFrom,
     describe: Callable[[], DataStreamWriter] | None,
-) -> StateMigration | None:
+    *,
+    rules: Sequence[StateMigration] = (),
+) -> PlannedMigration | None:
     """The migration that a start is to carry out; None if its options ask for none, or the plans agree.
 
     Raises:
@@ -99,16 +115,26 @@ def state_migration(
             "it was made for, or name a snapshot with start_from."
         )
     if start_from.bootstrap_state:
-        return StateMigration(describe, old, new, None)
-    decisions = evolve(old, new)
+        return PlannedMigration(describe, old, new, None)
+    decisions = evolve(old, new, rules)
     reasons = refused_reasons(decisions)
     if reasons:
         raise PlanChangedError(
             f"Stream {record.stream_id!r} is not started, nothing was changed: its state means something else to the "
             f"new code. {'; '.join(reasons)}. To build the state from all input that was read so far, start with "
-            "bootstrap_state; otherwise restore the previous query, or begin a new stream."
+            "bootstrap_state; to say yourself what it becomes, give the stream state_migrations; otherwise restore the "
+            "previous query, or begin a new stream."
         )
-    return StateMigration(describe, old, new, decisions)
+    return PlannedMigration(describe, old, new, decisions)
+
+
+def refuse_two_rewrites(stream_id: str, shape: StateShape | None) -> None:
+    """Refuse to migrate state that is also to be stored in another shape."""
+    if shape is not None:
+        raise StateRewriteError(
+            f"Stream {stream_id!r} is not started, nothing was changed: its state would be migrated, and rewritten as "
+            f"{shape}. Do one after the other."
+        )
 
 
 def refuse_gone_input(writer: DataStreamWriter, live: LiveDirectory) -> None:

@@ -28,7 +28,7 @@ from dagster_ckpt.recovery.sink_survey import Survey, refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.source_mapping import plan_of_start
-from dagster_ckpt.recovery.state_migration import StateMigration, state_migration
+from dagster_ckpt.recovery.state_migration import PlannedMigration, refuse_two_rewrites, state_migration
 from dagster_ckpt.recovery.undone_versions import continue_behind_roll_backs, refuse_unrestored_upstream
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
 from dagster_ckpt.runtime.start_failures import StartFailures
@@ -240,7 +240,9 @@ class Start:
         stream.store.check_access()
         advance_checkpoint_id(stream, plan.snapshot, self._lease.record)
         query_plan = self._of_query(plan_of_writer)
-        migration = state_migration(facts.stream, plan, query_plan, self._start_from, self._request.describe)
+        migration = state_migration(
+            facts.stream, plan, query_plan, self._start_from, self._request.describe, rules=stream.state_migrations
+        )
         rewrite = self._check_state(plan, migration)
         if rewrite is not None and lost is not None:
             # Spark would run the lost batches with the state as it was, and the settings as they will be.
@@ -339,17 +341,14 @@ class Start:
             for message in refuse_gone_records(self._stream, plan, describe, accept_loss=self._start_from.accept_loss):
                 log_message(self._stream.stream_id, f"the start was accepted without these records: {message}")
 
-    def _check_state(self, plan: RecoveryPlan, migration: StateMigration | None) -> StateRewrite | None:
+    def _check_state(self, plan: RecoveryPlan, migration: PlannedMigration | None) -> StateRewrite | None:
         checked = check_state(self._stream, plan, self._start_from)
         for message in (*checked.messages, *(migration.messages() if migration is not None else ())):
             log_message(self._stream.stream_id, message)
         if checked.rewrite is None and migration is None:
             return None
-        if checked.rewrite is not None and migration is not None:
-            raise StateRewriteError(
-                f"Stream {self._stream.stream_id!r} is not started, nothing was changed: its state would be migrated, "
-                f"and rewritten as {checked.rewrite}. Do one after the other."
-            )
+        if migration is not None:
+            refuse_two_rewrites(self._stream.stream_id, checked.rewrite)
         session = session_of(self._writer) if self._request.describe is not None else active_session()
         if session is None:
             raise StateRewriteError(

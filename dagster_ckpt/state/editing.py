@@ -12,17 +12,14 @@ from dagster_ckpt.spark.checkpoint_dir.logs import read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
 from dagster_ckpt.state.diff import CHANGE, Change, StateDifference
+from dagster_ckpt.state.graft import FAMILY, KEY_BYTES, PARTITION_KEY, VALUE_BYTES
 from dagster_ckpt.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader, cause_in
-from dagster_ckpt.state.rewriting import PARTITION_KEY
 from dagster_ckpt.state.stopped_state import StateStoreName
 from dagster_ckpt.state.unsafe_rows import encoder, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_KEY_BYTES = "key_bytes"
-_VALUE_BYTES = "value_bytes"
-_FAMILY = "column_family_name"
 _DEFAULT = "default"
 # Spark's errors for a missing column or field.
 _NO_SUCH_COLUMN = ("UNRESOLVED_COLUMN", "FIELD_NOT_FOUND")
@@ -77,8 +74,8 @@ class PlannedEdit:
             rows = _without(rows, self.edit.forget, PARTITION_KEY)
         if self._encoded is None:
             return rows
-        new = self._encoded.select(_partition_key(rows), _KEY_BYTES, _VALUE_BYTES, F.lit(_DEFAULT).alias(_FAMILY))
-        kept = rows.join(new.select(_KEY_BYTES), on=_KEY_BYTES, how="left_anti")
+        new = self._encoded.select(_partition_key(rows), KEY_BYTES, VALUE_BYTES, F.lit(_DEFAULT).alias(FAMILY))
+        kept = rows.join(new.select(KEY_BYTES), on=KEY_BYTES, how="left_anti")
         return kept.select(new.columns).unionByName(new)
 
     @cached_property
@@ -90,7 +87,7 @@ class PlannedEdit:
         [name] = self.states
         schema = self.reader.frame(name).rows.schema
         columns = [F.col(KEY)]
-        for column, into in ((KEY, _KEY_BYTES), (VALUE, _VALUE_BYTES)):
+        for column, into in ((KEY, KEY_BYTES), (VALUE, VALUE_BYTES)):
             kind = schema[column].dataType
             columns.append(encoder(kind, f"{column} of {name}")(plain(F.col(column), kind)).alias(into))
         return self.edit.replace.select(*columns)

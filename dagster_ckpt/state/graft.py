@@ -25,6 +25,8 @@ _WIDER = {("byte", "short"), ("byte", "integer"), ("short", "integer"), ("float"
     (kind, "long") for kind in ("byte", "short", "integer")
 }
 _LONG_DIGITS = 18
+# Columns of a store's rows as bytes; the first one decides the partition.
+PARTITION_KEY, KEY_BYTES, VALUE_BYTES, FAMILY = "partition_key", "key_bytes", "value_bytes", "column_family_name"
 
 
 class Taken(NamedTuple):
@@ -57,18 +59,23 @@ class Graft:
 
     Attributes:
         state: A directory in which no query runs, with these operators.
-        rows: By their number; other operators have the rows of that directory.
+        rows: By their number; operators that are not in `given` either have the rows of that directory.
+        plan: Of that query.
+        given: Likewise, places of Parquet files with the rows of an operator, as `RowChange` returns them.
     """
 
     state: LiveDirectory
     rows: Mapping[int, TakenRows] = field(default_factory=dict)
+    given: Mapping[int, LiveDirectory] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, object]:
         rows = {
             str(number): [each.operator, each.width, [list(one) for one in each.values]]
             for number, each in self.rows.items()
         }
-        return {"state": self.state.url, "rows": rows}
+        given = {str(number): each.url for number, each in self.given.items()}
+        return {"state": self.state.url, "rows": rows, "given": given, "plan": dict(self.plan)}
 
     @staticmethod
     def of_record(record: Mapping[str, Any]) -> Graft:
@@ -76,7 +83,8 @@ class Graft:
             int(number): TakenRows(operator, width, tuple(Taken(*one) for one in values))
             for number, (operator, width, values) in record["rows"].items()
         }
-        return Graft(LiveDirectory(record["state"]), rows)
+        given = {int(number): LiveDirectory(url) for number, url in record["given"].items()}
+        return Graft(LiveDirectory(record["state"]), rows, given, record.get("plan", {}))
 
 
 def can_widen(was: str, now: str) -> bool:

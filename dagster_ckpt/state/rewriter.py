@@ -312,7 +312,8 @@ def rewrite_elsewhere(
             if graft is not None:
                 made = LiveDirectory(f"{folder}/made")
                 clone(graft.state, made, watch=watch, is_scratch=True)
-                graft = replace(graft, state=made)
+                given = {at: _near(each, f"{folder}/given/{at}") for at, each in graft.given.items()}
+                graft = replace(graft, state=made, given=given)
             written = _written(ask(rewriter, _order(near, rewritten, shape, graft, settings), watch, report))
             report(f"copying the rewritten state to {target.url}")
             clone(rewritten, target, watch=watch, marked=True)
@@ -320,6 +321,13 @@ def rewrite_elsewhere(
     except BaseException:
         target.delete()
         raise
+
+
+def _near(files: LiveDirectory, place: str) -> LiveDirectory:
+    near = LiveDirectory(place)
+    for name, _entry in files.folder.find():
+        near.folder.place(name, [files.folder.read(name)])
+    return near
 
 
 def settings_of(spark: SparkSession) -> dict[str, str]:

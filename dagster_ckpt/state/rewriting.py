@@ -34,7 +34,7 @@ from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.spark.query.session import start_application
 from dagster_ckpt.state.elsewhere import states_written
-from dagster_ckpt.state.graft import Graft, TakenRows, with_values
+from dagster_ckpt.state.graft import PARTITION_KEY, Graft, TakenRows, with_values
 from dagster_ckpt.state.heap import HeapStore
 from dagster_ckpt.state.rewriter import Rewriter, rewrite_elsewhere, rewriter_for, run_rewriter, settings_of
 from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
@@ -131,7 +131,6 @@ def check_directories(rewritten: StoppedState, partitions: int) -> None:
             )
 
 
-PARTITION_KEY = "partition_key"
 _CUTS = 3
 # Gets a store and its rows (`partition_key`: the columns that decide the partition; `key_bytes` and `value_bytes` as
 # Spark encodes them; `column_family_name`) and returns the rows to write.
@@ -245,7 +244,14 @@ def rewrite_state(
     return _carry_out(rewrite, state, watch, is_edit=change_rows is not None)
 
 
-def _carry_out(rewrite: _Rewrite, frame: StoppedState, watch: Watch, *, is_edit: bool = False) -> Rewritten:
+def _carry_out(
+    rewrite: _Rewrite,
+    frame: StoppedState,
+    watch: Watch,
+    *,
+    is_edit: bool = False,
+    plan: Mapping[str, Any] | None = None,
+) -> Rewritten:
     """Everything but the state is of the `frame`."""
     rewrite_id, began, target, shape = str(uuid.uuid4()), time.monotonic(), rewrite.target, rewrite.shape
     try:
@@ -258,6 +264,7 @@ def _carry_out(rewrite: _Rewrite, frame: StoppedState, watch: Watch, *, is_edit:
             is_edit=is_edit,
             left_out=rewrite.copied,
             state=rewrite.source,
+            plan=plan,
         )
         _write_rows(rewrite, watch)
         stores = _prove(rewrite, watch)
@@ -290,7 +297,7 @@ def _grafted(
             raise StateRewriteError(f"{source.live.url}: neither query keeps state. Nothing was changed.")
         shape = replace(source.stored.shape, checkpoint_format=1)
         rewrite = _Rewrite(spark, made, target, shape, None, JobProgress(report), source.batch_id)
-        return _carry_out(rewrite, source, watch)
+        return _carry_out(rewrite, source, watch, plan=graft.plan)
     shape = made.stored.shape
     check_rewrite(made.stored, shape)
     if graft.rows and source.stored is not None and source.stored.shape != shape:
@@ -307,8 +314,10 @@ def _grafted(
             )
         without_description(target)
         return written
-    rewrite = _Rewrite(spark, made, target, shape, None, JobProgress(report), source.batch_id, source, graft.rows)
-    return _carry_out(rewrite, source, watch)
+    rewrite = _Rewrite(
+        spark, made, target, shape, None, JobProgress(report), source.batch_id, source, graft.rows, graft.given
+    )
+    return _carry_out(rewrite, source, watch, plan=graft.plan)
 
 
 def _elsewhere(
@@ -343,6 +352,7 @@ class _Rewrite:
     # For a graft: the state of the former query, and the rows that an operator takes from it.
     former: StoppedState | None = None
     taken: Mapping[int, TakenRows] = field(default_factory=dict)
+    given: Mapping[int, LiveDirectory] = field(default_factory=dict)
 
     @cached_property
     def copied(self) -> list[Operator]:
@@ -375,7 +385,8 @@ class _Rewrite:
 
         if operator.single_partition:
             return F.lit(0)
-        if self.change_rows is None and self.shape.partitions == self.before.partitions:
+        is_given = self.change_rows is not None or operator.number in self.given
+        if not is_given and self.shape.partitions == self.before.partitions:
             # Converts heap state without decoding its keys.
             return F.spark_partition_id()
         # Spark's rule.
@@ -385,10 +396,13 @@ class _Rewrite:
         """Partitioned as Spark looks for them."""
         if operator.number in self.taken:
             return self.take(session, operator, store)
-        rows = rows_of(session, self.source, operator, store)
+        given = self.given.get(operator.number)
+        rows = rows_of(session, self.source, operator, store) if given is None else given_rows(session, given)
+        if given is not None and operator.single_partition:
+            rows = rows.drop(PARTITION_KEY)
         if self.change_rows is not None:
             rows = self.change_rows(store, rows)
-        elif operator.single_partition or self.shape.partitions == self.before.partitions:
+        elif given is None and (operator.single_partition or self.shape.partitions == self.before.partitions):
             return rows
         if operator.single_partition:
             return rows.repartition(1)
@@ -406,6 +420,10 @@ class _Rewrite:
             )
         name = StateStoreName(was.number, was.name, store.store)
         return with_values(rows_of(session, self.former, was, name), taken)
+
+
+def given_rows(session: SparkSession, place: LiveDirectory) -> DataFrame:
+    return session.read.parquet(place.spark_location)
 
 
 def _write_rows(rewrite: _Rewrite, watch: Watch) -> None:
@@ -461,7 +479,8 @@ def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDige
         if operator.number in rewrite.taken:
             rows = rewrite.take(sessions[0], operator, store)
             return PlacedRows(rows, F.lit(0) if operator.single_partition else F.spark_partition_id())
-        rows = before(operator, store)
+        given = rewrite.given.get(operator.number)
+        rows = before(operator, store) if given is None else given_rows(sessions[0], given)
         if rewrite.change_rows is not None:
             rows = rewrite.change_rows(store, rows)
         return PlacedRows(rows, rewrite.partition_of(operator))

@@ -110,6 +110,7 @@ def write_skeleton(
     is_edit: bool = False,
     left_out: Sequence[Operator] = (),
     state: StoppedState | None = None,
+    plan: Mapping[str, Any] | None = None,
 ) -> None:
     """Create a directory that has everything of a stopped query but its state, marked as not in use throughout.
 
@@ -117,7 +118,7 @@ def write_skeleton(
         watch: Called for every file; if it raises, the directory is incomplete.
         is_edit: Other rows are written, which the directory remembers.
         left_out: Operators that Spark's rewriter must not see.
-        state: The query whose operators it gets, if not of `source`.
+        state: The query whose operators it gets, if not of `source`; likewise its `plan`.
     """
     folder = target.folder
     folder.make()
@@ -125,7 +126,8 @@ def write_skeleton(
     state = state if state is not None else source
     is_rewritten = len(left_out) < len(state.operators)
     edits = (*source.edits, *([rewrite_id] if is_edit else []))
-    for path, data in _files(source, target, shape, rewrite_id, edits, state=state, is_rewritten=is_rewritten):
+    metadata = query_metadata(source.cut.query_id, rewrite_id, edits, plan)
+    for path, data in _files(source, target, shape, metadata, state=state, is_rewritten=is_rewritten):
         watch()
         if not _is_of(path, left_out):
             folder.place(path, [data])
@@ -135,8 +137,7 @@ def _files(
     source: StoppedState,
     target: LiveDirectory,
     shape: StateShape,
-    rewrite_id: str,
-    edits: Sequence[str],
+    metadata: bytes,
     *,
     state: StoppedState,
     is_rewritten: bool,
@@ -149,7 +150,7 @@ def _files(
     for file in needed:
         where, path = f"{file.folder.url}/{file.source}", file.path
         if path == METADATA:
-            yield path, query_metadata(source.cut.query_id, rewrite_id, edits)
+            yield path, metadata
         elif path.startswith(f"{OFFSETS}/"):
             yield path, with_settings(file.read(), where, settings)
         elif path.startswith(f"{COMMITS}/"):
@@ -187,7 +188,7 @@ def copy_operators(
     if operators:
         described = [
             each
-            for each in _files(source, target, shape, "", (), state=source, is_rewritten=False)
+            for each in _files(source, target, shape, b"", state=source, is_rewritten=False)
             if _is_of(each[0], operators)
         ]
         state = CommittedState(source.live.folder, source.cut.query_id, list(operators), source.offsets, source.commit)
@@ -256,7 +257,7 @@ def rows_of(session: SparkSession, state: StoppedState, operator: Operator, stor
 
 # The last column of the key of session windows (`StreamingSessionWindowStateManager`), whose rows of one key RocksDB
 # finds by the columns before it, and which has no part in the choice of the partition.
-_SESSION_START = "sessionStartTime"
+SESSION_START = "sessionStartTime"
 _SESSION = "sessionWindowStateStoreSaveExec"
 # Spark treats aggregations, duplicates and state of functions alike here: the whole key decides.
 _ANY_OTHER = "stateStoreSave"
@@ -310,7 +311,7 @@ def _metadata_path(operator: int) -> str:
 
 def _metadata(operator: Operator, partitions: int) -> bytes:
     columns = [column["name"] for column in key_columns(operator.files[0])]
-    is_session = len(columns) > 1 and columns[-1] == _SESSION_START
+    is_session = len(columns) > 1 and columns[-1] == SESSION_START
     name = _SESSION if is_session else _ANY_OTHER if operator.name == UNNAMED else operator.name
     stores = [
         {"storeName": store, "numColsPrefixKey": len(columns) - 1 if is_session else 0, "numPartitions": partitions}

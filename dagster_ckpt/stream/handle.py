@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import StreamRecord
@@ -18,9 +20,14 @@ from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.storage_path import location_url
 from dagster_ckpt.values.validation import checked_stream_id
 
-# Suffixes: `.partial` unfinished, `.source` and `.staged` temporary copies of a state rewrite, `.replayed` for lost
-# batches. Names without a token predate this rule.
-_LIVE_DIRECTORY = re.compile(r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|source|staged|replayed))*")
+if TYPE_CHECKING:
+    from dagster_ckpt.state.migration import StateMigration
+
+# Suffixes: `.partial` unfinished, `.replayed` for lost batches, the others temporary copies of a state rewrite. Names
+# without a token predate this rule.
+_LIVE_DIRECTORY = re.compile(
+    r"live-(?P<generation>\d+)(-(?P<token>\d+))?(\.(partial|replayed|source|staged|made|given|described))*"
+)
 
 
 def live_folders(live_root: str) -> list[str]:
@@ -60,6 +67,7 @@ class StreamHandle:
         state_partitions: None: those of the state, or of the session for a query without state.
         stall_timeout_ms: Fails the run after this long without progress; None: never.
         storage: The configuration that `store` was opened from, if known.
+        state_migrations: Rules of the loaded code for the state of changed operators.
     """
 
     stream_id: str
@@ -77,6 +85,7 @@ class StreamHandle:
     executor_copy_bytes: int | None = None
     stall_timeout_ms: int | None = None
     storage: CheckpointStorage | None = None
+    state_migrations: Sequence[StateMigration] = ()
 
     def __post_init__(self) -> None:
         checked_stream_id(self.stream_id)

@@ -320,6 +320,12 @@ class StartFrom:
         return self.migrate_state or self.bootstrap_state
 
     @property
+    def of_state(self) -> StartFrom:
+        """The latest state, rewritten or migrated likewise."""
+        names = ("migrate_state", "bootstrap_state", "state_partitions")
+        return StartFrom(**{name: getattr(self, name) for name in names})
+
+    @property
     def source_mapping(self) -> SourceMapping | None:
         """None: the sources are those of the state."""
         return SourceMapping.parse(self.map_sources) if self.map_sources else None

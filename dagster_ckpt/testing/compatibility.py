@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import OptionError
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from dagster_ckpt.client import Client
+    from dagster_ckpt.state.migration import StateMigration
     from dagster_ckpt.stream.start_from import StartFrom
 
 
@@ -24,6 +25,7 @@ def assert_compatible(
     query: Callable[[], DataStreamWriter] | None = None,
     start_from: str | StartFrom = "latest",
     allow_migration: bool = False,
+    state_migrations: Sequence[StateMigration] | None = None,
 ) -> CompatibilityReport:
     """Assert that the code of a stream can continue from its state. Starts no query.
 
@@ -33,6 +35,7 @@ def assert_compatible(
         client: Instead of definitions, for a stream of a program of your own.
         query: With a client: describes the query, without starting it.
         start_from: The start that the release will request, as in `Client.restart`.
+        state_migrations: With a client: those of the code.
         allow_migration: Also accept code that needs options of the start, such as `map_sources`.
 
     Returns:
@@ -45,7 +48,7 @@ def assert_compatible(
         >>> def test_orders_can_be_released():
         ...     assert_compatible("orders", defs)
     """
-    report = _report(stream, definitions, client, query, start_from)
+    report = _report(stream, definitions, client, query, start_from=start_from, state_migrations=state_migrations)
     allowed = {Compatibility.SAME, Compatibility.COMPATIBLE, *([Compatibility.MIGRATABLE] if allow_migration else [])}
     if report.verdict not in allowed:
         raise AssertionError("\n".join(report.messages()))
@@ -57,7 +60,9 @@ def _report(
     definitions: dg.Definitions | None,
     client: Client | None,
     query: Callable[[], DataStreamWriter] | None,
+    *,
     start_from: str | StartFrom,
+    state_migrations: Sequence[StateMigration] | None,
 ) -> CompatibilityReport:
     if definitions is not None and client is None and query is None:
         # Dagster is needed only for definitions.
@@ -65,5 +70,5 @@ def _report(
 
         return check_definitions(stream, definitions, start_from=start_from)
     if definitions is None and client is not None and query is not None:
-        return client.check(stream, query, start_from=start_from)
+        return client.check(stream, query, start_from=start_from, state_migrations=state_migrations)
     raise OptionError("assert_compatible takes either definitions, or a client and a query.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 import pytest
 
@@ -13,6 +15,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.catalog.tables import snapshots
+from dagster_ckpt.client import rebuild as rebuilding
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.rebuild import ContinueFrom, rebuild
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError, StreamNotFoundError
@@ -25,6 +28,7 @@ from dagster_ckpt.recovery.retention import discard, subsume
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import query_metadata
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream import ownership
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
@@ -32,7 +36,7 @@ from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import fence_predecessor
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
-from tests.support.as_writer import as_writer, holding, keeping
+from tests.support.as_writer import as_writer, holding, keeping, set_stream
 from tests.support.executioner import Killed
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
@@ -458,3 +462,26 @@ class TestAnOldCopyOfTheLiveDirectory:
         rebuild(stream, origin=ORIGIN, continue_from=ContinueFrom.NEWEST)
         kind, prepared = restored.start()
         assert (kind, prepared.live.positions().commit) == (RecoveryKind.RESTORE, LAST + 2)
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_state_that_was_migrated_since_the_newest_snapshot_keeps_its_plan(history: History, has_snapshot: bool) -> None:
+    former, migrated = ({"operators": [], "output_mode": mode, "version": 1} for mode in ("append", "update"))
+    set_stream(history.shelf.stream.catalog, STREAM, plan=json.dumps(former))
+    trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="former")
+    history.live.folder.write("metadata", [query_metadata(history.query_id, "a rewrite", plan=migrated)])
+    layout = [["a rewrite"]] if has_snapshot else []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rebuilding, "LAYOUT", "layout of the test")
+        patch.setattr(rebuilding, "_record", with_property(rebuilding._record, "layout of the test", layout))
+        lost = lose_the_catalog(history)
+        rebuild(history.shelf.stream, origin=ORIGIN, take_over_deployment=lost)
+    assert history.shelf.stream.catalog.streams.get(STREAM).plan == (former if has_snapshot else migrated)
+
+
+def with_property(make: Callable[..., SnapshotRecord], name: str, value: object) -> Callable[..., SnapshotRecord]:
+    def made(*arguments: Any) -> SnapshotRecord:
+        snapshot = make(*arguments)
+        return replace(snapshot, properties={**snapshot.properties, name: value})
+
+    return made

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "environment.md": "tests/flink/test_environment_script.py",
     "get-started.md": "tests/e2e/test_get_started.py",
     "migrate.md": "tests/recovery/test_adopt.py",
+    "guides/backfill-then-stream.md": "tests/recovery/test_backfill_then_stream.py",
     "guides/delete-a-customers-data.md": "tests/client/test_state_editing.py",
     "guides/debug-a-batch.md": "tests/client/test_debug_batch.py",
     "guides/look-into-state.md": "tests/client/test_state_with_spark.py",

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 from pyspark.sql import DataFrame, SparkSession
@@ -15,12 +16,19 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import Client, run_stream
-from dagster_ckpt.errors import CkptError, PlanChangedError
+from dagster_ckpt.client import StateMigration
+from dagster_ckpt.client.launching import check_loaded_code
+from dagster_ckpt.client.preflight import preflight
+from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
+from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.errors import CkptError, InputGoneError, PlanChangedError
 from dagster_ckpt.recovery.compatibility import Compatibility
 from dagster_ckpt.spark.versions import Feature, installed_release
+from dagster_ckpt.state.reading import FORMAT_VERSION
 from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.log_lines import collecting
+from tests.support.lost_lease import tree
 from tests.support.small_spark import lay_file, small_spark
 
 REWRITES = installed_release().has(Feature.STATE_REWRITER) or Rewriter.find() is not None
@@ -33,6 +41,7 @@ CASES = yaml.safe_load(Path(__file__).with_name("state_changes.yaml").read_text(
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SAMPLES = ("add a text", "another key", "the first operator", "dropDuplicates from its input")
 Query = Callable[[DataFrame], DataFrame]
+Rule = Callable[[DataFrame | None], DataFrame]
 
 
 def by(*keys: str) -> Callable[..., Query]:
@@ -54,14 +63,31 @@ def distinct_windows(frame: DataFrame) -> DataFrame:
     return counted.agg(F.count("*").alias("n")).select(F.col("window.start").alias("start"), "k", "n")
 
 
-def sessions(frame: DataFrame) -> DataFrame:
-    marked = frame.withWatermark("t", "30 seconds") if frame.isStreaming else frame
-    counted = marked.groupBy(F.session_window("t", "15 seconds"), "k").agg(F.count("*").alias("n"))
-    return counted.select(F.col("session_window.start").alias("start"), "k", "n")
+def sessions_with(*columns: str) -> Query:
+    def sessions(frame: DataFrame) -> DataFrame:
+        marked = frame.withWatermark("t", "30 seconds") if frame.isStreaming else frame
+        windows = marked.groupBy(F.session_window("t", "15 seconds"), "k").agg(*map(F.expr, columns))
+        return windows.select(F.col("session_window.start").alias("start"), "k", *windows.columns[2:])
+
+    return sessions
 
 
 def joined(*on: str) -> Query:
     return lambda frame: frame.join(frame.select(*on, F.col("v").alias("w")), list(on)).select("k", "v", "w")
+
+
+def counted(frame: DataFrame, more: bool) -> DataFrame:
+    """A function with state of its own; the later one keeps a sum too."""
+
+    def function(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
+        found = list(state.get) if state.exists else [0, 0]
+        for each in frames:
+            found = [found[0] + len(each), (found[1] if len(found) > 1 else 0) + int(each.v.sum())]
+        state.update(tuple(found if more else found[:1]))
+        yield pd.DataFrame({"k": [key[0]], "n": [found[0]], "s": [found[1] if more else 0]})
+
+    kept = "n long, s long" if more else "n long"
+    return frame.groupBy("k").applyInPandasWithState(function, "k long, n long, s long", kept, "update", "NoTimeout")
 
 
 N, S, T, A = "count(*) AS n", "sum(v) AS s", "max(site) AS t", "avg(v) AS a"
@@ -94,16 +120,92 @@ QUERIES: dict[str, Query] = {
     "windows_long": timed("50 seconds", "30 seconds"),
     "longer_windows": timed("30 seconds", "60 seconds"),
     "distinct_windows": distinct_windows,
-    "sessions": sessions,
+    "bad_rows": of_k("sum(IF(v = 10, raise_error('no such value'), v)) AS s"),
+    "sessions": sessions_with(N),
+    "sessions_sum": sessions_with(N, S),
+    "own": lambda frame: counted(frame, more=False) if frame.isStreaming else of_k(N, "0L AS s")(frame),
+    "own_more": lambda frame: counted(frame, more=True) if frame.isStreaming else of_k(N, S)(frame),
     "distinct": lambda frame: frame.dropDuplicates(["k"]).select("k"),
     "distinct_by_both": lambda frame: frame.dropDuplicates(["k", "site"]).select("k", "site"),
     "limit": lambda frame: frame.select("k", "v").limit(3),
     "join": joined("k"),
     "join_more": joined("k", "site"),
 }
+BACKENDS = {
+    "rocksdb": EmbeddedRocksDBStateBackend(True),
+    "v2": EmbeddedRocksDBStateBackend(True, settings={FORMAT_VERSION: "2"}),
+}
 APPEND = {"rows", "windows", "windows_long", "longer_windows", "distinct_windows", "sessions", "distinct"}
-APPEND |= {"distinct_by_both", "limit", "join", "join_more"}
-TIMED = {"windows", "windows_long", "longer_windows", "distinct_windows", "sessions"}
+APPEND |= {"sessions_sum", "distinct_by_both", "limit", "join", "join_more"}
+TIMED = {"windows", "windows_long", "longer_windows", "distinct_windows", "sessions", "sessions_sum"}
+
+
+def struct(*columns: str) -> Any:
+    return F.struct(*map(F.expr, columns))
+
+
+def summed(*key: str) -> Rule:
+    """Groups of another key, from the counts of the former ones."""
+
+    def summed(old: DataFrame | None) -> DataFrame:
+        assert old is not None
+        totals = old.groupBy(*([struct(*key).alias("key")] if key else [])).agg(F.sum("value.count").alias("n"))
+        return totals.select(*(["key"] if key else []), struct("n").alias("value"))
+
+    return summed
+
+
+def changed(key: str, *value: str) -> Rule:
+    """The rows, each with other columns."""
+
+    def changed(old: DataFrame | None) -> DataFrame:
+        assert old is not None
+        return old.select(F.expr(key).alias("key"), *([struct(*value).alias("value")] if value else []))
+
+    return changed
+
+
+def windowed(old: DataFrame | None) -> DataFrame:
+    assert old is not None
+    # The function `window` needs a column.
+    starts = old.select("key.k", "value", F.col("key.window.start").alias("start"))
+    return starts.select("k", "value", F.window("start", "60 seconds").alias("w"))
+
+
+def initial(query: str, key: str, *value: str) -> Callable[[Release], Rule]:
+    """What a batch job made of the first files."""
+
+    def of(release: Release) -> Rule:
+        def initial(old: DataFrame | None) -> DataFrame:
+            assert old is None
+            return changed(key, *value)(release.batch(query, "long", 0, 3))
+
+        return initial
+
+    return of
+
+
+def fails(_old: DataFrame | None) -> DataFrame:
+    raise ValueError("no such site")
+
+
+RULES: dict[str, Rule] = {
+    "counts of k": summed("key.k"),
+    "counts of sites": summed("key.site"),
+    "one count": summed(),
+    "longer windows": lambda old: summed("w", "k")(windowed(old)),
+    "average": changed("key", "value.count", "CAST(value.sum AS double)", "value.count"),
+    "narrow": changed("key", "CAST(value.max AS int)"),
+    "keys": lambda old: changed("struct(key.k)")(old).distinct(),
+    "first two": changed("key", "value.session_window", "value.k", "value.count"),
+    "fails": fails,
+    "no rows": lambda _old: 7,  # type: ignore[dict-item, return-value]
+    "no value": changed("struct(key.k)"),
+    "text": changed("key", "CAST(value.max AS string)"),
+    "keys twice": changed("struct(key.k)", "value.count"),
+    "own": changed("key", "struct(value.groupState.n, 0L)"),
+}
+OF_RELEASE = {"totals": initial("count_sum", "struct(k)", "n", "s"), "seen": initial("distinct", "struct(k)")}
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +219,10 @@ class Release:
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder = spark, folder
-        self.files = 0
+        self.files = len(list((folder / "in").glob("*.json")))
         self.batches: list[tuple[int, list[Any]]] = []
-        (folder / "in").mkdir()
+        self.backend: StateBackend | None = None
+        (folder / "in").mkdir(exist_ok=True)
         self.places = {
             "catalog": f"sqlite:///{folder}/catalog.db",
             "storage": f"file://{folder}/snapshots",
@@ -151,12 +254,19 @@ class Release:
     def run(self, query: str, kind: str = "long", **options: Any) -> list[str]:
         messages: list[str] = []
         with collecting(messages):
-            run_stream("orders", lambda _: self.writer(query, kind), **self.places, spark=self.spark, **options)
+            run_stream(
+                "orders",
+                lambda _: self.writer(query, kind),
+                **self.places,
+                spark=self.spark,
+                state_backend=self.backend,
+                **options,
+            )
         return messages
 
-    def check(self, query: str, kind: str = "long", start: StartFrom | str = "latest") -> Any:
+    def check(self, query: str, kind: str = "long", start: StartFrom | str = "latest", **options: Any) -> Any:
         with Client(**self.places) as client:
-            return client.check("orders", lambda: self.writer(query, kind), start_from=start)
+            return client.check("orders", lambda: self.writer(query, kind), start_from=start, **options)
 
     def rows_since(self, first: int) -> Counter[Any]:
         return Counter(row for _, rows in self.batches[first:] for row in rows)
@@ -166,17 +276,17 @@ class Release:
         return self._table(query, [row for _, rows in self.batches[first:] for row in rows])
 
     def _table(self, query: str, rows: Sequence[Any]) -> dict[Any, dict[str, Any]]:
-        columns = self._batch(query, "long", 0, 0).columns
+        columns = self.batch(query, "long", 0, 0).columns
         keys = 0 if query.startswith("total") else 2 if query == "count_by_both" else 1
         return {row[:keys]: dict(zip(columns[keys:], row[keys:], strict=True)) for row in rows}
 
-    def _batch(self, query: str, kind: str, first: int, end: int) -> DataFrame:
+    def batch(self, query: str, kind: str, first: int, end: int) -> DataFrame:
         paths = [f"{self.folder}/in/{number:04}.json" for number in range(first, end)]
         read = self.spark.read.schema(self._schema(kind))
         return QUERIES[query](read.json(paths) if paths else self.spark.createDataFrame([], self._schema(kind)))
 
     def batch_rows(self, query: str, kind: str, first: int, end: int) -> Counter[Any]:
-        return Counter(tuple(row) for row in self._batch(query, kind, first, end).collect())
+        return Counter(tuple(row) for row in self.batch(query, kind, first, end).collect())
 
     def batch_table(self, query: str, kind: str, first: int, end: int) -> dict[Any, dict[str, Any]]:
         return self._table(query, list(self.batch_rows(query, kind, first, end).elements()))
@@ -186,11 +296,24 @@ def option_of(case: dict[str, Any]) -> StartFrom:
     return StartFrom(migrate_state=case["how"] in ("migrate", "refused"), bootstrap_state=case["how"] == "bootstrap")
 
 
+def rules_of(case: dict[str, Any], release: Release) -> dict[str, Any]:
+    if "rule" not in case:
+        return {}
+    name = case["rule"]
+    rule = OF_RELEASE[name](release) if name in OF_RELEASE else RULES[name]
+    return {"state_migrations": [StateMigration(case.get("operator", 1), rule, case.get("former"))]}
+
+
 @pytest.mark.thorough(but=SAMPLES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["case"])
 def test_state_changes(spark: SparkSession, tmp_path: Path, case: dict[str, Any]) -> None:
     release = Release(spark, tmp_path)
     before, after, how = case["before"], case["after"], case["how"]
+    rules = rules_of(case, release)
+    if "backend" in case:
+        release.backend = BACKENDS[case["backend"]]
+        if case["backend"] == "v2" and not installed_release().has(Feature.CHECKPOINT_FORMAT_2):
+            pytest.skip("this Spark has no checkpoint format v2")
     old_kind, kind = case.get("types", ["long", "long"])
     release.feed(3)
     release.run(before, old_kind)
@@ -204,25 +327,26 @@ def test_state_changes(spark: SparkSession, tmp_path: Path, case: dict[str, Any]
             release.run(after, kind)
         refused = case.get("why") if how == "refused" else case.get("refused")
         if refused is not None:
-            live = sorted((tmp_path / "live/orders").glob("live-*"))
+            live = sorted((tmp_path / "live/orders").iterdir())
             with pytest.raises(CkptError, match=r"[Nn]othing was changed") as raised:
-                release.run(after, kind, start_from=option_of(case))
+                release.run(after, kind, start_from=option_of(case), **rules)
             assert refused in str(raised.value)
-            assert sorted((tmp_path / "live/orders").glob("live-*")) == live
+            assert sorted((tmp_path / "live/orders").iterdir()) == live
             release.run(before, old_kind)
             assert release.check(before, old_kind).verdict is Compatibility.SAME
             return
-        asked = release.check(after, kind, option_of(case))
+        asked = release.check(after, kind, option_of(case), **rules)
         assert asked.verdict is Compatibility.MIGRATABLE, asked.messages()
         if how == "migrate":
-            plain = release.check(after, kind)
+            plain = release.check(after, kind, **rules)
             assert plain.verdict is Compatibility.MIGRATABLE, plain.messages()
             assert plain.options == {"migrate_state": True}
-        messages = release.run(after, kind, start_from=option_of(case))
+            assert not rules or "by your function" in plain.reason
+        messages = release.run(after, kind, start_from=option_of(case), **rules)
         assert any("took the savepoint" in each for each in messages), messages
     # A repeated option has nothing to do, and a plain start goes on.
     release.feed(1)
-    release.run(after, kind, start_from=StartFrom() if how == "none" else option_of(case))
+    release.run(after, kind, start_from=StartFrom() if how == "none" else option_of(case), **rules)
     if after in TIMED:
         # Closes all windows.
         at = (NOON + timedelta(days=1)).isoformat()
@@ -261,3 +385,53 @@ def is_open(query: str, start: datetime) -> bool:
     seconds = {"longer_windows": 60, "sessions": 15}.get(query, 30)
     # The batch itself had the watermark of NOON + 20 s.
     return start.replace(tzinfo=UTC) + timedelta(seconds=seconds) > NOON - timedelta(seconds=10)
+
+
+@pytest.mark.parametrize(("after", "passes"), [("count_sum", True), ("bad_rows", False), ("count_by_site", False)])
+def test_a_preflight_migrates_a_copy(spark: SparkSession, tmp_path: Path, after: str, passes: bool) -> None:
+    release = Release(spark, tmp_path)
+    release.feed(2)
+    release.run("count")
+    before = tree(tmp_path / "live/orders")
+    messages: list[str] = []
+    with Client(**release.places) as client:
+        stream = client._open("orders")
+        found = preflight(
+            stream,
+            lambda: release.writer(after),
+            start_from=StartFrom(migrate_state=True),
+            report=messages.append,
+        )
+        assert found.passed is passes, found.reason
+        if passes:
+            assert "batch 1 was replayed on a copy of the state" in found.reason
+            assert any("in a copy" in each for each in messages), messages
+        # What is missing for a plain start is still missing.
+        assert not preflight(stream, lambda: release.writer(after)).passed
+    assert tree(tmp_path / "live/orders") == before
+    assert not [path for path in (tmp_path / "live/.scratch").rglob("*") if path.is_file()]
+    release.run("count")
+
+
+def test_a_preview_and_a_hand_over_know_of_the_migration(spark: SparkSession, tmp_path: Path) -> None:
+    release = Release(spark, tmp_path)
+    release.feed(2)
+    release.run("count")
+    messages: list[str] = []
+    with Client(**release.places) as client:
+        told = client.preview_rewind("orders", start_from=StartFrom(migrate_state=True)).messages()
+        assert any("savepoint before-rewind-<n> of batch 1 is taken" in each for each in told), told
+        assert any("the state is migrated if the code differs" in each for each in told), told
+        stream = client._open("orders")
+        for start in (StartFrom(migrate_state=True), StartFrom(bootstrap_state=True)):
+            # As a run does before it suspends the running query.
+            check_loaded_code(stream, lambda: release.writer("count_sum"), start, messages.append)
+        assert any("aggregation by k: migrate" in each for each in messages), messages
+        for after, start in (("count_sum", StartFrom()), ("count_by_site", StartFrom(migrate_state=True))):
+            with pytest.raises(PlanChangedError, match="nothing was changed"):
+                check_loaded_code(stream, lambda after=after: release.writer(after), start, messages.append)
+        (tmp_path / "in" / "0000.json").unlink()
+        with pytest.raises(InputGoneError, match="nothing was changed"):
+            check_loaded_code(
+                stream, lambda: release.writer("count_sum"), StartFrom(bootstrap_state=True), messages.append
+            )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.recovery.state_evolution import Fate, evolve, refused_reasons
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.plan import WATERMARK, PlanDescription, PlanOperator
 from dagster_ckpt.state.graft import Graft, Taken, TakenRows, taken
+from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.state.unsafe_rows import encode
 from dagster_ckpt.stream.start_from import StartFrom
 
@@ -59,6 +65,66 @@ def test_another_output_mode_is_refused() -> None:
     assert refused_reasons(decisions) == ["aggregation by site: output mode: append -> update"]
 
 
+BY_COUNTRY = replace(COUNTS, keys=(("country", "string"),))
+
+
+def rule(operator: int | str, former: int | str | None = None) -> StateMigration:
+    def by_country(_old: object) -> Any:
+        raise AssertionError
+
+    return StateMigration(operator, by_country, former)
+
+
+def ruled(
+    before: tuple[PlanOperator, ...], after: tuple[PlanOperator, ...], *rules: StateMigration
+) -> list[tuple[Fate, int | None, str]]:
+    decisions = evolve(PlanDescription(before, "update"), PlanDescription(after, "update"), rules)
+    return [(each.fate, each.was, each.why.rpartition("; ")[2]) for each in decisions]
+
+
+@pytest.mark.parametrize("named", [2, "aggregation by country"])
+def test_a_rule_decides_about_its_operator_only(named: int | str) -> None:
+    before, after = (DISTINCT, COUNTS), (replace(DISTINCT, keys=(("id", "string"),)), BY_COUNTRY)
+    other, own = ruled(before, after, rule(named))
+    assert other[0] is Fate.REFUSE
+    assert own == (Fate.MIGRATE, 1, "by your function by_country")
+
+
+def test_a_rule_for_an_added_operator_gets_no_rows_or_those_that_it_names() -> None:
+    assert ruled((), (COUNTS,), rule(1)) == [(Fate.MIGRATE, None, "by your function by_country")]
+    assert ruled((DISTINCT,), (COUNTS,), rule(1)) == [
+        (Fate.DROP, 0, "removed"),
+        (Fate.MIGRATE, None, "by your function by_country"),
+    ]
+    assert ruled((DISTINCT,), (COUNTS,), rule(1, "dropDuplicates by id")) == [
+        (Fate.MIGRATE, 0, "by your function by_country")
+    ]
+
+
+def test_a_rule_leaves_an_unchanged_operator_and_a_limit_alone() -> None:
+    assert ruled((MARK, COUNTS), (replace(MARK, settings=(("delay", "1 hour"),)), COUNTS), rule(2))[1][0] is Fate.KEEP
+    limit = PlanOperator("GlobalLimit")
+    assert ruled((), (limit,), rule(1))[0][0] is Fate.REFUSE
+
+
+def test_another_output_mode_is_refused_with_a_rule_too() -> None:
+    decisions = evolve(PlanDescription((COUNTS,), "append"), PlanDescription((BY_COUNTRY,), "update"), [rule(1)])
+    assert [each.fate for each in decisions] == [Fate.MIGRATE, Fate.REFUSE]
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (rule(1), "operator 1: the new code has no operator called so. It has: 2 (aggregation by country)"),
+        (rule("dropDuplicates"), "the new code has no operator"),
+        (rule(2, 4), "operator 4: the former code has no operator called so"),
+    ],
+)
+def test_a_rule_must_name_an_operator_with_state(made: StateMigration, why: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(why)):
+        ruled((MARK, COUNTS), (MARK, BY_COUNTRY), made)
+
+
 TYPES = ["bigint", "string", ("wide_decimal", 2), "int", "double"]
 ROW = [7, "a longer text", Decimal("-12345678901234567890.12"), -3, 1.5]
 WIDE = "decimal(30,2)"
@@ -92,14 +158,24 @@ def test_a_value_is_not_narrowed() -> None:
 
 
 def test_an_order_to_another_spark_keeps_the_graft() -> None:
-    graft = Graft(
-        LiveDirectory("file:///made"), {1: TakenRows(0, 2, (Taken("long", 0, "long"), Taken("long", start=0)))}
-    )
-    again = Graft.of_record(graft.as_record())
-    assert (again.state.url, again.rows) == (graft.state.url, graft.rows)
+    taken_rows = {1: TakenRows(0, 2, (Taken("long", 0, "long"), Taken("long", start=0)))}
+    graft = Graft(LiveDirectory("file:///made"), taken_rows, {2: LiveDirectory("file:///given/2")})
+    again = Graft.of_record(json.loads(json.dumps(graft.as_record())))
+    assert (again.state.url, again.rows, again.given) == (graft.state.url, graft.rows, graft.given)
 
 
 @pytest.mark.parametrize("other", [{"bootstrap_state": True}, {"map_sources": "0=0"}, {"state_partitions": 3}])
 def test_one_start_does_one_thing(other: dict[str, object]) -> None:
     with pytest.raises(OptionError, match="for two starts, one after the other"):
         StartFrom(migrate_state=True, **other)  # type: ignore[arg-type]
+
+
+def test_the_table_of_the_docs_names_cases_of_the_matrix() -> None:
+    root = Path(__file__).parents[2]
+    cases = yaml.safe_load((root / "tests/recovery/state_changes.yaml").read_text())
+    page = (root / "docs/evidence/coverage.md").read_text()
+    _, _, table = page.partition("### Changed state")
+    rows = [line.split(" | ") for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ")][2:]
+    named = {name.strip() for row in rows for name in row[-1].rstrip(" |").split(",") if name.strip()}
+    assert len(rows) > 20
+    assert named <= {case["case"] for case in cases}

@@ -161,7 +161,7 @@ def test_a_preflight_tries_the_rewrite_on_a_copy(orders: Orders) -> None:
     before = orders.live, orders.directories()
     said: list[str] = []
 
-    result = preflight(orders.stream, orders.describe, state_partitions=7, report=said.append)
+    result = preflight(orders.stream, orders.describe, start_from=StartFrom(state_partitions=7), report=said.append)
 
     assert result.passed, result.reason
     assert any("2 partitions" in each and "7 partitions" in each for each in said)
@@ -183,7 +183,7 @@ def test_a_preflight_says_what_new_code_makes_of_the_state(orders: Orders) -> No
 
     before = {path: version.version() for path, version in orders.live.folder.find()}
     for partitions in (None, 3):
-        result = preflight(orders.stream, counts_even_shops_twice, state_partitions=partitions)
+        result = preflight(orders.stream, counts_even_shops_twice, start_from=StartFrom(state_partitions=partitions))
         # Even shops from 0 to 10, each of which the replayed batch has seen.
         assert result.reason.endswith("default of operator 0 (stateStoreSave): 6 rows changed")
     assert preflight(orders.stream, describe).reason.endswith("has the same state as the running code")

@@ -12,7 +12,7 @@ from dagster_ckpt.orchestration.component.query import Sink, Source, Transform, 
 from dagster_ckpt.orchestration.component.yaml_fields import describe, in_yaml, settings_in_yaml, templated
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
 from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings, described_fields
-from dagster_ckpt.orchestration.stream import StreamingAsset, StreamOptions, description_of
+from dagster_ckpt.orchestration.stream import NOT_IN_YAML, StreamingAsset, StreamOptions, description_of
 from dagster_ckpt.orchestration.streaming_asset import SHORTEST_MS, streaming_multi_asset
 from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.retention import SavepointHistory
@@ -185,7 +185,8 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
 
     def stream(self, translator: StreamTranslator | None = None) -> StreamingAsset:
         """Create the streaming assets."""
-        options = cast("StreamOptions", {name: getattr(self, name) for name in StreamOptions.__annotations__})
+        names = StreamOptions.__annotations__.keys() - NOT_IN_YAML
+        options = cast("StreamOptions", {name: getattr(self, name) for name in names})
         describe = described(self.name, self.sources, self.transform, self.sink, self.trigger)
         translator = translator or StreamTranslator()
         specs = list(self.assets) if self.assets else [dg.AssetSpec(self.name)]

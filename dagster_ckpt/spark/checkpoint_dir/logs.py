@@ -31,6 +31,7 @@ NO_OFFSET = "-"
 # Our fields in Spark's `metadata`; Spark reads only the id.
 REWRITE_ID = "dagsterCkptRewriteId"
 EDITS = "dagsterCkptEdits"
+PLAN = "dagsterCkptPlan"
 # A file with more is damaged and would exhaust the memory.
 _MOST_PARTITIONS = 1_000_000
 _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
@@ -97,11 +98,13 @@ class QueryMetadata(BaseModel):
     Attributes:
         rewrite_id: None if the query wrote all of the state.
         edits: Ids of the edits of the state, oldest first.
+        plan: Of the query that the state was migrated for by this rewrite.
     """
 
     id: str = Field(min_length=1)
     rewrite_id: str | None = Field(default=None, alias=REWRITE_ID)
     edits: tuple[str, ...] = Field(default=(), alias=EDITS)
+    plan: dict[str, Any] | None = Field(default=None, alias=PLAN)
 
 
 class _OffsetMetadata(BaseModel):
@@ -135,17 +138,23 @@ def parse_metadata(data: bytes, where: str) -> QueryMetadata:
     return _model(QueryMetadata, data.decode("utf-8", "replace"), where)
 
 
-def query_metadata(query_id: str, rewrite_id: str | None = None, edits: Sequence[str] = ()) -> bytes:
+def query_metadata(
+    query_id: str,
+    rewrite_id: str | None = None,
+    edits: Sequence[str] = (),
+    plan: Mapping[str, Any] | None = None,
+) -> bytes:
     fields: dict[str, object] = {"id": query_id}
     fields |= {REWRITE_ID: rewrite_id} if rewrite_id is not None else {}
     fields |= {EDITS: list(edits)} if edits else {}
+    fields |= {PLAN: dict(plan)} if plan is not None else {}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def with_query_id(data: bytes, where: str, query_id: str) -> bytes:
     """For another query that continues from the same state."""
     before = parse_metadata(data, where)
-    return query_metadata(query_id, before.rewrite_id, before.edits)
+    return query_metadata(query_id, before.rewrite_id, before.edits, before.plan)
 
 
 def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:

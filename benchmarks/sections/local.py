@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 from benchmarks.bench import LARGE, Bench, Findings, Section, first_line
 from benchmarks.engine import Engine
@@ -16,6 +17,7 @@ from benchmarks.live_directories import KeptDirectory
 from benchmarks.measuring import Sample, Series, paired_ratio, run, timed, tree_size
 from benchmarks.packages import require_debian_packages
 from benchmarks.results import Table, Target, at_least, at_most, megabytes, seconds, timing_table
+from dagster_ckpt.spark.checkpoint_dir.layout import NeededFile
 from dagster_ckpt.spark.checkpoint_dir.restore import DonorCheck
 
 OURS = "snapshot"
@@ -23,6 +25,7 @@ CLEAN = "restore after a stop in order, live directory there"
 CHECKED = "restore, live directory there, every file compared"
 LOST = "restore, live directory lost"
 RSYNC, LINK_DEST = "rsync -a", "rsync -a --link-dest"
+UNCHECKED = "snapshot that compares no checksums"
 LIMIT = "reading the new bytes, one durable write"
 # What a restore promises: the copy is on the disk before a query starts in it.
 DURABLE_LINKS = "cp -al, sync -f"
@@ -64,9 +67,11 @@ def _repeat(root: Path, kept: KeptDirectory, figures: _Figures, repetition: int)
     def snapshot() -> Sample:
         return timed(lambda: locations.append(engine.checkpoint(locations[-1] if locations else None).location))
 
+    unchecked = _Unchecked(root, kept)
     figures.full.interleave(
         {
             OURS: snapshot,
+            UNCHECKED: unchecked.snapshot,
             "cp -a": lambda: run("cp", "-a", str(theirs), str(root / "copy")),
             RSYNC: lambda: run("rsync", "-a", f"{theirs}/", str(backup)),
         },
@@ -92,6 +97,8 @@ def _repeat(root: Path, kept: KeptDirectory, figures: _Figures, repetition: int)
             figures.new_files.append(new)
     figures.live_files = tree_size(live).files
     figures.unchanged.add(OURS, snapshot())
+    grow(unchecked.live, kept.stages[1])
+    unchecked.snapshot()
     first, last = LARGE.stages[1], LARGE.stages[2]
     for batch in range(first, last - 1):
         next_batch = partial(grow, towards=kept.stages[2], until_ns=committed_at_ns(kept.stages[2], batch))
@@ -99,6 +106,7 @@ def _repeat(root: Path, kept: KeptDirectory, figures: _Figures, repetition: int)
         # Each has files of its own, made right before: a snapshot is the first to read what Spark has just written.
         competitors: dict[str, Callable[[], Sample]] = {
             OURS: partial(_snapshot_of, partial(next_batch, live), snapshot),
+            UNCHECKED: partial(_snapshot_of, partial(next_batch, unchecked.live), unchecked.snapshot),
             LIMIT: partial(_limit_of, partial(next_batch, theirs), written),
         }
         figures.every_batch.interleave(competitors, batch)
@@ -126,6 +134,20 @@ def _restore(root: Path, engine: Engine, location: str, figures: _Figures, repet
         for directory in list(engine.live.parent.iterdir()):
             directory.rename(root / "lost" / directory.name)
         figures.restore.add(LOST, timed(partial(engine.restore, location, f"live-lost-{turn}")))
+
+
+class _Unchecked:
+    """Snapshots that are not compared with the checksums that Spark's and RocksDB's files carry."""
+
+    def __init__(self, root: Path, kept: KeptDirectory) -> None:
+        self._engine = Engine(root / "unchecked", f"file://{root}/unchecked-snapshots")
+        self.live = copy_of(kept.stages[0], self._engine.live)
+        self._locations: list[str] = []
+
+    def snapshot(self) -> Sample:
+        before = self._locations[-1] if self._locations else None
+        with patch.object(NeededFile, "check", new=lambda _file: None):
+            return timed(lambda: self._locations.append(self._engine.checkpoint(before).location))
 
 
 def _durable_links(source: Path, target: Path) -> Sample:
@@ -178,7 +200,8 @@ def _tables(figures: _Figures) -> tuple[Table, ...]:
             ours=OURS,
             note=(
                 "Like a snapshot, the limit is flushed to the disk and leaves out checksum files. Each reads "
-                "different files, which were written immediately before."
+                f"different files, which were written immediately before. `{UNCHECKED}` is what it would cost to "
+                "trust the new bytes."
             ),
         ),
         Table(

@@ -131,6 +131,10 @@ class ExecutionRecords(Records):
 
     def sinks_by_other(self, stream_id: str) -> dict[str, list[str]]:
         """The last sinks of all other streams, as Spark names them."""
+        return {stream: list(each.sinks) for stream, each in self.newest_by_other(stream_id).items()}
+
+    def newest_by_other(self, stream_id: str) -> dict[str, ExecutionRecord]:
+        """The newest execution of each other stream that has reported its sinks."""
         others = executions.alias("others")
         newest = (
             select(others.c.stream_id, func.max(others.c.ordinal).label("ordinal"))
@@ -140,7 +144,7 @@ class ExecutionRecords(Records):
         )
         is_newest = (executions.c.stream_id == newest.c.stream_id) & (executions.c.ordinal == newest.c.ordinal)
         query = select(executions).join(newest, is_newest)
-        return {each.stream_id: list(each.sinks) for each in self._all(query)}
+        return {each.stream_id: each for each in self._all(query)}
 
     def start(
         self,

@@ -54,7 +54,10 @@ class SavepointSet:
 
 class SavepointSetRecords(Records):
     def record(self, made: SavepointSet, snapshot_ids: Sequence[str]) -> SavepointSet:
-        """Record a set with all its savepoints. Raises SnapshotNotFoundError if one of them is gone."""
+        """Record a set with all its savepoints, which no stream owns then.
+
+        Raises SnapshotNotFoundError if one of them is gone.
+        """
         with self._database.writing() as connection:
             values = {
                 "id": made.set_id,
@@ -98,7 +101,7 @@ class SavepointSetRecords(Records):
         return named[0]
 
     def release(self, set_id: str) -> None:
-        """Dissolve a set; its savepoints stay as they are."""
+        """Dissolve a set: the streams own its savepoints then, and delete them like checkpoints."""
         with self._database.writing() as connection:
             for snapshot in self.get(set_id).savepoints.values():
                 row = lock_snapshot(connection, snapshot.snapshot_id)
@@ -111,7 +114,10 @@ class SavepointSetRecords(Records):
         if values is None:
             del properties[SAVEPOINT_SET]
         this = snapshots.c.snapshot_id == row.snapshot_id
-        connection.execute(snapshots.update().where(this).values(properties=as_text(properties)))
+        # The streams delete what belongs to no set like their checkpoints.
+        connection.execute(
+            snapshots.update().where(this).values(properties=as_text(properties), claimed=values is None)
+        )
 
 
 def set_in(row: Row[Any]) -> dict[str, Any] | None:

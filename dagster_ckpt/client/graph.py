@@ -58,7 +58,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         """Take savepoints of several streams that belong together, while they run: a set, or nothing.
 
         Args:
-            selection: As of `recovery_line`.
+            selection: Streams, such as `orders+`, as of `recovery_line`.
             label: Of the set and of each savepoint.
             keep: How many sets of this selection to keep; older ones that were taken with `keep` are released.
             accept_unproven: Also record a set whose streams are connected by something whose position is not known.
@@ -91,10 +91,8 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
 
     def release_savepoint_set(self, savepoint_set: str) -> SavepointSet:
         """Dissolve a set, by its id or label. Its savepoints return to the retention of their streams."""
-        from dagster_ckpt.client.savepoint_set import release_set
-
         found = self._catalog.savepoint_sets.get(savepoint_set)
-        release_set(self._catalog, found)
+        self._catalog.savepoint_sets.release(found.set_id)
         return found
 
     def preview_savepoint_set(self, savepoint_set: str) -> dict[str, RewindPreview]:

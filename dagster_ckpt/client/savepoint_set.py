@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
@@ -16,6 +17,7 @@ from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.recovery.recovery_line import RecoveryLine, recovery_line
 from dagster_ckpt.recovery.stream_graph import StreamGraph, point_of, select
 from dagster_ckpt.stream.edges import EdgeKind
+from dagster_ckpt.stream.snapshots import holding
 
 TakeSavepoint = Callable[[str, str], SnapshotRecord]
 
@@ -42,15 +44,16 @@ def take_savepoint_set(
         _refuse(graph, doubts)
     set_id = str(uuid.uuid4())
     made: dict[str, SnapshotRecord] = {}
-    left: list[SnapshotRecord] = []
+    with ExitStack() as held:
 
-    def take_all(streams: Sequence[str]) -> RecoveryLine:
-        for stream in reversed(streams):
-            left.extend([made.pop(stream)] if stream in made else [])
-            made[stream] = take(stream, label or f"set-{set_id[:8]}")
-        return line_through(catalog, graph, made)
+        def take_all(streams: Sequence[str]) -> RecoveryLine:
+            for stream in reversed(streams):
+                made[stream] = taken = take(stream, label or f"set-{set_id[:8]}")
+                held.enter_context(holding(catalog, [taken], f"savepoint set {set_id}"))
+                # Until the set is recorded, also if this process dies, the stream deletes it like a checkpoint.
+                catalog.snapshots.give_to_stream(taken.snapshot_id)
+            return line_through(catalog, graph, made)
 
-    try:
         line = take_all(graph.order)
         behind = [member.stream_id for member in line.members if member.skipped]
         if behind and not as_they_are:
@@ -64,13 +67,6 @@ def take_savepoint_set(
         doubtful = (*wrong, *line.unproven)
         record = SavepointSet(set_id, selection, graph.order, origin, label, doubtful, is_counted=keep is not None)
         done = catalog.savepoint_sets.record(record, [each.snapshot_id for each in made.values()])
-    except BaseException:
-        left.extend(made.values())
-        raise
-    finally:
-        # The streams delete what belongs to no set, like their checkpoints.
-        for each in left:
-            catalog.snapshots.give_to_stream(each.snapshot_id)
     if keep is not None:
         _forget_older(catalog, selection, keep)
     return done
@@ -83,17 +79,10 @@ def line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotR
     return recovery_line(graph.order, points, graph.edges)
 
 
-def release_set(catalog: Catalog, found: SavepointSet) -> None:
-    """Dissolve a set and give its savepoints to their streams, which delete them like checkpoints."""
-    catalog.savepoint_sets.release(found.set_id)
-    for each in found.savepoints.values():
-        catalog.snapshots.give_to_stream(each.snapshot_id)
-
-
 def _forget_older(catalog: Catalog, selection: str, keep: int) -> None:
     alike = [each for each in catalog.savepoint_sets.all() if each.is_counted and each.selection == selection]
     for each in alike[max(keep, 1) :]:
-        release_set(catalog, each)
+        catalog.savepoint_sets.release(each.set_id)
 
 
 def _refuse(graph: StreamGraph, reasons: Sequence[str]) -> None:

@@ -15,8 +15,9 @@ from dagster_ckpt.catalog.savepoint_sets import SavepointSet
 from dagster_ckpt.client.preflight import start_preview
 from dagster_ckpt.client.reconciliation import restore_snapshot
 from dagster_ckpt.client.requests import is_running
-from dagster_ckpt.errors import CkptError, RequestFailedError, SnapshotNotFoundError
+from dagster_ckpt.errors import CkptError, RequestFailedError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, refuse_loss
+from dagster_ckpt.sinks.table import NoSessionError
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import check_places, fence_predecessor
@@ -71,7 +72,10 @@ def suspend_set(found: SavepointSet, opened: dict[str, StreamHandle], suspend: C
 
 
 def restore_set(found: SavepointSet, opened: dict[str, StreamHandle], *, origin: str, report: Report) -> None:
-    """Restore the streams of a set, and roll back their sinks, downstream first. Repeatable."""
+    """Restore the streams of a set, and roll back their sinks, downstream first. Repeatable.
+
+    Where a table needs a Spark session that this process lacks, the next start of its stream rolls it back.
+    """
     for stream in reversed(found.streams):
         _restore(opened[stream], found.savepoints[stream].snapshot_id, origin, report)
         report(f"restored {stream} to batch {found.savepoints[stream].batch_id}")
@@ -82,7 +86,13 @@ def _restore(stream: StreamHandle, snapshot_id: str, origin: str, report: Report
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
         fence_predecessor(stream, acquired, still_mine=lease.check)
-        restore_snapshot(stream, snapshot_id, lease, report)
+        try:
+            restore_snapshot(stream, snapshot_id, lease, report)
+        except StorageAccessError as error:
+            if not isinstance(error.__cause__, NoSessionError):
+                raise
+            # Streams that read the table do not start before.
+            report(f"{stream.stream_id}: {error}")
 
 
 def set_before(

@@ -21,6 +21,7 @@ from dagster_ckpt.orchestration.jobs.schedules import (
     build_savepoint_schedule,
     build_verification_schedule,
 )
+from dagster_ckpt.orchestration.jobs.set_jobs import build_set_jobs
 from dagster_ckpt.orchestration.metadata import PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
@@ -81,7 +82,7 @@ def stream_definitions(
             "state of one stream; give each its own."
         )
     _refuse_equal_start_jobs(streams)
-    builders = (build_operator_jobs, build_rewind_jobs, build_inspection_jobs)
+    builders = (build_operator_jobs, build_rewind_jobs, build_inspection_jobs, build_set_jobs)
     # The only node of each keeps its name, whatever a translator calls the job.
     jobs = {f"{job.nodes[0].name}_job": job for build in builders for job in build(streams)}
     launched = {

@@ -135,7 +135,8 @@ def orphaned(name: str, reads: Iterable[Read], chosen: Mapping[str, Point]) -> s
             continue
         what = f"batch {read.batch} of {read.upstream}"
         if read.undone:
-            what = f"{read.undone} files of {read.upstream} that an earlier rewind undid"
+            noun = "files" if read.kind is EdgeKind.FILES else "batches"
+            what = f"{read.undone} {noun} of {read.upstream} that an earlier rewind undid"
         elif read.timeline != upstream.timeline:
             what += f" on timeline {read.timeline}"
         return f"{name}: it has read {what}, and {upstream.name} ends at batch {upstream.batch}"

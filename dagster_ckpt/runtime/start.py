@@ -29,6 +29,7 @@ from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.recovery.state_migration import PlannedMigration, refuse_two_rewrites, state_migration
+from dagster_ckpt.recovery.undone_versions import continue_behind_roll_backs, refuse_unrestored_upstream
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
 from dagster_ckpt.runtime.start_failures import StartFailures
 from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
@@ -219,6 +220,8 @@ class Start:
         stream = self._stream
         refuse_unclaimed(stream, plan.snapshot)
         sources = self._unchanged_sources(plan)
+        if not self._start_from.accept_loss:
+            refuse_unrestored_upstream(stream.catalog, stream.stream_id, sources)
         lost = self._lost_batches(facts, plan)
         ahead = self._preview(facts, plan if lost is None else lost.plan())
         if lost is not None and ahead.gone:
@@ -270,6 +273,7 @@ class Start:
         if prepared.rewritten is not None:
             log_message(stream.stream_id, str(prepared.rewritten))
         self._widen_schemas(prepared.live)
+        self._skip_undone_versions(prepared.live)
         self._report_sinks(plan, prepared)
         # The restore may have outlived the lease.
         self._lease.check()
@@ -287,6 +291,15 @@ class Start:
         changed = widen_schemas(live.folder, batch_id, self._lease.step)
         if changed:
             log_message(self._stream.stream_id, f"{len(changed)} state schemas of Spark 3.5 now allow nulls")
+
+    def _skip_undone_versions(self, live: LiveDirectory) -> None:
+        if not self._of_query(is_described_query):
+            return
+        accepts, step = self._start_from.accept_loss, self._lease.step
+        for message in continue_behind_roll_backs(
+            self._stream.stream_id, live, self._writer, step, accept_loss=accepts
+        ):
+            log_message(self._stream.stream_id, message)
 
     def _lost_batches(self, facts: RecoveryFacts, plan: RecoveryPlan) -> LostBatches | None:
         return lost_batches(self._stream, facts, plan, self._output) if self._replays else None

@@ -10,11 +10,11 @@ Delta refuses a second one. Writes of one batch have names, not numbers: changed
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import OptionError, SinkRollbackError, StorageAccessError
+from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.batch_rows import rows_in_delta, version_of_batch
@@ -32,20 +32,24 @@ from dagster_ckpt.sinks.sink import (
     BatchRows,
     FoundSink,
     OnRepeat,
+    ReadOfSink,
     Replay,
     RollBack,
     SinkEffect,
     SinkForecast,
 )
-from dagster_ckpt.sinks.table import Obstacle, TablePlan, TableSink
+from dagster_ckpt.sinks.table import NoSessionError, Obstacle, TablePlan, TableSink
 from dagster_ckpt.spark.query.description import quoted
 from dagster_ckpt.spark.query.output import FOREACH_BATCH, foreach_batch_name
 from dagster_ckpt.spark.query.session import active_session, default_file_system
+from dagster_ckpt.spark.query.table_sources import delta_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _SCHEME = "delta:"
+# Options of a source that goes on after a commit that removes rows.
+_SKIPPING = frozenset({"ignorechanges", "ignoredeletes", "skipchangecommits", "readchangefeed", "readchangedata"})
 _APP_ID = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 _ONE_WRITE = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
@@ -90,6 +94,20 @@ class DeltaTable(TableSink):
         if identity is None:
             return None
         return FoundSink(identity, *(log.newest_batch_shown(query_ids) if query_ids else (None, False)))
+
+    def read_up_to(
+        self, offset: str, own: Collection[str], options: Mapping[str, str], *, rewound: bool
+    ) -> ReadOfSink | None:
+        found = delta_offset(offset)
+        if found is None:
+            return None
+        try:
+            log = DeltaLog(open_file_io(self.folder))
+        except FileNotFoundError:
+            return ReadOfSink(why="there is no such table any more, and the position is")
+        if log.identity() not in (None, found.table_id):
+            return ReadOfSink(why="it has read another table at that place, and the position is")
+        return log.read_up_to(found, own, skips_changes=not _SKIPPING.isdisjoint(options), rewound=rewound)
 
     def batch_after(self, replay: Replay) -> int | None:
         try:
@@ -144,7 +162,7 @@ class DeltaTable(TableSink):
     def commit(self, plan: TablePlan) -> None:
         session = active_session()
         if session is None:
-            raise SinkRollbackError(
+            raise NoSessionError(
                 f"The Delta table {self.folder} has to be rolled back, and this process has no Spark session. Start "
                 f"the stream, which does it, or run: {plan.command}"
             )

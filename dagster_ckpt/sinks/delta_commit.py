@@ -8,7 +8,7 @@ SQL's `RESTORE` reads the newest version when it begins: a process paused before
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ _KEY = "dagster_ckpt_key"
 _ADD = "dagster_ckpt_add"
 _MISSING_SHOWN = 5
 _NEVER = 2**63 - 1
+_DIGITS = len(str(_NEVER))
 
 
 def app_id_of(query_id: str, write: str = "") -> str:
@@ -88,6 +89,40 @@ def table_id(session: SparkSession, folder: str) -> str:
         return str(table.current().metadata().id())
 
 
+def last_of_read(session: SparkSession, folder: str, version: int, unread: Sequence[str]) -> int | None:
+    """The index of the last file before the `unread` ones, where a source reads a version as a whole.
+
+    It reads files in the order of their times, then names (`DeltaSourceSnapshot`). None if `unread` are not the last.
+    """
+    from pyspark.sql import functions as F
+
+    with _Table.opened(session, folder, version) as table:
+        files = table.ordered(version)
+        ahead = files.filter(F.col("path").isin(list(unread)))
+        found = ahead.agg(F.count("*").alias("files"), F.min(_KEY).alias("first")).first()
+        if found is None or found.files != len(unread):
+            return None
+        last = files.filter(F.col(_KEY) >= F.lit(found.first)).count()
+        return int(files.count()) - last - 1 if last == len(unread) else None
+
+
+def last_of_part(session: SparkSession, folder: str, version: int, was: int, index: int) -> int | None:
+    """The index of the same file, where a source that read the table of version `was` reads `version` as a whole.
+
+    None if it would begin with other files.
+    """
+    from pyspark.sql import functions as F
+
+    with _Table.opened(session, folder, version) as table:
+        read = table.ordered(was).orderBy(_KEY).limit(index + 1)
+        last = read.agg(F.max(_KEY).alias("last")).first()
+        if index < 0 or last is None or last.last is None:
+            return index if index < 0 else None
+        begins = table.ordered(version).filter(F.col(_KEY) <= F.lit(last.last))
+        is_same = begins.count() == index + 1 and begins.join(read, _KEY).count() == index + 1
+        return index if is_same else None
+
+
 class _Table:
     def __init__(self, session: SparkSession, folder: str) -> None:
         self._session = session
@@ -140,6 +175,15 @@ class _Table:
         files: DataFrame = of_session(snapshot.allFiles().toDF(), self._session)
         key = F.concat_ws("|", "path", F.to_json("deletionVector"))
         return files.select(key.alias(_KEY), F.to_json(F.struct("*")).alias(_ADD))
+
+    def ordered(self, version: int) -> DataFrame:
+        """The files of a version, with a key by which a source orders them."""
+        from pyspark.sql import functions as F
+
+        of_session: Any = type(self._session.range(0))
+        files: DataFrame = of_session(self.snapshot(version).allFiles().toDF(), self._session)
+        time = F.lpad(F.col("modificationTime").cast("string"), _DIGITS, "0")
+        return files.select("path", F.concat(time, F.lit(" "), "path").alias(_KEY))
 
     def additions(self, files: DataFrame, version: int) -> list[Any]:
         found = self._add_actions(files)

@@ -19,7 +19,8 @@ from urllib.parse import unquote
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID, query_of
-from dagster_ckpt.sinks.sink import RollBack
+from dagster_ckpt.sinks.sink import ReadOfSink, RollBack
+from dagster_ckpt.spark.query.table_sources import DeltaOffset
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 LOG = "_delta_log"
@@ -67,6 +68,21 @@ class DeltaPlan:
     version: int | None = None
     others: tuple[int, ...] = ()
     reaches_back: bool = True
+
+
+@dataclass(frozen=True)
+class UndoneAhead:
+    """Versions that a source would read next although a roll-back has undone them.
+
+    Attributes:
+        roll_back: The version of the newest roll-back: the table without them.
+        unread: Files of that version that were added after what the source has read, as the log names them.
+        obstacle: Why the source cannot continue behind it; may be empty.
+    """
+
+    roll_back: int
+    unread: tuple[str, ...] = ()
+    obstacle: str = ""
 
 
 class DeltaLog:
@@ -129,11 +145,7 @@ class DeltaLog:
 
     def files_added(self, version: int) -> list[str]:
         """By name, which is unique in the table."""
-        name = f"{LOG}/{version:020}.json"
-        lines = self._table.read(name).decode("utf-8", "replace").splitlines()
-        with reading(lambda why: LiveDirectoryError(f"{self._table.url}/{name} is not a Delta commit: {why}.")):
-            adds = [action["add"] for line in lines if line.strip() and "add" in (action := from_json(line))]
-            return [unquote(str(add["path"])).rpartition("/")[2] for add in adds]
+        return [unquote(str(add["path"])).rpartition("/")[2] for add in self._actions(version, "add")]
 
     @property
     def has_beginning(self) -> bool:
@@ -162,6 +174,101 @@ class DeltaLog:
             at = commit.restored_to if commit.restored_to is not None else at - 1
         return None, False
 
+    def read_up_to(
+        self, offset: DeltaOffset, own: Collection[str], *, skips_changes: bool, rewound: bool
+    ) -> ReadOfSink:
+        """How far a source has read the batches of a stream.
+
+        Args:
+            skips_changes: The source goes on after commits that remove rows, such as a roll-back.
+            rewound: Whether the stream ever went back.
+        """
+        read = self._last_read(offset)
+        if not self.oldest - 1 <= read <= self.newest:
+            return ReadOfSink(why=f"version {read}, up to which it has read, is not in the table's log and is")
+        read, undone = self._shown_of(read)
+        if skips_changes and rewound and self._has_roll_back(read):
+            return ReadOfSink(why="it skips commits that change rows, and what it read before a roll-back is")
+        batch, is_certain = self.newest_batch_shown(own, read) if read >= 0 else (None, True)
+        if batch is None and not is_certain:
+            return ReadOfSink(why="the log of the table begins later than its batches, and the position is")
+        return ReadOfSink(batch, sum(self.commit(version).batch_of(own) is not None for version in undone))
+
+    def undone_ahead(self, offset: DeltaOffset) -> UndoneAhead | None:
+        """What a roll-back of this package undid after the versions that a source has read; None if nothing.
+
+        Also None if the source has read undone versions.
+        """
+        read = self._last_read(offset)
+        if not self.oldest - 1 <= read < self.newest:
+            return None
+        read, undone = self._shown_of(read)
+        if undone or read < self.oldest - (self.oldest == 0):
+            return None
+        roll_back, kept, at = -1, list[int](), self.newest
+        while at > read:
+            commit = self.commit(at)
+            if commit.is_roll_back and (commit.restored_to is not None or commit.empties):
+                roll_back, kept = (at, []) if roll_back < 0 else (roll_back, kept)
+            else:
+                kept.append(at)
+            at = self._before(at)
+        if roll_back < 0:
+            return None
+        # A part of the last version may be unread.
+        is_part = offset.index >= 0 and not offset.is_initial
+        unread = self._added_rows(offset.version)[offset.index + 1 :] if is_part else []
+        for version in reversed(kept):
+            if self._is_no_append(version):
+                return UndoneAhead(roll_back, obstacle=f"version {version} changes or removes rows, or the schema")
+            unread += self._added_rows(version)
+        return UndoneAhead(roll_back, tuple(unread))
+
+    def _last_read(self, offset: DeltaOffset) -> int:
+        """Perhaps in part."""
+        return offset.version if offset.index >= 0 or offset.is_initial else offset.version - 1
+
+    def _shown_of(self, version: int) -> tuple[int, list[int]]:
+        """The newest version up to this one that is part of the table's history, and those that were undone."""
+        undone = []
+        while version >= self.oldest and not self._is_shown(version):
+            before = self._before(version)
+            is_write = before == version - 1 and (self._added_rows(version) or self._is_no_append(version))
+            undone += [version] if is_write else []
+            version = before
+        return version, undone
+
+    def _is_shown(self, version: int) -> bool:
+        at = self.newest
+        while at > version:
+            at = self._before(at)
+        return at == version
+
+    def _before(self, version: int) -> int:
+        """The version that this one continues."""
+        commit = self.commit(version)
+        if commit.restored_to is not None:
+            return commit.restored_to
+        return -1 if commit.is_roll_back and commit.empties else version - 1
+
+    def _has_roll_back(self, version: int) -> bool:
+        """Whether the history of a version has one, as far as it is looked at."""
+        looked_at = range(version, max(self.oldest, version - _COMMITS_LOOKED_AT) - 1, -1)
+        return any(self._before(at) != at - 1 for at in looked_at)
+
+    def _added_rows(self, version: int) -> list[str]:
+        return [str(add["path"]) for add in self._actions(version, "add") if add.get("dataChange", True)]
+
+    def _is_no_append(self, version: int) -> bool:
+        removed = any(remove.get("dataChange", True) for remove in self._actions(version, "remove"))
+        return removed or bool(self._actions(version, "cdc") or (version and self._actions(version, "metaData")))
+
+    def _actions(self, version: int, kind: str) -> list[Any]:
+        name = f"{LOG}/{version:020}.json"
+        lines = self._table.read(name).decode("utf-8", "replace").splitlines()
+        with reading(lambda why: LiveDirectoryError(f"{self._table.url}/{name} is not a Delta commit: {why}.")):
+            return [action[kind] for line in lines if line.strip() and kind in (action := from_json(line))]
+
     def _version_of(self, own: Collection[str], query_id: str | None, batch_id: int) -> int | None:
         first_own, first_of_query = self.newest + 1, self.newest + 1
         for at in range(self.newest, self.oldest - 1, -1):
@@ -171,12 +278,12 @@ class DeltaLog:
                 return at
             first_of_query = at if batch is not None else first_of_query
             first_own = at if commit.batch_of(own) is not None else first_own
-        before = self._before(first_of_query - 1, own, batch_id) if batch_id >= 0 else None
+        before = self._batch_before(first_of_query - 1, own, batch_id) if batch_id >= 0 else None
         if before is not None:
             return before
         return first_own - 1 if self.oldest == 0 else None
 
-    def _before(self, at: int, own: Collection[str], batch_id: int) -> int | None:
+    def _batch_before(self, at: int, own: Collection[str], batch_id: int) -> int | None:
         while at >= self.oldest:
             commit = self.commit(at)
             if commit.empties and commit.is_roll_back:

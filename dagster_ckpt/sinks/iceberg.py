@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from dagster_ckpt.errors import SinkRollbackError, StorageAccessError
+from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.sinks.batch_rows import rows_in_iceberg
 from dagster_ckpt.sinks.iceberg_history import (
@@ -27,10 +27,21 @@ from dagster_ckpt.sinks.iceberg_history import (
     history_in,
     history_in_folder,
 )
-from dagster_ckpt.sinks.sink import AskedBatch, BatchRows, FoundSink, OnRepeat, Replay, RollBack, Sink, SinkEffect
-from dagster_ckpt.sinks.table import Obstacle, TablePlan, TableSink, VersionTakenError
+from dagster_ckpt.sinks.sink import (
+    AskedBatch,
+    BatchRows,
+    FoundSink,
+    OnRepeat,
+    ReadOfSink,
+    Replay,
+    RollBack,
+    Sink,
+    SinkEffect,
+)
+from dagster_ckpt.sinks.table import NoSessionError, Obstacle, TablePlan, TableSink, VersionTakenError
 from dagster_ckpt.spark.query.output import iceberg_name, is_iceberg, load_table
 from dagster_ckpt.spark.query.session import active_session
+from dagster_ckpt.spark.query.table_sources import iceberg_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,6 +101,20 @@ class IcebergTable(TableSink):
             return None
         return FoundSink(history.uuid, *(history.newest_batch_shown(query_ids) if query_ids else (None, False)))
 
+    def read_up_to(
+        self, offset: str, own: Collection[str], options: Mapping[str, str], *, rewound: bool
+    ) -> ReadOfSink | None:
+        found = iceberg_offset(offset)
+        if found is None or "branch" in options:
+            return None
+        if self._folder is None:
+            return ReadOfSink(why="the folder of the table is not known, and the position is")
+        try:
+            # A thread that takes a snapshot asks no session.
+            return history_in_folder(open_file_io(self._folder)).read_up_to(found, own)
+        except FileNotFoundError:
+            return ReadOfSink(why="there is no such table any more, and the position is")
+
     def batch_after(self, replay: Replay) -> int | None:
         try:
             return self._history().batch_after(replay.back) if self._can_be_read else None
@@ -112,7 +137,7 @@ class IcebergTable(TableSink):
     def plan(self, to: RollBack) -> TablePlan | None:
         session = active_session()
         if session is None:
-            raise SinkRollbackError(
+            raise NoSessionError(
                 f"The Iceberg table {self.table} has to be rolled back to batch {to.batch_id}, and this process has no "
                 "Spark session. Start the stream, which does it."
             )

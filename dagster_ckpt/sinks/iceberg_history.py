@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.sinks.sink import RollBack
+from dagster_ckpt.sinks.sink import ReadOfSink, RollBack
+from dagster_ckpt.spark.query.table_sources import IcebergOffset
 from dagster_ckpt.values.untrusted import inflated, number_in, reading
 
 METADATA_FOLDER = "metadata"
@@ -144,6 +145,30 @@ class IcebergHistory:
                 # Older snapshots have expired.
                 is_certain &= each.parent is None or self._parent(each) is not None
         return max(newest, default=None), is_certain
+
+    def read_up_to(self, offset: IcebergOffset, own: Collection[str]) -> ReadOfSink:
+        """How far a source has read the batches of a stream."""
+        at = self._snapshots.get(offset.snapshot_id)
+        if offset.is_before_the_first or (offset.reads_table and offset.position == 0):
+            return ReadOfSink()
+        if at is None:
+            return ReadOfSink(why="the snapshot that it has read has expired, and the position is")
+        if offset.position == 0:
+            at = self._parent(at)
+        shown = {each.id for each in self._from(self._current)}
+        undone = 0
+        while at is not None and at.id not in shown:
+            undone += at.changes_rows and at.batch_of(own) is not None
+            at = self._parent(at)
+        last = None
+        for each in self._from(at):
+            batch = each.batch_of(own)
+            if batch is not None:
+                return ReadOfSink(batch, undone)
+            last = each
+        if last is not None and last.parent is not None:
+            return ReadOfSink(why="older snapshots of the table have expired, and the position is")
+        return ReadOfSink(None, undone)
 
     def batch_after(self, to: RollBack) -> int | None:
         """None if nothing moves, or it is unknown."""

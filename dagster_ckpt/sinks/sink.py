@@ -150,6 +150,21 @@ class FoundSink:
 
 
 @dataclass(frozen=True)
+class ReadOfSink:
+    """How far a streaming source has read a sink.
+
+    Attributes:
+        batch: The newest batch of the stream that was read; None if none was.
+        undone: Batches that were read and that a roll-back has undone since.
+        why: Why that is not known, as a subject and its verb.
+    """
+
+    batch: int | None = None
+    undone: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class AskedBatch:
     """A batch whose rows are looked for in a sink.
 
@@ -256,6 +271,22 @@ class Sink:
         """What is now at its place; None if it has no identity, or if that cannot be told from here.
 
         Without `query_ids`, no batch is looked for.
+
+        Raises:
+            StorageAccessError: It cannot be reached.
+        """
+        return None
+
+    def read_up_to(
+        self, offset: str, own: Collection[str], options: Mapping[str, str], *, rewound: bool
+    ) -> ReadOfSink | None:
+        """How far a streaming source of it has read; None if its offsets do not show that. Reads files only.
+
+        Args:
+            offset: Of the source, as Spark logs it.
+            own: All ids that the query of the writing stream has had.
+            options: Of the source, in lower case.
+            rewound: Whether that stream ever went back.
 
         Raises:
             StorageAccessError: It cannot be reached.

@@ -24,6 +24,10 @@ class VersionTakenError(Exception):
     """Another commit came after the plan; the table is unchanged."""
 
 
+class NoSessionError(SinkRollbackError):
+    """This process has no Spark session: the start of the stream rolls the table back."""
+
+
 @dataclass(frozen=True)
 class Obstacle:
     """Why a table cannot be rolled back.

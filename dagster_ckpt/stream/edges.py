@@ -1,13 +1,14 @@
 """Edges between streams: which source of a stream reads which sink of another one, and how far it has read.
 
 A file source reads a file sink by its log (`_spark_metadata`), so the newest batch that it has read follows from the
-names of the files. It is determined when a snapshot is taken: a compacted log no longer tells batches apart.
+names of the files. It is determined when a snapshot is taken: a compacted log no longer tells batches apart. The
+commits of a Delta or Iceberg table name the query and batch that wrote them, and the offset of a source the commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,33 +16,61 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import StreamRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, StreamRecord
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
+from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import LOG, bare, files_of_batch, listed, log_entries, needed_entries
-from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.sinks.sink import Sink
+from dagster_ckpt.sinks.iceberg import IcebergTable
+from dagster_ckpt.sinks.kafka.sink import KafkaSink, TransactionalKafkaSink
+from dagster_ckpt.sinks.registry import sink_of, sinks_of
+from dagster_ckpt.sinks.sink import ReadOfSink, Sink
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, files_after, files_in_entries
-from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, LiveDirectory, NeededFile
-from dagster_ckpt.spark.query.sources import FILE, PATH, TABLE, TOPICS, SourceIdentity, identities_of_record, keyed
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory, NeededFile
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, read_offset_entry
+from dagster_ckpt.spark.query.output import KafkaPlace
+from dagster_ckpt.spark.query.sources import (
+    DELTA,
+    FILE,
+    ICEBERG,
+    PATH,
+    TABLE,
+    TABLE_ID,
+    TOPICS,
+    SourceIdentity,
+    identities_of_record,
+    keyed,
+)
+from dagster_ckpt.stream.known_sinks import identities_of_sinks, query_ids_in
 
 # Property of a snapshot: how far each source has read the sinks of other streams.
 READS = "reads"
 _GLOB = frozenset("*?[{")
+_TABLES: Mapping[str, type[Sink]] = {DELTA: DeltaTable, ICEBERG: IcebergTable}
 
 
 class EdgeKind(StrEnum):
-    """FILES: a source reads a file sink by its log, so the newest batch is known. UNKNOWN: it is not; `why` says so."""
+    """How a source reads a sink.
+
+    FILES: A file sink, by its log.
+    TABLE: A table whose commits name batches.
+    UNKNOWN: So that the newest batch that it has read is not known; `why` says so.
+    """
 
     FILES = "FILES"
+    TABLE = "TABLE"
     UNKNOWN = "UNKNOWN"
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A source of stream `reader` reads a sink of stream `upstream`."""
+    """A source of stream `reader` reads a sink of stream `upstream`.
+
+    Attributes:
+        options: Of the source, as far as they decide what it reads.
+    """
 
     reader: str
     source: str
@@ -49,6 +78,7 @@ class Edge:
     sink: str
     kind: EdgeKind
     why: str = ""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.reader}, source {self.source}, from {self.sink} of {self.upstream}"
@@ -62,7 +92,7 @@ class Read:
         timeline: Of the upstream stream at that time.
         batch: The upstream's newest batch that was read; None if none was. An upper bound where the log of the sink
             is compacted and its earlier entries are deleted.
-        undone: Files that were read and that the upstream's log no longer lists, because it was rolled back.
+        undone: Files, or batches in a table, that were read and that a roll-back of the upstream has undone since.
     """
 
     source: str
@@ -86,23 +116,41 @@ def reads_in(properties: Mapping[str, Any]) -> tuple[Read, ...] | None:
         return None
 
 
-def edges_of(reader: str, sources: Mapping[str, SourceIdentity], sinks: Mapping[str, Sequence[str]]) -> list[Edge]:
-    """The edges to one stream. `sinks` are those of all streams, as Spark names them."""
+def edges_of(
+    reader: str,
+    sources: Mapping[str, SourceIdentity],
+    sinks: Mapping[str, Sequence[str]],
+    ids: Mapping[str, Mapping[str, str]] | None = None,
+) -> list[Edge]:
+    """The edges to one stream. `sinks` are those of all streams, as Spark names them, `ids` those of their tables."""
     return [
-        Edge(reader, key, upstream, sink.name, *found)
+        Edge(reader, key, upstream, sink.name, *found, identity.options)
         for key, identity in sources.items()
         for upstream, names in sinks.items()
         if upstream != reader
         for sink in sinks_of(names)
-        if (found := _relation(identity, sink)) is not None
+        if (found := _relation(identity, sink, (ids or {}).get(upstream, {}).get(sink.name))) is not None
     ]
 
 
 def edges_in(catalog: Catalog) -> list[Edge]:
     """Between all streams of a catalog, from what their newest executions reported."""
-    streams = catalog.streams.all()
-    sinks = catalog.executions.sinks_by_other("")
-    return [edge for stream in streams for edge in edges_of(stream.stream_id, recorded_sources(catalog, stream), sinks)]
+    written = catalog.executions.newest_by_other("")
+    return [
+        edge
+        for stream in catalog.streams.all()
+        for edge in _edges(stream.stream_id, recorded_sources(catalog, stream), written)
+    ]
+
+
+def edges_to(catalog: Catalog, reader: str, sources: Mapping[str, SourceIdentity]) -> list[Edge]:
+    """Those of a stream that reads these sources."""
+    return _edges(reader, sources, catalog.executions.newest_by_other(reader)) if sources else []
+
+
+def _edges(reader: str, sources: Mapping[str, SourceIdentity], written: Mapping[str, ExecutionRecord]) -> list[Edge]:
+    sinks = {stream: list(each.sinks) for stream, each in written.items()}
+    return edges_of(reader, sources, sinks, {stream: identities_of_sinks(each) for stream, each in written.items()})
 
 
 def recorded_sources(catalog: Catalog, stream: StreamRecord) -> dict[str, SourceIdentity]:
@@ -110,14 +158,18 @@ def recorded_sources(catalog: Catalog, stream: StreamRecord) -> dict[str, Source
     return keyed(identities) if identities is not None else {}
 
 
-def _relation(identity: SourceIdentity, sink: Sink) -> tuple[EdgeKind, str] | None:
+def _relation(identity: SourceIdentity, sink: Sink, table_id: str | None) -> tuple[EdgeKind, str] | None:
     """None if the source does not read the sink."""
     path, place = identity.identity.get(PATH), sink.place
     if not place:
         return None
+    if identity.kind in _TABLES and isinstance(sink, _TABLES[identity.kind]):
+        is_table = table_id is not None and identity.identity.get(TABLE_ID) == table_id
+        is_named = identity.identity.get(TABLE) == place or (path is not None and same_folder(path, place))
+        return (EdgeKind.TABLE, "") if is_table or is_named else None
     if path is None:
         names = {identity.identity.get(TABLE), *identity.identity.get(TOPICS, "").split(",")}
-        return (EdgeKind.UNKNOWN, f"the position in a source of kind {identity.kind} is") if place in names else None
+        return (EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink)) if _name_of(sink) in names else None
     if _GLOB & set(path):
         folder = place.removeprefix("file:")
         pattern = path.removeprefix("file:")
@@ -126,28 +178,57 @@ def _relation(identity: SourceIdentity, sink: Sink) -> tuple[EdgeKind, str] | No
     if not folders_overlap(path, place):
         return None
     if not isinstance(sink, FileSink) or identity.kind != FILE:
-        return EdgeKind.UNKNOWN, f"the position in a source of kind {identity.kind} is"
+        return EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink)
     if same_folder(path, place):
         return EdgeKind.FILES, ""
     return EdgeKind.UNKNOWN, f"the files of {path}, which is not exactly the folder of the sink, are"
 
 
+def _name_of(sink: Sink) -> str:
+    """As a source calls it."""
+    if not isinstance(sink, KafkaSink | TransactionalKafkaSink):
+        return sink.place or ""
+    place = KafkaPlace.parse(sink.place or "")
+    return place.topic if place is not None else (sink.place or "").rpartition("/")[2]
+
+
+def _why_unknown(kind: str, sink: Sink) -> str:
+    if isinstance(sink, KafkaSink):
+        return "the topic may have a batch twice (at least once), and which batch a record is of is"
+    if isinstance(sink, TransactionalKafkaSink):
+        return "the records of the topic are there once, and which batch a record is of is"
+    return f"the position in a source of kind {kind} is"
+
+
 def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, bytes]) -> list[Read]:
-    """How far sources have read over edges of kind FILES. `entries` are those of their logs, by path."""
+    """How far sources have read. `entries` are those of their logs and the newest of the offset log, by path."""
     of_source: dict[str, dict[str, bytes]] = {}
+    plans: dict[int, Mapping[str, str | None]] = {}
     for path, data in entries.items():
-        of_source.setdefault(path.split("/")[1], {})[path] = data
+        log, _, name = path.partition("/")
+        if log == OFFSETS:
+            plans[int(name)] = parse_offset_entry(data, path).sources
+        else:
+            of_source.setdefault(name.partition("/")[0], {})[path] = data
+    offsets = plans[max(plans)] if plans else {}
     return [
-        _read(catalog, edge, [each.path for each in files_in_entries(of_source.get(edge.source, {}))]) for edge in edges
+        _read_files(catalog, edge, [each.path for each in files_in_entries(of_source.get(edge.source, {}))])
+        if edge.kind is EdgeKind.FILES
+        else _read_table(catalog, edge, offsets.get(edge.source))
+        for edge in edges
     ]
 
 
 def reads_of_live(catalog: Catalog, edges: Iterable[Edge], live: LiveDirectory) -> list[Read]:
-    """How far the sources of a query, running or not, have read now over edges of kind FILES."""
+    """How far the sources of a query, running or not, have read now."""
+    known = [each for each in edges if each.kind is not EdgeKind.UNKNOWN]
+    newest = live.positions().offset if any(each.kind is EdgeKind.TABLE for each in known) else None
+    offsets = read_offset_entry(live.folder, newest).sources if newest is not None else {}
     return [
-        _read(catalog, edge, [each.path for each in files_after(live.folder, edge.source, -1)])
-        for edge in edges
+        _read_files(catalog, edge, [each.path for each in files_after(live.folder, edge.source, -1)])
         if edge.kind is EdgeKind.FILES
+        else _read_table(catalog, edge, offsets.get(edge.source))
+        for edge in known
     ]
 
 
@@ -158,10 +239,10 @@ def reads_at_cut(
     found = identities_of_record(identities)
     if found is None:
         return {}
-    sources = {key: each for key, each in keyed(found).items() if _reads_a_sink(each)}
-    sinks = catalog.executions.sinks_by_other(stream_id) if sources else {}
-    edges = [each for each in edges_of(stream_id, sources, sinks) if each.kind is EdgeKind.FILES]
-    entries = {each.path: each.read() for each in files if each.path.startswith(f"{SOURCES}/")} if edges else {}
+    sources = {key: each for key, each in keyed(found).items() if each.kind in _TABLES or _reads_a_sink(each)}
+    edges = [each for each in edges_to(catalog, stream_id, sources) if each.kind is not EdgeKind.UNKNOWN]
+    logs = tuple({f"{SOURCES}/" if each.kind is EdgeKind.FILES else f"{OFFSETS}/" for each in edges})
+    entries = {each.path: each.read() for each in files if each.path.startswith(logs)} if edges else {}
     return {READS: [{**vars(each), "kind": each.kind.value} for each in reads_of(catalog, edges, entries)]}
 
 
@@ -176,27 +257,48 @@ def _reads_a_sink(source: SourceIdentity) -> bool:
         return True
 
 
-def _read(catalog: Catalog, edge: Edge, paths: Sequence[str]) -> Read:
-    sink = sinks_of([edge.sink])[0]
-    unknown = Read(edge.source, edge.upstream, edge.sink, EdgeKind.UNKNOWN)
+def _read_files(catalog: Catalog, edge: Edge, paths: Sequence[str]) -> Read:
+    def find(sink: Sink, upstream: StreamRecord) -> ReadOfSink:
+        # The sink's own retention may have dropped files of a stream that was never rewound.
+        rewound = upstream.timeline > 0
+        return ReadOfSink(*newest_batch({bare(path) for path in paths}, str(sink.place), counts_unlisted=rewound))
+
+    return _read(catalog, edge, find)
+
+
+def _read_table(catalog: Catalog, edge: Edge, offset: str | None) -> Read:
+    def find(sink: Sink, upstream: StreamRecord) -> ReadOfSink:
+        if offset is None:
+            return ReadOfSink()
+        own = query_ids_in(catalog, edge.upstream)
+        found = sink.read_up_to(offset, own, edge.options, rewound=upstream.timeline > 0)
+        return found if found is not None else ReadOfSink(why="the position, as the source logs it, is")
+
+    return _read(catalog, edge, find)
+
+
+def _read(catalog: Catalog, edge: Edge, find: Callable[[Sink, StreamRecord], ReadOfSink]) -> Read:
+    def unknown(why: str) -> Read:
+        return Read(edge.source, edge.upstream, edge.sink, EdgeKind.UNKNOWN, why)
+
     try:
         before = catalog.streams.get(edge.upstream)
-        # The sink's own retention may have dropped files of a stream that was never rewound.
-        rewound = before.timeline > 0
-        newest, unlisted = newest_batch({bare(path) for path in paths}, str(sink.place), counts_unlisted=rewound)
+        found = find(sink_of(edge.sink), before)
         after = catalog.streams.get(edge.upstream)
     except (CkptError, OSError) as error:
-        return Read(**{**vars(unknown), "why": f"the log of the sink could not be read ({error}), and the position is"})
+        return unknown(f"the log of the sink could not be read ({error}), and the position is")
     if before.pending_restore is not None or before.timeline != after.timeline:
-        return Read(**{**vars(unknown), "why": f"{edge.upstream} was being restored, and the position is"})
+        return unknown(f"{edge.upstream} was being restored, and the position is")
+    if found.why:
+        return unknown(found.why)
     return Read(
         source=edge.source,
         upstream=edge.upstream,
         sink=edge.sink,
-        kind=EdgeKind.FILES,
+        kind=edge.kind,
         timeline=before.timeline,
-        batch=newest,
-        undone=unlisted,
+        batch=found.batch,
+        undone=found.undone,
     )
 
 

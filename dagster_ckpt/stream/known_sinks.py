@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.pending_restore import SinkRollBack, ToBatch
 from dagster_ckpt.catalog.records import ExecutionRecord, OriginKind, SnapshotRecord, StreamRecord
 from dagster_ckpt.errors import CkptError, StorageAccessError
@@ -121,14 +122,26 @@ def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[s
 
 
 def query_ids_of(stream: StreamHandle) -> list[str]:
-    known = {snapshot.query_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
-    known |= {(each.progress or {}).get("query_id") for each in stream.catalog.executions.of_stream(stream.stream_id)}
-    record = stream.catalog.streams.get(stream.stream_id)
+    return query_ids_in(stream.catalog, stream.stream_id)
+
+
+def query_ids_in(catalog: Catalog, stream_id: str) -> list[str]:
+    """All ids that the query of a stream has had."""
+    known = {snapshot.query_id for snapshot in catalog.snapshots.of_stream(stream_id)}
+    known |= {(each.progress or {}).get("query_id") for each in catalog.executions.of_stream(stream_id)}
+    record = catalog.streams.get(stream_id)
     if isinstance(record.pending_restore, SinkRollBack):
         known |= set(record.pending_restore.query_ids)
     if record.live_directory is not None:
         known.add(live_query_id(LiveDirectory(record.live_directory)))
     return sorted(str(each) for each in known if each is not None)
+
+
+def identities_of_sinks(execution: ExecutionRecord) -> dict[str, str]:
+    """The ids of its tables and topics, by the names of the sinks."""
+    found = (execution.progress or {}).get(SINK_IDS)
+    entries = found.items() if isinstance(found, dict) else ()
+    return {str(name): str(each["id"]) for name, each in entries if isinstance(each, dict) and each.get("id")}
 
 
 def damaged_sink_logs(

@@ -212,49 +212,6 @@ def test_restart_takes_every_stream_and_sink_back(pipeline: Pipeline) -> None:
     pipeline.assert_uninterrupted()
 
 
-def test_restart_is_finished_or_undone_after_a_death_at_any_step(tmp_path: Path) -> None:
-    steps = 0
-    while True:
-        pipeline = Pipeline(tmp_path / str(steps), whole=False)
-        pipeline.commit(2)
-        june = pipeline.client.trigger_savepoint_set("orders+", label="june")
-        pipeline.commit(2)
-        if restart_dies(pipeline.client, at_step=steps) is False:
-            break
-        pipeline.assert_consistent()
-        if steps % 2:
-            pipeline.client.restart_savepoint_set("june", start=False)
-            assert pipeline.batches == [1, 1]
-            pipeline.client.restart_savepoint_set(f"before-{june.set_id[:8]}", start=False)
-            assert pipeline.batches == [3, 3]
-        elif len(pipeline.client.savepoint_sets()) > 1:
-            pipeline.client.restart_savepoint_set(f"before-{june.set_id[:8]}", start=False)
-            assert pipeline.batches == [3, 3]
-        pipeline.commit(3)
-        pipeline.assert_uninterrupted()
-        pipeline.catalog.close()
-        steps += either(quick=3, thorough=1)
-    assert steps > 8
-
-
-class DeadError(BaseException):
-    pass
-
-
-def restart_dies(client: Client, *, at_step: int) -> bool:
-    steps = iter(range(10**6))
-
-    def report(_message: str) -> None:
-        if next(steps) == at_step:
-            raise DeadError
-
-    try:
-        client.restart_savepoint_set("june", start=False, report=report)
-    except DeadError:
-        return True
-    return False
-
-
 def test_streams_are_started_upstream_first(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline.client.trigger_savepoint_set("orders+", label="june")
     started: list[str] = []

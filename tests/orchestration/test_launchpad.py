@@ -56,7 +56,8 @@ def test_an_untouched_launchpad_names_the_only_stream_and_nothing_else(orders: S
         if name.endswith("_job"):
             op = name.removesuffix("_job")
             field = "into_stream_id" if op == "import_stream" else "stream_id"
-            assert filled_in(definitions.resolve_job_def(name)) == {"ops": {op: {"config": {field: "orders"}}}}
+            expected = {} if "savepoint_set" in op else {"ops": {op: {"config": {field: "orders"}}}}
+            assert filled_in(definitions.resolve_job_def(name)) == expected
     assert filled_in(definitions.resolve_job_def("orders_stream")) == {}
 
 

@@ -33,6 +33,8 @@ OPERATOR_JOBS = [
     "cancel_stream_job",
     "restart_stream_job",
     "prefer_savepoint_job",
+    "savepoint_set_job",
+    "restart_savepoint_set_job",
     "apply_retention_job",
     "tag_checkpoint_job",
     "release_checkpoint_job",

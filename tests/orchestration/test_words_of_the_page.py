@@ -104,7 +104,9 @@ def test_every_field_has_a_default_but_those_that_name_something() -> None:
 
     assert {path.split(".")[-1] for path in needed} <= {
         "stream_id",
+        "selection",
         "savepoint",
+        "savepoint_set",
         "start_from",
         "into_stream_id",
         "location",

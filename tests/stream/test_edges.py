@@ -23,10 +23,17 @@ from tests.support.stream_graph import Stage, listed
         ("file", {"path": "file:/data/a/day=1"}, "FileSink[/data/a]", (EdgeKind.UNKNOWN, "not exactly the folder")),
         ("file", {"path": "file:/data/*"}, "FileSink[file:/data/a]", (EdgeKind.UNKNOWN, "of the pattern")),
         ("file", {"path": "file:/other/*"}, "FileSink[file:/data/a]", None),
-        ("delta", {"path": "file:/data/a", "table id": "1"}, "DeltaSink[/data/a]", (EdgeKind.UNKNOWN, "kind delta")),
+        ("delta", {"path": "file:/data/a", "table id": "2"}, "DeltaSink[/data/a]", (EdgeKind.TABLE, "")),
+        ("delta", {"path": "s3://lake/a", "table id": "1"}, "DeltaSink[/mnt/lake/a]", (EdgeKind.TABLE, "")),
+        ("delta", {"path": "s3://lake/a", "table id": "2"}, "DeltaSink[/mnt/lake/a]", None),
+        ("delta", {"path": "file:/data/a"}, "ForeachBatchSink[delta:/data/a]", (EdgeKind.TABLE, "")),
+        ("delta", {"path": "file:/data/a"}, "FileSink[file:/data/a]", (EdgeKind.UNKNOWN, "kind delta")),
+        ("iceberg", {"table": "lake.db.a"}, "IcebergTable[lake.db.a at file:/w/a]", (EdgeKind.TABLE, "")),
+        ("iceberg", {"table": "l.a", "table id": "1"}, "IcebergTable[lake.db.a]", (EdgeKind.TABLE, "")),
         ("iceberg", {"table": "lake.db.a"}, "lake.db.a", (EdgeKind.UNKNOWN, "kind iceberg")),
-        ("kafka", {"topics": "a,b"}, "KafkaTable[b]", (EdgeKind.UNKNOWN, "kind kafka")),
-        ("kafka", {"topics": "a,b"}, "KafkaTable[c]", None),
+        ("kafka", {"topics": "a,b"}, "KafkaTable[k:9092/b]", (EdgeKind.UNKNOWN, "at least once")),
+        ("kafka", {"topics": "a,b"}, "KafkaTable[k:9092/c]", None),
+        ("kafka", {"topics": "a"}, "ForeachBatchSink[kafka://k:9092/a?id=shop]", (EdgeKind.UNKNOWN, "are there once")),
         ("kafka", {"topics": "a"}, "ForeachBatchSink", None),
         ("rate", {}, "FileSink[/data/a]", None),
     ],
@@ -34,7 +41,8 @@ from tests.support.stream_graph import Stage, listed
 def test_edge_follows_from_what_source_and_sink_are(
     kind: str, identity: dict[str, str], sink: str, expected: tuple[EdgeKind, str] | None
 ) -> None:
-    edges = edges_of("reader", {"0": SourceIdentity(kind, identity=identity)}, {"writer": [sink], "reader": [sink]})
+    sources = {"0": SourceIdentity(kind, identity=identity)}
+    edges = edges_of("reader", sources, {"writer": [sink], "reader": [sink]}, {"writer": {sink: "1"}})
 
     assert [(edge.upstream, edge.sink, edge.kind) for edge in edges] == (
         [("writer", sink, expected[0])] if expected else []

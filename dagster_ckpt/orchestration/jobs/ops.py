@@ -233,6 +233,13 @@ class StreamOps:
         own = {"report": context.log.info, "run_id": context.run_id}
         return method(client, **arguments(method, {**own, **values, **more}))
 
+    def call_for_all(
+        self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config
+    ) -> _Result:
+        """The same for a method that is not for a single stream."""
+        values = {_PARAMETERS.get(name, name): value for name, value in config}
+        return method(self._client(context), **arguments(method, {"report": context.log.info, **values}))
+
     def job(self, op: dg.OpDefinition) -> dg.JobDefinition:
         """Make a job that runs in the run's own process, with the op's description."""
         name = self._names[op.name]
@@ -258,15 +265,17 @@ class StreamOps:
 
         Tags the run with the stream.
         """
-        stream = self.stream(stream_id)
+        client = self._client(context)
+        context.instance.add_run_tags(context.run_id, run_tags(client.catalog, self.stream(stream_id).stream_id))
+        return client
+
+    def _client(self, context: dg.OpExecutionContext) -> Client:
         refuse_overridden_resources(context)
-        client = Client.of_streams(
+        context.instance.add_run_tags(context.run_id, {OPERATION_TAG: context.op_handle.name})
+        return Client.of_streams(
             defined_streams(self._streams, self.resources(context)),
             origin=f"{context.job_name} run {context.run_id}",
         )
-        tags = run_tags(client.catalog, stream.stream_id)
-        context.instance.add_run_tags(context.run_id, {**tags, OPERATION_TAG: context.op_handle.name})
-        return client
 
     def resources(self, context: dg.OpExecutionContext) -> DeploymentResources:
         """The resources of these streams."""

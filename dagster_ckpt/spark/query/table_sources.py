@@ -195,15 +195,26 @@ _BEFORE_THE_FIRST = -1
 
 @dataclass(frozen=True)
 class IcebergOffset:
-    """The snapshot that is read, in part or as a whole (`StreamingOffset`)."""
+    """The snapshot that is read, in part or as a whole (`StreamingOffset`).
+
+    Attributes:
+        position: Number of its files that were read.
+        reads_table: All files that the table had then are read, not only new ones.
+    """
 
     snapshot_id: int
+    position: int = 0
+    reads_table: bool = False
+
+    @property
+    def is_before_the_first(self) -> bool:
+        return self.snapshot_id == _BEFORE_THE_FIRST
 
 
 def iceberg_offset(text: str | None) -> IcebergOffset | None:
     try:
         found = from_json(text or "")
-        return IcebergOffset(int(found["snapshot_id"])) if "position" in found else None
+        return IcebergOffset(int(found["snapshot_id"]), int(found["position"]), found.get("scan_all_files") is True)
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -222,7 +233,7 @@ def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:
 
 
 def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) -> list[str]:
-    if offset.snapshot_id == _BEFORE_THE_FIRST:
+    if offset.is_before_the_first:
         return []
     jvm: Any = session_of(writer)._jvm
     try:

@@ -17,6 +17,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # The machine may be busy, and the page waits for everything else that runs on it.
 PATIENCE_MS = 240_000
 WIDTH = 1440
+HEIGHT_OF_ALL_JOBS = 4_000
 # Of Dagster's menu.
 LEFT_OF_PAGE = 240
 RUN_URL = re.compile(r"/runs/([0-9a-f-]{36})")
@@ -70,8 +71,13 @@ class DagsterPage:
         return self._await_run()
 
     def _open_stream(self, job: str) -> None:
+        size = self._page.viewport_size
+        assert size is not None
+        # Rows of the list that are out of sight do not exist.
+        self.resize(HEIGHT_OF_ALL_JOBS)
         self._page.goto(f"{self._url}/jobs")
         self._page.locator("a").filter(has_text=re.compile(f"^{job}$")).first.click()
+        self.resize(size["height"])
 
     def _button(self, text: str) -> Locator:
         # Not by role and name: the names of Dagster's buttons begin with those of their icons.

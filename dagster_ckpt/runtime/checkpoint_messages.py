@@ -213,7 +213,13 @@ class QueryStopped(_At):
 
 @dataclass(frozen=True)
 class InputEnded(_At):
-    """The query has processed all its input, and its end is in no checkpoint yet: a final one is due (FLIP-147)."""
+    """The query has processed all its input.
+
+    Attributes:
+        final_is_due: Its end is in no checkpoint yet, so that one more is taken (FLIP-147).
+    """
+
+    final_is_due: bool = True
 
 
 @dataclass(frozen=True)

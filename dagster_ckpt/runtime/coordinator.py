@@ -189,6 +189,7 @@ class CheckpointCoordinator:
         self._failures = FailureCounter(options.tolerable_failures)
         self._pending = PendingAttempts()
         self._is_running = False
+        self._input_has_ended = False
         self._stop_request: TriggerRequest | None = None
         self._cleaning = 0
         self._now_ms = 0
@@ -234,8 +235,8 @@ class CheckpointCoordinator:
                 self._query_started()
             case QueryStopped():
                 yield from self._query_stopped()
-            case InputEnded():
-                yield from self._input_ended()
+            case InputEnded(final_is_due=final_is_due):
+                yield from self._input_ended(final_is_due=final_is_due)
             case Tick():
                 yield from self._expire()
                 yield from self._fire_timer()
@@ -257,16 +258,18 @@ class CheckpointCoordinator:
     def _query_started(self) -> None:
         if self._is_running:
             return
-        self._is_running = True
+        self._is_running, self._input_has_ended = True, False
         self._timer.start(self._now_ms)
 
     def _query_stopped(self) -> Iterator[Action]:
         self._is_running = False
         yield from self._suspend()
 
-    def _input_ended(self) -> Iterator[Action]:
+    def _input_ended(self, *, final_is_due: bool) -> Iterator[Action]:
+        # A timer that went on would keep a query whose checkpoints take longer than its interval from ending.
+        self._input_has_ended = True
         self._timer.stop()
-        if self._is_running and self._stop_request is None:
+        if final_is_due and self._is_running and self._stop_request is None:
             yield from self._submit(FINAL_REQUEST)
 
     def _suspend(self) -> Iterator[Action]:
@@ -365,7 +368,8 @@ class CheckpointCoordinator:
         if attempt.kind is TriggerKind.STOP_WITH_SAVEPOINT:
             # Without its savepoint the query continues as before.
             self._stop_request = None
-            self._timer.start(self._now_ms)
+            if not self._input_has_ended:
+                self._timer.start(self._now_ms)
         exceeded = self._failures.exceeded_by(attempt.number, attempt.kind, reason)
         if exceeded and self._is_running:
             message = " ".join(part for part in (reason.message, detail) if part)

@@ -174,8 +174,7 @@ class Supervisor:
             self._handle(QueryStarted(now_ms))
         if input_ended:
             self._input_has_ended = True
-            if self._attempts.input_ended():
-                self._handle(InputEnded(now_ms))
+            self._handle(InputEnded(now_ms, final_is_due=self._attempts.input_ended()))
         if now_ms >= self._next_request_poll_ms:
             self._next_request_poll_ms = now_ms + REQUEST_POLL_MS
             self._retry_queue.retry()

@@ -63,6 +63,8 @@ class FixedDelay(Random):
 def event(at_ms: int, line: str) -> Event:
     """What `line` says has happened, e.g. "savepoint s-1", "cut 3", "failed 3 IO_EXCEPTION"."""
     word, *rest = line.split()
+    if line == "ended where it was saved":
+        return InputEnded(at_ms, final_is_due=False)
     if word in _REQUESTS:
         return Triggered(at_ms, TriggerRequest(rest[0], *_REQUESTS[word]))
     if word in _PLAIN:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.catalog.records import RequestStatus, SnapshotRecord
+from dagster_ckpt.catalog.records import RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.client.examination import verify_snapshot
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, RequestFailedError, SnapshotNotFoundError
 from dagster_ckpt.recovery.fork import fork
@@ -280,13 +280,12 @@ def test_a_restart_whose_start_is_refused_by_the_new_code_starts_the_query_again
     told: list[str] = []
 
     class RefusingProcess(RunningProcess):
-        def _once(self) -> None:
-            with self._lock:
-                for request in self.catalog.requests.pending(STREAM):
-                    if request.arguments.get("start_from") == f"chk-{target.number}":
-                        refuse = as_writer(self.catalog).requests.resolve
-                        refuse(request.request_id, RequestStatus.FAILED, error="PlanChangedError: other keys")
-            super()._once()
+        def _start(self, request: RequestRecord) -> None:
+            if request.arguments.get("start_from") == f"chk-{target.number}":
+                refuse = as_writer(self.catalog).requests.resolve
+                refuse(request.request_id, RequestStatus.FAILED, error="PlanChangedError: other keys")
+            else:
+                super()._start(request)
 
     refused = pytest.raises(RequestFailedError, match="PlanChangedError: other keys")
     start_from = StartFrom(f"chk-{target.number}")

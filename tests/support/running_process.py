@@ -52,6 +52,9 @@ class RunningProcess:
                     self.catalog.requests.resolve(self.lease, request.request_id, RequestStatus.COMPLETED)
                     self.catalog.leases.release(STREAM, self.lease.token)
                 elif request.kind is RequestKind.START and not request.arguments.get(HANDS_OVER):
-                    subsume_checkpoints(self.history)
-                    self.starts.append(request)
-                    as_writer(self.catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED)
+                    self._start(request)
+
+    def _start(self, request: RequestRecord) -> None:
+        subsume_checkpoints(self.history)
+        self.starts.append(request)
+        as_writer(self.catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED)

@@ -265,7 +265,20 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
                 f"{url} has a protocol that fsspec does not know: {error}. Use file://, s3://, gs://, abfs:// or "
                 "hdfs://."
             ) from error
+    _send_at_once(fs)
     return fs, str(root).rstrip("/")
+
+
+def _send_at_once(fs: Any) -> None:
+    """boto asks the server before it sends the bytes of a put, which takes a round trip more."""
+    if "s3" not in fs.protocol or getattr(fs, "session", fs) is not None:
+        return
+    from aiobotocore.session import AioSession
+    from botocore.handlers import add_expect_header
+
+    session = AioSession(**fs.kwargs)
+    session.unregister("before-call.s3", add_expect_header)
+    fs.session = session
 
 
 class _Upload:

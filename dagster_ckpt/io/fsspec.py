@@ -270,11 +270,11 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
 
 
 def _send_at_once(fs: Any) -> None:
-    """boto asks the server before it sends the bytes of a put, which takes a round trip more."""
+    """The driver asks the server before it sends the bytes of a put, which takes a round trip more."""
     if "s3" not in fs.protocol or getattr(fs, "session", fs) is not None:
         return
-    from aiobotocore.session import AioSession
-    from botocore.handlers import add_expect_header
+    from aiobotocore.session import AioSession  # noqa: PLC0415 - of S3 only
+    from botocore.handlers import add_expect_header  # noqa: PLC0415
 
     session = AioSession(**fs.kwargs)
     session.unregister("before-call.s3", add_expect_header)

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import s3fs
 
+from benchmarks.engine import Engine
 from benchmarks.slow_link import Meter, slow_link
+from benchmarks.synthetic import write_batches
+from dagster_ckpt.client.cost import (
+    OF_A_CHECKPOINT,
+    OF_A_DELETION,
+    OF_A_DELETION_EACH_OTHER,
+    OF_A_LISTING,
+    OF_A_LOOK,
+    OF_A_NEW_FILE,
+)
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CutOvertakenError
 from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.requests import Requests
 from dagster_ckpt.testing.trial_snapshots import TRIAL_STREAM, TrialStream
 
 FIRST = {"id-1.sst": b"s" * 30_000, "offsets/1": b"v1"}
@@ -65,6 +78,59 @@ def test_a_restore_makes_one_request_for_the_metadata_and_one_for_each_object(fa
     far.meter.taken()
     assert far.stream.restored(location) == SECOND
     assert far.counted() == {"GET": 3}
+
+
+def test_a_checkpoint_and_the_deletion_of_the_one_before_make_the_requests_of_the_bill(far: Far) -> None:
+    stream = far.stream
+    first = stream.checkpoint(1, FIRST)
+    second = stream.checkpoint(2, SECOND, first)
+    far.meter.taken()
+    third = stream.checkpoint(3, THIRD, second)
+    assert far.counted() == counts(OF_A_CHECKPOINT)
+    stream.store.discard(second)
+    # Beside the one that is deleted, two others are there.
+    found = Requests(**{kind.lower(): count for kind, count in far.counted().items()})
+    assert replace(found, delete=0) == replace(OF_A_DELETION + OF_A_DELETION_EACH_OTHER * 2, delete=0)
+    assert stream.restored(first) == FIRST
+    assert stream.restored(third) == THIRD
+
+
+def test_reading_a_live_directory_in_a_bucket_makes_the_requests_of_the_bill(
+    far: Far, tmp_path: Path, s3_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("key", "secret"):
+        monkeypatch.setenv({"key": "AWS_ACCESS_KEY_ID", "secret": "AWS_SECRET_ACCESS_KEY"}[name], s3_options[name])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", far.storage.storage_options["endpoint_url"])
+    live = f"{far.storage.checkpoint_location.url.removeprefix('s3://')}/live"
+    engine = Engine(tmp_path, f"{far.storage.checkpoint_location.url}", far.storage.storage_options)
+    engine.running = LiveDirectory(f"s3a://{live}")
+    partitions, base, there = 2, None, set[Path]()
+    for batch in range(3, 6):
+        write_batches(
+            engine.live,
+            partitions=partitions,
+            first=0 if batch == 3 else batch,
+            last=batch,
+            changelog_bytes=2_000,
+            sst_bytes=40_000,
+        )
+        for path in {path for path in engine.live.rglob("*") if path.is_file()} - there:
+            there.add(path)
+            far.near.put_file(str(path), f"{live}/{path.relative_to(engine.live)}")
+        far.meter.taken()
+        base = engine.checkpoint(base).location
+    found = far.meter.taken().kinds
+    estimate = OF_A_LISTING + OF_A_NEW_FILE * partitions + OF_A_CHECKPOINT
+    # Few new bytes are in the metadata alone.
+    assert (found["PUT"], found["LIST"], found["HEAD"]) == (estimate.put - 1, estimate.list, estimate.head)
+    # A file source's log is read whole: up to ten entries.
+    assert abs(found["GET"] - estimate.get) <= 5
+    engine.running.positions()
+    assert far.counted() == counts(OF_A_LOOK)
+
+
+def counts(requests: Requests) -> dict[str, float]:
+    return {kind.upper(): count for kind, count in vars(requests).items() if count}
 
 
 def test_an_object_that_another_program_deleted_is_missed_before_the_snapshot_is_visible(far: Far) -> None:

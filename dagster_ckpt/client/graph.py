@@ -78,6 +78,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
             graph_of(self._catalog, selection),
             # A set that is tried again takes savepoints of the same label.
             lambda stream, name: self._take_savepoint(self._open(stream), name, timeout_s=timeout_s),
+            self._open,
             selection=selection,
             origin=self._origin,
             label=label,
@@ -91,8 +92,10 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
 
     def release_savepoint_set(self, savepoint_set: str) -> SavepointSet:
         """Dissolve a set, by its id or label. Its savepoints return to the retention of their streams."""
+        from dagster_ckpt.client.savepoint_set import release_savepoint_set
+
         found = self._catalog.savepoint_sets.get(savepoint_set)
-        self._catalog.savepoint_sets.release(found.set_id)
+        release_savepoint_set(self._catalog, found, self._open)
         return found
 
     def preview_savepoint_set(self, savepoint_set: str) -> dict[str, RewindPreview]:
@@ -145,6 +148,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
                     self._catalog,
                     graph_of(self._catalog, ",".join(found.streams)),
                     lambda stream, name: self.trigger_savepoint(stream, label=name, timeout_s=timeout_s),
+                    self._open,
                     selection=",".join(found.streams),
                     origin=self._origin,
                     label=set_restart.label_before(found),

@@ -12,6 +12,7 @@ from dagster_ckpt.client.snapshots import SnapshotMethods
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.savepoint_sets import SavepointSet
+    from dagster_ckpt.client.stream_positions import StreamConnections
     from dagster_ckpt.recovery.recovery_line import RecoveryLine
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
     from dagster_ckpt.stream.edges import Edge
@@ -27,6 +28,18 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         from dagster_ckpt.stream.edges import edges_in
 
         return edges_in(self._catalog)
+
+    def stream_connections(self, stream: str | None = None) -> StreamConnections:
+        """Streams that read each other, how far each has read, and their savepoint sets, from the catalog alone.
+
+        Args:
+            stream: Only what is connected with this one.
+        """
+        from dagster_ckpt.client.description import summarize_streams
+        from dagster_ckpt.client.stream_positions import stream_connections
+
+        named = self._id_of(stream) if stream is not None else None
+        return stream_connections(self._catalog, summarize_streams(self._catalog), named)
 
     def recovery_line(self, selection: str) -> RecoveryLine:
         """The newest snapshots of several streams none of which has read rows that another one lacks.

@@ -22,11 +22,12 @@ from dagster_ckpt.client import (
     SnapshotHeader,
     SnapshotRecord,
     SnapshotStatus,
+    StreamConnections,
     StreamDescription,
     StreamHealth,
 )
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
-from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
+from dagster_ckpt.ui.charts import TimelineBar, graph_chart, line_chart, points, timeline_chart
 from dagster_ckpt.values.durations import rounded_duration, size
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
@@ -146,6 +147,14 @@ class SnapshotPage:
     holds: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class GraphPage:
+    """Streams that read each other, drawn from left to right."""
+
+    found: StreamConnections
+    chart: Markup
+
+
 def names(snapshots: Sequence[SnapshotRecord]) -> list[tuple[str, SnapshotRecord]]:
     """Each snapshot with the name to start from it: a unique label, otherwise its id."""
     labels = Counter(each.label for each in snapshots)
@@ -166,6 +175,12 @@ def overview(client: Client, stream: str) -> Overview:
         line_chart(title, found, text) for title, name, found, text in lines if found or name not in _OPTIONAL
     )
     return Overview(described, health, problem, client.catalog.history.counts(described.stream_id), charts)
+
+
+def graph(client: Client, stream: str | None) -> GraphPage:
+    """The streams that read each other."""
+    found = client.stream_connections(stream)
+    return GraphPage(found, graph_chart(found))
 
 
 def history(

@@ -25,7 +25,7 @@ from dagster_ckpt.client import Client
 from dagster_ckpt.spark.checkpoint_dir.restore import DonorCheck
 from dagster_ckpt.ui import views
 
-FULL_SIZE_KEYS = 10 * MILLION
+FULL_SIZE_KEYS, FULL_SIZE_PARTITIONS = 10 * MILLION, 200
 LATENCIES_MS = (5, 20, 50)
 AIMED_MS = 20
 BYTES_PER_S = 50_000_000
@@ -67,7 +67,8 @@ def _measure(bench: Bench) -> Findings:
     except PeerMissingError as error:
         missing = str(error)
     keys = round(FULL_SIZE_KEYS * bench.share)
-    kept = bench.directory(Shape(keys, 200, keys // 100, (13, 23, 33)))
+    partitions = round(FULL_SIZE_PARTITIONS * bench.share)
+    kept = bench.directory(Shape(keys, partitions, keys // 100, (13, 23)))
     figures = _Figures()
     for repetition in range(min(bench.repetitions, MOST_REPETITIONS)):
         for latency_ms in LATENCIES_MS:
@@ -79,7 +80,7 @@ def _measure(bench: Bench) -> Findings:
                 round_ = _Round(root, through, meter, kept, figures, latency_ms, None if missing else "restic", aws)
                 _repeat(round_, repetition)
     _ask_the_catalog(bench.scratch / "catalog", figures)
-    return Findings(_tables(figures, keys, missing), _targets(figures), versions)
+    return Findings(_tables(figures, f"{keys:,} keys in {partitions} partitions", missing), _targets(figures), versions)
 
 
 @dataclass
@@ -202,7 +203,7 @@ def _calls(folder: Path, url: str, stream: str) -> dict[str, Callable[[], object
     }
 
 
-def _tables(figures: _Figures, keys: int, missing: str) -> tuple[Table, ...]:
+def _tables(figures: _Figures, shape: str, missing: str) -> tuple[Table, ...]:
     headings = tuple(f"{latency_ms} ms: s" for latency_ms in LATENCIES_MS)
     tables = []
     for task in TASKS:
@@ -214,7 +215,7 @@ def _tables(figures: _Figures, keys: int, missing: str) -> tuple[Table, ...]:
             rows.append((name, *medians, _counted(taken), megabytes(taken.sent), megabytes(taken.received)))
         tables.append(
             Table(
-                title=f"{task}, {keys:,} keys, {BYTES_PER_S / 1e6:g} MB/s",
+                title=f"{task}, {shape}, {BYTES_PER_S / 1e6:g} MB/s",
                 headings=("", *headings, "requests", "MB sent", "MB received"),
                 rows=tuple(rows),
                 note=f"restic: {missing}." if missing else "",
@@ -266,8 +267,9 @@ LATENCY = Section(
     method=(
         "As above, through a proxy that adds 5, 20 or 50 ms to each round trip and to each new connection, and lets "
         f"{BYTES_PER_S / 1e6:g} MB/s through in each direction. A batch changes 1 % of the keys. Full size is "
-        f"{FULL_SIZE_KEYS:,} keys; `python -m benchmarks latency --share 0.1` takes a tenth. Requests and bytes are "
-        "those of the last repetition; a restore with the live directory there links what is unchanged in it."
+        f"{FULL_SIZE_KEYS:,} keys in {FULL_SIZE_PARTITIONS} partitions; `python -m benchmarks latency --share 0.1` "
+        "takes a tenth of both. Requests and bytes are those of the last repetition; a restore with the live "
+        "directory there links what is unchanged in it."
     ),
     measure=_measure,
 )

@@ -70,6 +70,7 @@ def _measure(bench: Bench) -> Findings:
     partitions = round(FULL_SIZE_PARTITIONS * bench.share)
     kept = bench.directory(Shape(keys, partitions, keys // 100, (13, 23)))
     figures = _Figures()
+    _ask_the_catalog(bench.repetition(MOST_REPETITIONS * len(LATENCIES_MS)), figures)
     for repetition in range(min(bench.repetitions, MOST_REPETITIONS)):
         for latency_ms in LATENCIES_MS:
             root = bench.repetition(repetition * len(LATENCIES_MS) + LATENCIES_MS.index(latency_ms))
@@ -79,7 +80,6 @@ def _measure(bench: Bench) -> Findings:
             ):
                 round_ = _Round(root, through, meter, kept, figures, latency_ms, None if missing else "restic", aws)
                 _repeat(round_, repetition)
-    _ask_the_catalog(bench.scratch / "catalog", figures)
     return Findings(_tables(figures, f"{keys:,} keys in {partitions} partitions", missing), _targets(figures), versions)
 
 

@@ -63,7 +63,7 @@ OF_A_BATCH: Mapping[Part, Requests] = {
 OF_A_STORE: Mapping[StateFiles, Requests] = {
     StateFiles.CHANGELOGS: Requests(put=2, copy=2, list=17, head=23, delete=2),
     StateFiles.ROCKSDB: Requests(put=3, copy=2, list=25, head=30, delete=5),
-    StateFiles.HEAP: Requests(put=2, copy=2, list=19, head=25, delete=4),
+    StateFiles.HEAP: Requests(put=2, copy=2, list=18, head=24, delete=4),
 }
 CHECKSUMS_SINCE = (4, 1)
 # Each time that a store's state is uploaded as a whole: after `stateStore.minDeltasForSnapshot` batches.

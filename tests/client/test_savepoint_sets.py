@@ -22,6 +22,7 @@ from dagster_ckpt.errors import CkptError, RequestFailedError, SnapshotHeldError
 from dagster_ckpt.recovery.stream_graph import graph_of
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.edges import edges_in
 from tests.support.as_writer import as_writer
 from tests.support.stream_graph import COMPACTED_EVERY, Stage, listed
 from tests.support.thorough import either
@@ -238,6 +239,9 @@ def test_rebuilt_catalog_has_the_sets_that_were_not_released(pipeline: Pipeline)
     }
     assert [report.sets for report in reports] == [(), (), (), ("savepoint set july",)]
     assert "the catalog lacks its savepoint of left, right, totals" in reports[0].incomplete_sets[0]
+    assert {(edge.reader, edge.upstream) for edge in edges_in(catalog)} == {
+        ("left", "orders"), ("right", "orders"), ("totals", "left"), ("totals", "right")
+    }  # fmt: skip
     with pytest.raises(SnapshotHeldError, match=f"savepoint set {made[1].set_id}"):
         as_writer(catalog).mark_deleting(found.savepoints["left"].snapshot_id)
     catalog.close()
@@ -344,6 +348,7 @@ def test_set_outlives_a_connection_that_is_gone(pipeline: Pipeline) -> None:
     pipeline.client.restart_savepoint_set("june", start=False)
 
     assert pipeline.batches == [june.savepoints[stream].batch_id for stream in june.streams]
+    # Before their next starts too, the graph is known, and a set of it is proven.
     assert pipeline.client.trigger_savepoint_set("orders+").streams == ("orders", "left", "right", "totals")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +18,9 @@ from kafka_broker import Kafka
 from kafka_rows import DEADLINE_S, new_topic
 from share_program import Life, share, transactions
 from test_kafka_exactly_once import Copying
+from test_kafka_transactions import start, wait_until_stopped
 
+from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.sinks.kafka.claim import claim
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
 from dagster_ckpt.sinks.kafka.session import Record
@@ -35,7 +39,8 @@ WRITERS = 2
 class Topic:
     """A topic that a stream writes, batch by batch."""
 
-    def __init__(self, servers: str) -> None:
+    def __init__(self, servers: str, folder: Path) -> None:
+        self.folder = folder
         self.life = Life(servers, new_topic(servers), "", writers=WRITERS)
         self.servers, self.name = servers, self.life.topic
         self.target: Transactions = transactions(self.life)
@@ -99,8 +104,8 @@ class Topic:
 
 
 @pytest.fixture
-def topic(kafka: Kafka) -> Topic:
-    return Topic(kafka.servers)
+def topic(kafka: Kafka, tmp_path: Path) -> Topic:
+    return Topic(kafka.servers, tmp_path)
 
 
 def test_any_position_names_the_newest_batch_that_was_read(topic: Topic) -> None:
@@ -149,6 +154,24 @@ def test_batches_that_a_new_query_wrote_again_are_undone(topic: Topic) -> None:
     assert "has written no batch since it went back" in unwritten.why
     assert topic.read_up_to(before, "query-1", "query-2", rewound=True) == ReadOfSink(1, undone=2)
     assert topic.read_up_to(topic.end(), "query-1", "query-2", rewound=True) == ReadOfSink(2, undone=2)
+
+
+@pytest.mark.thorough
+def test_position_is_not_taken_while_a_share_is_being_committed(topic: Topic) -> None:
+    """Its records may be seen before its position is."""
+    topic.write(0)
+    life = replace(topic.life, ledger=str(topic.folder / "ledger"), batches=2, owner="second", token=2)
+    Path(life.ledger).write_text("0\n")
+    # After two claims and the share of the first writer.
+    stopped = start(replace(life, call="commit_transaction", nth=4, how="STOP"))
+    try:
+        wait_until_stopped(stopped.pid)
+        with pytest.raises(StorageAccessError, match="did not return the offsets"):
+            topic.read_up_to({0: 1, 1: 1, 2: 1})
+    finally:
+        os.kill(stopped.pid, signal.SIGCONT)
+    assert stopped.wait(DEADLINE_S) == 0
+    assert topic.read_up_to(dict.fromkeys(range(3), 1_000)) == ReadOfSink(1)
 
 
 def test_source_that_reads_aborted_records_has_no_position(topic: Topic) -> None:

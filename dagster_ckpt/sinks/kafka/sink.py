@@ -24,6 +24,8 @@ CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"
 ISOLATION = "kafka.isolation.level"
 _LOOK_S = 20.0
 _POLL_S = 0.1
+# A transaction with offsets is about to be committed, unless its process has died.
+_PENDING, _COMMITTED_S = "UNSTABLE_OFFSET_COMMIT", 5.0
 # Spark's name for its own sink has no topic.
 _WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
@@ -191,7 +193,7 @@ def _commits_of_writers(
             raise StorageAccessError(f"No broker of {place.servers} answers: {down[0]}.")
         groups = [each.group_id for each in listing.result().valid if may_hold_marker(place, each.group_id)]
         found: dict[str, dict[int, Any]] = {}
-        deadline = time.monotonic() + _LOOK_S
+        deadline = time.monotonic() + _COMMITTED_S
         while left := [group for group in groups if group not in found]:
             asked = [
                 ConsumerGroupTopicPartitions(group, [TopicPartition(place.topic, each) for each in partitions])
@@ -208,7 +210,7 @@ def _commits_of_writers(
                 errors = [each.error for each in commits if each.error is not None]
                 if not errors:
                     found[group] = {each.partition: each for each in commits}
-                elif time.monotonic() > deadline or not all(each.retriable() for each in errors):
+                elif time.monotonic() > deadline or {each.name() for each in errors} != {_PENDING}:
                     raise KafkaException(errors[0])
             time.sleep(_POLL_S if len(found) < len(groups) else 0)
     except KafkaException as error:

@@ -98,11 +98,16 @@ class Summary:
 
 @dataclass(frozen=True)
 class TimelinePage:
-    """Restarts, restores and timelines, newest first."""
+    """Restarts, restores and timelines, newest first.
+
+    Attributes:
+        upgrades: Their steps, and what new code did on a copy or beside the old, newest first.
+    """
 
     stream: StreamDescription
     bars: tuple[TimelineBar, ...]
     branches: tuple[Branch, ...]
+    upgrades: tuple[EventRecord, ...]
     chart: Markup
 
 
@@ -217,7 +222,14 @@ def timeline(client: Client, stream: str) -> TimelinePage:
     bars = tuple(TimelineBar(each, restored.get(sources[each.execution_id])) for each in described.executions)
     taken = catalog.history.figures(described.stream_id, limit=CHARTED)
     chart = timeline_chart(bars, taken, now_ms=catalog.now_ms())
-    return TimelinePage(described, bars, tuple(catalog.history.branches(described.stream_id)), chart)
+    upgrades = catalog.events.last_of(
+        [described.stream_id],
+        (EventType.UPGRADE_CHANGED, EventType.CODE_TRIED),
+        up_to=catalog.events.latest_sequence(),
+        each=_EVENTS,
+    )[described.stream_id]
+    branches = tuple(catalog.history.branches(described.stream_id))
+    return TimelinePage(described, bars, branches, tuple(reversed(upgrades))[:ROWS], chart)
 
 
 def failures(client: Client, stream: str) -> Failures:

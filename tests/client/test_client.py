@@ -83,6 +83,31 @@ class TestOptions:
         assert client.verify(STREAM)[0].passed
         assert client.describe_stream(STREAM).summary.status is StreamStatus.CANCELED
 
+    def test_a_stream_that_nobody_defines_is_retired_also_if_it_has_ended(
+        self, golden: GoldenStream, client: Client
+    ) -> None:
+        kept = golden.snapshot()
+        golden.end()
+        client.set_desired_state(STREAM, "RUNNING")
+        asked = client.request_start(STREAM)
+
+        for _ in range(2):
+            retired = client.retire(STREAM)
+
+            assert not retired.was_running
+            assert [each.snapshot_id for each in client.list_snapshots(STREAM)] == [kept.snapshot_id]
+            row = client.desired_state(STREAM)
+            assert row is not None
+            assert row.desired is DesiredState.CANCELED
+            assert client.catalog.requests.get(asked.request_id).status is RequestStatus.WITHDRAWN
+
+        with Client(
+            url(golden),
+            checkpointing={STREAM: CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)},
+        ) as deleting:
+            deleting.retire(STREAM)
+            assert deleting.list_snapshots(STREAM) == []
+
     def test_they_are_those_of_the_last_registration(self, golden: GoldenStream, client: Client) -> None:
         assert client.describe_stream(STREAM).settings == RecordedSettings(
             options=golden.stream.options,

@@ -97,7 +97,7 @@ def cancel(client: Client, *, stream: str, timeout_s: float, yes: bool, as_json:
     print_result(done, done.messages(), as_json)
 
 
-@command("retire", epilog="\b\nExample:\n  dagster-ckpt retire orders")
+@command("retire", short_help="End a stream for good.", epilog="\b\nExample:\n  dagster-ckpt retire orders")
 @click.argument("stream")
 @timeout
 @yes

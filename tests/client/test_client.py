@@ -170,6 +170,21 @@ class TestPlaces:
             Client(f"sqlite:///{tmp_path / 'catalog.db'}", **{option: "data/checkpoints"})
         assert not (tmp_path / "catalog.db").exists()
 
+    @pytest.mark.parametrize(
+        ("path", "why"),
+        [("dbfs:/live", "REST API"), ("/Volumes/main/s/v/live", "a mount"), ("file:///dbfs/live", "a mount")],
+    )
+    def test_a_path_of_databricks_that_python_and_spark_see_differently_is_refused(
+        self, tmp_path: Path, path: str, why: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "18.0")
+        with pytest.raises(OptionError, match=rf"live_root is '{path}'.*{why}.* abfss://"):
+            Client(f"sqlite:///{tmp_path / 'catalog.db'}", live_root=path)
+        monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION")
+        if not path.startswith("dbfs:"):
+            # On a Mac, external disks.
+            Client(f"sqlite:///{tmp_path / 'catalog.db'}", live_root=path).close()
+
     def test_a_relative_folder_for_a_savepoint_is_refused(self, client: Client) -> None:
         with pytest.raises(OptionError, match="target_directory is 'savepoints', a relative path"):
             client.trigger_savepoint(STREAM, target_directory="savepoints")

@@ -28,7 +28,6 @@ from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.modes import DesiredState
 
-
 # While a code location is replaced, or a stream moves to another one, no location defines it for a moment.
 UNDEFINED_GRACE_MS = 60_000
 

@@ -65,6 +65,7 @@ class UpgradeRecord:
         starts: Number of requested starts.
         started_at_ms: When the first execution of the new code began.
         snapshot_id: The snapshot that a rollback restores.
+        failing_before: Health checks that already failed when it began.
     """
 
     phase: UpgradePhase
@@ -77,6 +78,7 @@ class UpgradeRecord:
     starts: int = 0
     started_at_ms: int | None = None
     snapshot_id: str | None = None
+    failing_before: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ def _of(stream_id: str) -> Any:
 
 def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None) -> bool:
     """Whether an upgrade newly names a snapshot that is or is being deleted; locks its row until the commit."""
-    is_new = before is None or before.snapshot_id != upgrade.snapshot_id
+    is_new = before is None or before.phase.is_over or before.snapshot_id != upgrade.snapshot_id
     if upgrade.snapshot_id is None or upgrade.phase.is_over or not is_new:
         return False
     row = lock_snapshot(connection, upgrade.snapshot_id)
@@ -286,4 +288,5 @@ def _record(row: Row[Any]) -> DesiredRecord:
 
 
 def _upgrade(stored: dict[str, Any]) -> UpgradeRecord:
-    return UpgradeRecord(**{**stored, "phase": UpgradePhase(stored["phase"]), "mode": UpgradeMode(stored["mode"])})
+    phase, failing = UpgradePhase(stored["phase"]), tuple(stored.get("failing_before", ()))
+    return UpgradeRecord(**{**stored, "phase": phase, "mode": UpgradeMode(stored["mode"]), "failing_before": failing})

@@ -313,6 +313,31 @@ def desired_state(client: Client, *, stream: str, state: str | None, yes: bool, 
             click.echo(row.alert)
 
 
+@command("rollback", epilog="\b\nExample:\n  dagster-ckpt rollback orders")
+@click.argument("stream")
+@yes
+def rollback(client: Client, *, stream: str, yes: bool, as_json: bool) -> None:
+    """Undo the last upgrade of a stream, with its output.
+
+    The stream goes back to the snapshot from before the upgrade, for the code from before it.
+    The supervisor sensor, which must be turned on, stops the stream and restores it. It is started again when another
+    code version than the one rolled back is loaded.
+    """
+    stream_exists(client, stream)
+    row = client.desired_state(stream)
+    upgrade = row.upgrade if row is not None else None
+    if upgrade is not None and not upgrade.phase.goes_back and upgrade.snapshot_id is not None:
+        for message in client.preview_rewind(stream, start_from=upgrade.snapshot_id).messages():
+            progress(message)
+        confirm(f"Roll {stream} back from code version {upgrade.to_version} to {upgrade.from_version}?", yes=yes)
+    done = client.roll_back_upgrade(stream, report=_quiet)
+    print_result(done, [f"{stream}: {done.phase.value}: {done.reason}"], as_json)
+
+
+def _quiet(_message: str) -> None:
+    """What it reports was shown before."""
+
+
 def _fork_messages(made: Fork) -> list[str]:
     start = f"{made.stream_id} continues from {made.source} of {made.of_stream_id}, batch {made.batch_id}"
     outputs = (f"{old} -> {new}" for old, new in made.outputs.items())

@@ -32,6 +32,7 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.client.managed_stream import (
+    SOURCE_LAG,
     STOPPING,
     Adopt,
     Decision,
@@ -221,7 +222,9 @@ def begin_upgrade(policy: UpgradePolicy, seen: ObservedStream) -> Decision:
     if policy.mode is UpgradeMode.HAND_OVER and seen.is_alive and seen.has_state:
         phase = UpgradePhase.HANDING_OVER
     reason = f"code version {seen.code_version} is loaded, but {running} was started last"
-    upgrade = UpgradeRecord(phase, running, seen.code_version, policy.mode, seen.now_ms, reason)
+    upgrade = UpgradeRecord(
+        phase, running, seen.code_version, policy.mode, seen.now_ms, reason, failing_before=seen.failing
+    )
     return Decision(reason, upgrade, None, None, begins=True, holds_restart=True)
 
 
@@ -374,8 +377,8 @@ def _starting(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
 
 
 def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
-    if seen.is_healthy:
-        return move(row, upgrade, UpgradePhase.STABLE, "the new code has committed a batch or completed a checkpoint")
+    if seen.is_healthy and not policy.observes:
+        return move(row, upgrade, UpgradePhase.STABLE, _WORKS)
     if seen.runs_another_version:
         return begin_upgrade(policy, seen)
     ended = seen.execution.status if seen.execution is not None and seen.life is StreamLife.ENDED else None
@@ -383,15 +386,40 @@ def _upgrading(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy
         return move(row, upgrade, UpgradePhase.STABLE, f"a user stopped it: {ended.value}")
     reason = f"failed for good: {seen.execution.reason}" if ended is not None and seen.execution is not None else None
     if policy.rollback_after_ms is None:
-        return stay(row, reason or "waiting for the first batch or checkpoint").with_changes(alert=reason)
+        return stay(row, reason or _WAITS).with_changes(alert=reason)
     over = seen.now_ms - (upgrade.started_at_ms or 0) >= policy.rollback_after_ms
-    if reason is None and over:
-        if seen.is_alive and seen.is_idle:
-            return move(row, upgrade, UpgradePhase.STABLE, "the new code is running and waiting for data")
-        reason = f"no batch and no checkpoint in {policy.rollback_after_ms} ms"
+    reason = reason or _regression(upgrade, policy, seen, over=over)
     if reason is not None:
         return move(row, upgrade, UpgradePhase.ROLLING_BACK, reason)
-    return stay(row, "waiting for the first batch or checkpoint")
+    if over:
+        return _observed(row, upgrade, policy, seen)
+    return stay(row, f"{_WORKS}; it is observed" if seen.is_healthy else _WAITS)
+
+
+_WAITS = "waiting for the first batch or checkpoint"
+_WORKS = "the new code has committed a batch or completed a checkpoint"
+
+
+def _observed(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
+    """At the end of `rollback_after_ms`."""
+    if seen.is_healthy:
+        return move(row, upgrade, UpgradePhase.STABLE, _WORKS)
+    if seen.is_alive and seen.is_idle:
+        return move(row, upgrade, UpgradePhase.STABLE, "the new code is running and waiting for data")
+    no_batch = f"no batch and no checkpoint in {policy.rollback_after_ms} ms"
+    return move(row, upgrade, UpgradePhase.ROLLING_BACK, no_batch)
+
+
+def _regression(upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream, *, over: bool) -> str | None:
+    """What the new code does worse than the old, of what the policy names."""
+    if policy.rollback_if_restarted and (seen.restarts or seen.life is StreamLife.TO_BE_RESTARTED):
+        failed = f": {seen.execution.reason}" if seen.execution is not None and seen.execution.reason else ""
+        return f"the new code failed and was to be restarted{failed}"
+    if not policy.rollback_if_unhealthy:
+        return None
+    # A stream that was down for the upgrade has to catch up first.
+    failing = [each for each in seen.failing if each not in upgrade.failing_before and (over or each != SOURCE_LAG)]
+    return f"health checks that did not fail before the upgrade: {', '.join(failing)}" if failing else None
 
 
 def _rolling_back(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:

@@ -416,19 +416,21 @@ class LifecycleMethods(Connection):
     def roll_back_upgrade(
         self, stream: str, *, run_id: str | None = None, report: Callable[[str], None] = _LOG.info
     ) -> UpgradeRecord:
-        """Roll a stream back to the snapshot taken before a failed upgrade; its next start continues there.
+        """Roll a stream back to the snapshot taken before an upgrade; its next start continues there.
 
-        The stream must not be running. If the roll-back is interrupted, repeat it.
+        An upgrade whose code runs, or works, is only marked: the supervisor sensor, which must be running, stops the
+        stream and calls this again. If the roll-back is interrupted, repeat it.
 
         Args:
             run_id: The Dagster run that does it, as the lease shows it.
             report: Called with a message per step.
 
         Returns:
-            The upgrade, ROLLED_BACK or ROLLBACK_FAILED.
+            The upgrade, ROLLING_BACK (marked), ROLLED_BACK or ROLLBACK_FAILED.
 
         Raises:
-            RequestFailedError: The stream has no upgrade to roll back.
+            RequestFailedError: The stream has no upgrade to roll back, or no snapshot from before it is left.
+            RowsAtRiskError: A sink could lose rows; nothing was changed.
             LeaseHeldError: The stream is running.
             StorageAccessError: Try again.
         """

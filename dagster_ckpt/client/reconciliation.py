@@ -14,7 +14,7 @@ from random import Random
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, SnapshotStatus
 from dagster_ckpt.client.desired_state import decide
 from dagster_ckpt.client.managed_stream import (
     ORIGIN,
@@ -28,6 +28,7 @@ from dagster_ckpt.client.managed_stream import (
     StreamLife,
     Withdraw,
 )
+from dagster_ckpt.client.preflight import start_preview
 from dagster_ckpt.errors import (
     RequestFailedError,
     RestoreError,
@@ -63,12 +64,14 @@ class Definition:
 
     Attributes:
         declared: Its desired state by default; None: it is not managed.
+        failing: The health checks that fail now, as `ObservedStream` has them.
     """
 
     stream_id: str
     declared: DesiredState | None
     policy: UpgradePolicy
     code_version: str | None
+    failing: Callable[[], tuple[str, ...]] = tuple
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,8 @@ def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orches
         newest_snapshot=next(iter(snapshots), None),
         is_healthy=progress.get("batch_id") is not None or _has_snapshot_since(catalog, row),
         is_idle=bool(progress.get("idle")),
+        restarts=_restarts_since(catalog, row) if definition.policy.rollback_if_restarted else 0,
+        failing=definition.failing() if definition.policy.rollback_if_unhealthy else (),
         runs_failed=runs.failed,
         run_succeeded=runs.succeeded,
     )
@@ -205,6 +210,14 @@ def _has_snapshot_since(catalog: Catalog, row: DesiredRecord) -> bool:
         return False
     since_ms = upgrade.started_at_ms or 0
     return any((snapshot.completed_at_ms or 0) > since_ms for snapshot in catalog.snapshots.completed(row.stream_id))
+
+
+def _restarts_since(catalog: Catalog, row: DesiredRecord) -> int:
+    upgrade = row.upgrade
+    if upgrade is None or upgrade.phase is not UpgradePhase.UPGRADING or upgrade.started_at_ms is None:
+        return 0
+    executions = catalog.executions.of_stream(row.stream_id)
+    return sum(each.started_at_ms > upgrade.started_at_ms for each in executions)
 
 
 # A run takes longer to start its query, so an evaluation this much too early may act now.
@@ -314,6 +327,10 @@ def roll_back(
     """Carry out `Client.roll_back_upgrade`. The upgrade is marked only once it is done."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     upgrade = row.upgrade if row is not None else None
+    if upgrade is not None and upgrade.phase is UpgradePhase.ROLLING_BACK:
+        return upgrade
+    if row is not None and upgrade is not None and upgrade.phase in (UpgradePhase.UPGRADING, UpgradePhase.STABLE):
+        return _order_rollback(stream, row, upgrade, run_id, report)
     if row is None or upgrade is None or upgrade.phase is not UpgradePhase.RESTORING or upgrade.snapshot_id is None:
         raise RequestFailedError(
             f"Stream {stream.stream_id!r} has no upgrade to roll back. To go back to a snapshot use restart_stream_job."
@@ -329,13 +346,42 @@ def roll_back(
             reason = f"{upgrade.reason}; the stream is stopped and cannot be rolled back: {error}"
             after = replace(upgrade, phase=UpgradePhase.ROLLBACK_FAILED, reason=reason)
         else:
-            reason = f"rolled back to {source}, because: {upgrade.reason}"
+            reason = f"rolled back to {source}, because: {upgrade.reason}{_continues_with(upgrade)}"
             after = replace(upgrade, phase=UpgradePhase.ROLLED_BACK, reason=reason)
         alert = f"code version {after.to_version}: {reason}"
         stream.catalog.desired_states.advance(
             row, upgrade=after, alert=alert, request_id=row.request_id, lease=lease.record
         )
     return after
+
+
+def _continues_with(upgrade: UpgradeRecord) -> str:
+    old = upgrade.from_version
+    return f"; load code version {old}, or a newer one than {upgrade.to_version}, to continue there" if old else ""
+
+
+def _order_rollback(
+    stream: StreamHandle, row: DesiredRecord, upgrade: UpgradeRecord, origin: str, report: Callable[[str], None]
+) -> UpgradeRecord:
+    """Mark an upgrade that works, if it can be undone: the supervisor sensor stops the stream and rolls it back."""
+    catalog, snapshot_id = stream.catalog, upgrade.snapshot_id
+    advice = "To go back to another snapshot, restart the stream from it"
+    if snapshot_id is None or catalog.snapshots.get(snapshot_id).status is not SnapshotStatus.COMPLETED:
+        raise RequestFailedError(
+            f"Stream {stream.stream_id!r} is not rolled back, nothing was changed: no snapshot from before the upgrade "
+            f"to code version {upgrade.to_version} is left. {advice}."
+        )
+    preview = start_preview(stream, StartFrom(snapshot_id))
+    for message in preview.messages():
+        report(message)
+    refuse_loss(stream, preview, accept_loss=False)
+    ordered = replace(upgrade, phase=UpgradePhase.ROLLING_BACK, reason=f"{origin} asked for it")
+    if not catalog.desired_states.advance(row, upgrade=ordered, alert=row.alert, request_id=None, begins=True):
+        raise RequestFailedError(
+            f"Stream {stream.stream_id!r} is not rolled back: its desired state changed, or the snapshot is being "
+            f"deleted. Try again. {advice}."
+        )
+    return ordered
 
 
 def restore_snapshot(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:

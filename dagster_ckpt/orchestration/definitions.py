@@ -120,7 +120,7 @@ def stream_definitions(
                 report_interval_seconds=report_interval_seconds,
                 checkpoint_page=checkpoint_page,
             ),
-            build_supervisor_sensor(streams, retention_job, roll_back_job),
+            build_supervisor_sensor(streams, retention_job, roll_back_job, health=health),
             build_health_sensor(writers, settings=health, checks=health_checks),
         ],
         asset_checks=build_health_checks(writers, settings=health, checks=health_checks),

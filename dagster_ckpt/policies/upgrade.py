@@ -62,6 +62,16 @@ class UpgradePolicy:
         "Time within which the new code must commit a batch or complete a checkpoint. If it does not, the stream is "
         "stopped and rolled back to where the old code stopped. Default: off.",
     ] = None
+    rollback_if_restarted: Annotated[
+        bool,
+        "Observe the new code for rollback_after_ms, also after its first batch, and roll back as soon as it fails and "
+        "the restart strategy would start it again.",
+    ] = False
+    rollback_if_unhealthy: Annotated[
+        bool,
+        "Observe the new code for rollback_after_ms, and roll back as soon as a health check reports an ERROR, or at "
+        "the end because of source_lag, that it did not report when the upgrade began.",
+    ] = False
     preflight: Annotated[
         bool, "Run the new code for one batch on a copy of the state, without output, before the stream is stopped."
     ] = True
@@ -76,8 +86,18 @@ class UpgradePolicy:
         "and an alert is raised. Set it longer than the checkpoint timeout; null: no limit. Default: half an hour.",
     ] = 30 * 60_000
 
+    @property
+    def observes(self) -> bool:
+        """Whether code that works is observed until `rollback_after_ms` is over."""
+        return self.rollback_if_restarted or self.rollback_if_unhealthy
+
     def __post_init__(self) -> None:
         conform_fields(self)
+        if self.observes and self.rollback_after_ms is None:
+            raise OptionError(
+                "UpgradePolicy: rollback_if_restarted and rollback_if_unhealthy need rollback_after_ms, the time for "
+                "which the new code is observed."
+            )
         if self.verify_batches < 0:
             raise OptionError(
                 f"UpgradePolicy: verify_batches is {self.verify_batches}, but must be 0 or a number of batches."

@@ -54,6 +54,11 @@ def test_what_follows(case: dict[str, Any]) -> None:
     if "to_version" in then:
         assert upgrade is not None
         assert upgrade.to_version == then["to_version"]
+    if "because" in then:
+        assert re.search(then["because"], decision.reason), decision
+    if "failing_before" in then:
+        assert upgrade is not None
+        assert upgrade.failing_before == then["failing_before"]
     if "until" in then:
         assert decision.alert_until is AlertUntil(then["until"]), decision
     if then.get("alert") is not None:

@@ -11,11 +11,11 @@ import pytest
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.client import requests
 from dagster_ckpt.client.reconciliation import roll_back
-from dagster_ckpt.errors import LeaseHeldError, RequestFailedError, StorageAccessError
+from dagster_ckpt.errors import LeaseHeldError, RequestFailedError, RowsAtRiskError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.recovery.live_directories import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers
 from dagster_ckpt.recovery.prepare import prepare
-from dagster_ckpt.recovery.retention import apply_terminal_retention, subsume
+from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, subsume
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
@@ -45,7 +45,10 @@ def test_state_and_sinks_go_back_to_where_the_old_code_had_stopped(history: Hist
     assert (history.batch, history.sink_batch, history.query_id) == (LAST, LAST, query_id)
     assert after.phase is UpgradePhase.ROLLED_BACK
     assert row(history).upgrade == after
-    assert after.reason == "rolled back to savepoint before at batch 8, because: no batch in time"
+    assert after.reason == (
+        "rolled back to savepoint before at batch 8, because: no batch in time; load code version 1, or a newer one "
+        "than 2, to continue there"
+    )
     assert (row(history).alert or "").startswith("code version 2: rolled back")
     assert not requests.is_running(history.shelf.stream)
 
@@ -165,7 +168,48 @@ def test_where_a_sink_could_lose_rows_nothing_is_changed(history: History) -> No
     assert (history.batch, history.sink_batch) == (WRONG, WRONG)
 
 
-@pytest.mark.parametrize("phase", [phase for phase in UpgradePhase if phase is not UpgradePhase.RESTORING])
+@pytest.mark.parametrize("phase", [UpgradePhase.UPGRADING, UpgradePhase.STABLE])
+def test_an_upgrade_that_works_is_marked_and_rolled_back_once_the_stream_is_stopped(
+    history: History, phase: UpgradePhase
+) -> None:
+    savepoint = failed_upgrade(history)
+    upgrade_in(history.shelf.stream, phase, savepoint.snapshot_id)
+    told: list[str] = []
+
+    ordered = roll_back(history.shelf.stream, run_id="a person", report=told.append)
+
+    assert (ordered.phase, ordered.reason) == (UpgradePhase.ROLLING_BACK, "a person asked for it")
+    assert row(history).upgrade == ordered
+    assert any("batch 8" in message for message in told), "what it undoes is said before"
+    assert (history.batch, history.sink_batch) == (WRONG, WRONG)
+    assert roll_back(history.shelf.stream, run_id="a person") == ordered
+    # The supervisor's step, once the run is over.
+    upgrade_in(history.shelf.stream, UpgradePhase.RESTORING, savepoint.snapshot_id)
+    assert roll_back(history.shelf.stream, run_id="a run").phase is UpgradePhase.ROLLED_BACK
+    assert (history.batch, history.sink_batch) == (LAST, LAST)
+
+
+def test_an_upgrade_is_not_marked_where_its_snapshot_is_gone(history: History) -> None:
+    savepoint = failed_upgrade(history)
+    upgrade_in(history.shelf.stream, UpgradePhase.STABLE, savepoint.snapshot_id)
+    upgraded = row(history).upgrade
+    discard(history.shelf.stream, [savepoint], reason="a test", lease=None)
+    with pytest.raises(RequestFailedError, match="no snapshot from before the upgrade to code version 2 is left"):
+        roll_back(history.shelf.stream, run_id="a person")
+    assert row(history).upgrade == upgraded
+
+
+def test_an_upgrade_is_not_marked_where_a_sink_could_lose_rows(history: History) -> None:
+    savepoint = failed_upgrade(history)
+    upgrade_in(history.shelf.stream, UpgradePhase.STABLE, savepoint.snapshot_id)
+    history.sinks("HoodieStreamingSink[/table]")
+    upgraded = row(history).upgrade
+    with pytest.raises(RowsAtRiskError, match="HoodieStreamingSink"):
+        roll_back(history.shelf.stream, run_id="a person")
+    assert row(history).upgrade == upgraded
+
+
+@pytest.mark.parametrize("phase", [UpgradePhase.PREFLIGHT, UpgradePhase.STARTING, UpgradePhase.ROLLED_BACK])
 def test_only_an_upgrade_that_waits_for_it_is_rolled_back(history: History, phase: UpgradePhase) -> None:
     upgrade_in(history.shelf.stream, phase, "a snapshot")
     with pytest.raises(RequestFailedError, match="Stream 'orders' has no upgrade to roll back"):

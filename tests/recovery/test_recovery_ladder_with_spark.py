@@ -168,7 +168,7 @@ def draw(seed: int) -> tuple[str, list[str]]:
     return live, [random.choice(list(SNAPSHOT)) for _ in range(random.randint(0, 2))]
 
 
-@pytest.mark.thorough(but=("rocksdb-0", "heap-2"))
+@pytest.mark.thorough(but="rocksdb-0")
 @pytest.mark.parametrize(("life", "seed"), CASES, indirect=["life"])
 def test_damaged_at_random_it_comes_back_row_for_row_as_long_as_a_point_is_good(life: Life, seed: int) -> None:
     bench = life.again()

@@ -10,9 +10,12 @@ from dagster_ckpt.spark.versions import TableFormat
 from tests.support.shop_tables import PLAY_S, Plays
 from tests.support.table_jars import fetch_jars, needs_jar
 
-QUICK = ("chain",)
-
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(PLAY_S), needs_jar(TableFormat.DELTA)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.thorough(sample="tests/spark/test_spark_savepoint_sets.py"),
+    pytest.mark.timeout(PLAY_S),
+    needs_jar(TableFormat.DELTA),
+]
 
 
 @pytest.fixture(scope="module")
@@ -20,23 +23,21 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Plays:
     """What each scenario of the program has left in its tables."""
     folder = tmp_path_factory.mktemp("graphs")
     fetch_jars(TableFormat.DELTA, folder / "jars")
-    return Plays("tests.spark.table_graph_program", folder, QUICK)
+    return Plays("tests.spark.table_graph_program", folder, ())
 
 
 @pytest.fixture(scope="module")
 def told_of_iceberg(tmp_path_factory: pytest.TempPathFactory) -> Plays:
     folder = tmp_path_factory.mktemp("iceberg")
     fetch_jars(TableFormat.ICEBERG, folder / "jars")
-    return Plays("tests.spark.iceberg_graph_program", folder, QUICK)
+    return Plays("tests.spark.iceberg_graph_program", folder, ())
 
 
-@pytest.mark.thorough(but=("chain",))
 @pytest.mark.parametrize("scenario", ["chain", "diamond", "twice"])
 def test_restored_set_ends_as_an_uninterrupted_graph(told: Plays, scenario: str) -> None:
     assert_uninterrupted(told[scenario])
 
 
-@pytest.mark.thorough
 @needs_jar(TableFormat.ICEBERG)
 @pytest.mark.parametrize("scenario", ["chain", "diamond", "twice"])
 def test_restored_set_over_iceberg_ends_as_an_uninterrupted_graph(told_of_iceberg: Plays, scenario: str) -> None:
@@ -50,7 +51,6 @@ def assert_uninterrupted(found: dict[str, Any]) -> None:
     assert (found["line is proven"], found["is back"], found["whole"]) == ([True, True], True, True)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("of", ["told", "told_of_iceberg"])
 def test_stream_that_has_not_read_what_is_undone_goes_on_behind_it(of: str, request: pytest.FixtureRequest) -> None:
     found = request.getfixturevalue(of)["lags"]
@@ -58,7 +58,6 @@ def test_stream_that_has_not_read_what_is_undone_goes_on_behind_it(of: str, requ
     assert (found["has read undone"], found["whole"]) == ({"daily": False, "totals": False}, True)
 
 
-@pytest.mark.thorough
 def test_without_a_session_the_starts_roll_the_tables_back_upstream_first(told: Plays) -> None:
     assert "Start orders first" in told["has no session"]["refused"]
     assert told["has no session"]["whole"]

@@ -187,7 +187,7 @@ def _lifecycle_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
 
     @ops.op
     def roll_back_upgrade(context: dg.OpExecutionContext, config: StreamConfig) -> None:
-        """Roll a stream back to the snapshot taken before a failed upgrade. The supervisor sensor launches this job."""
+        """Roll a stream back to the snapshot from before an upgrade. The supervisor sensor launches it if one fails."""
         with errors_as_failure():
             upgrade = ops.call(context, Client.roll_back_upgrade, config)
         if upgrade.phase is UpgradePhase.ROLLBACK_FAILED:

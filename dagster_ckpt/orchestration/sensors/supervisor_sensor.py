@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -14,7 +14,9 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import RequestRecord
 from dagster_ckpt.client.desired_state import is_steady
-from dagster_ckpt.client.managed_stream import StepRun
+from dagster_ckpt.client.health import HealthCheck, Verdict, judge
+from dagster_ckpt.client.health_facts import HealthSettings, health_facts
+from dagster_ckpt.client.managed_stream import SOURCE_LAG, StepRun
 from dagster_ckpt.client.reconciliation import (
     Definition,
     Orchestrator,
@@ -60,7 +62,11 @@ LONGEST_PAUSE_MS = 600_000
 
 
 def build_supervisor_sensor(
-    streams: Sequence[Stream], retention_job: dg.JobDefinition, roll_back_job: dg.JobDefinition
+    streams: Sequence[Stream],
+    retention_job: dg.JobDefinition,
+    roll_back_job: dg.JobDefinition,
+    *,
+    health: HealthSettings | Mapping[str, HealthSettings] = HealthSettings(),  # noqa: B008 - frozen
 ) -> dg.SensorDefinition:
     """Define a sensor that reconciles streams with their intended state.
 
@@ -74,7 +80,9 @@ def build_supervisor_sensor(
     Args:
         retention_job: `apply_retention_job` of `build_operator_jobs`.
         roll_back_job: `roll_back_upgrade_job` of them.
+        health: Thresholds of the health checks for upgrades with `rollback_if_unhealthy`, for all or by stream id.
     """
+    thresholds = health if isinstance(health, Mapping) else {stream.stream_id: health for stream in streams}
     by_stream_id = {stream.stream_id: stream for stream in streams}
     silences, undefined_since = Silences(), Silences()
     said: set[str] = set()
@@ -93,7 +101,9 @@ def build_supervisor_sensor(
     )
     def checkpoint_supervisor_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         catalog = catalog_of(context, catalog_key)
-        tick = SupervisorTick(context.instance, catalog, by_stream_id, retention_job.name, roll_back_job.name)
+        tick = SupervisorTick(
+            context.instance, catalog, by_stream_id, retention_job.name, roll_back_job.name, health=thresholds
+        )
         tick.messages.extend(report_lost_runs(context.instance, catalog, by_stream_id, silences))
         # First: it requests starts, which are launched below.
         steps, held = tick.reconcile_desired_states()
@@ -134,6 +144,7 @@ class SupervisorTick:
         roll_back_job: Rolls a failed upgrade back.
         messages: For the sensor's log.
         alerts: For the log, as errors.
+        health: Thresholds of the health checks by stream id, where they are not the default ones.
     """
 
     instance: dg.DagsterInstance
@@ -143,6 +154,7 @@ class SupervisorTick:
     roll_back_job: str
     messages: list[str] = field(default_factory=list)
     alerts: list[str] = field(default_factory=list)
+    health: Mapping[str, HealthSettings] = field(default_factory=dict)
 
     def reconcile_desired_states(self) -> tuple[list[dg.RunRequest], set[str]]:
         """Take one step with each managed stream that is not in its desired state; one that is costs one read.
@@ -162,7 +174,8 @@ class SupervisorTick:
         held: set[str] = set()
         for stream_id in sorted(managed):
             stream, execution = self.streams[stream_id], newest.get(stream_id)
-            definition = _definition(stream)
+            settings = self.health.get(stream_id) or HealthSettings()
+            definition = _definition(stream, partial(_failing, self.catalog, stream, settings))
             try:
                 row = rows.get(stream_id) or _first_row(self.catalog, stream)
                 if is_steady(row, definition.declared, execution, definition.code_version):
@@ -326,10 +339,23 @@ class SupervisorTick:
         )
 
 
-def _definition(stream: Stream) -> Definition:
+def _definition(stream: Stream, failing: Callable[[], tuple[str, ...]]) -> Definition:
     # An external driver's code comes from elsewhere.
     code_version = None if stream.runs_externally else stream.code_version
-    return Definition(stream.stream_id, stream.spec.desired_state, stream.spec.upgrade, code_version)
+    return Definition(stream.stream_id, stream.spec.desired_state, stream.spec.upgrade, code_version, failing)
+
+
+def _failing(catalog: Catalog, stream: Stream, settings: HealthSettings) -> tuple[str, ...]:
+    """Those of the health checks that new code can make fail."""
+    now_ms = catalog.now_ms()
+    facts = health_facts(catalog, {stream.stream_id: settings}, now_ms=now_ms)[stream.stream_id]
+    found = judge(facts, stream.spec.options, settings, now_ms=now_ms)
+    return tuple(
+        each.check.value
+        for each in found
+        if each.check is not HealthCheck.DESIRED_STATE
+        and (each.verdict is Verdict.ERROR or (each.check == SOURCE_LAG and each.verdict is Verdict.WARN))
+    )
 
 
 def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:

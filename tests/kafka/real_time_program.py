@@ -27,6 +27,7 @@ def main(folder: Path, servers: str) -> None:
         return sink.outputMode("update").trigger(realTime="5 seconds")
 
     session = SparkSession.builder.master("local[4]").config("spark.sql.shuffle.partitions", "1")
+    session = session.config("spark.sql.streaming.stateStore.checkpointFormatVersion", "2")
     run_stream(
         STREAM,
         counts,

@@ -226,7 +226,10 @@ class DesiredStateRecords(Records):
         with self._database.writing() as connection:
             self._ensure(connection, stream_id, "preflight")
             now_ms = self._database.now_ms(connection)
-            _change(connection, stream_id, now_ms, {"preflight": as_text(_to_keep(preflight))})
+            kept = _to_keep(preflight)
+            _change(connection, stream_id, now_ms, {"preflight": as_text(kept)})
+            payload = {"to_version": kept["code_version"], "passed": kept["passed"], "reason": kept["reason"]}
+            self._database.record_event(connection, stream_id, EventType.CODE_TRIED, payload=payload)
 
     def _ensure(self, connection: Connection, stream_id: str, origin: str) -> DesiredRecord:
         now_ms = self._database.now_ms(connection)

@@ -161,6 +161,8 @@ class SnapshotTrigger(StrEnum):
 SOURCE_IDENTITIES = "source_identities"
 # Of an execution's recovery: a supervisor launches runs of its stream.
 IS_LAUNCHED = "is_launched"
+# Likewise: what `running_program` says.
+PROGRAM = "program"
 # Of a START request: its run checks its code, then suspends the running query.
 HANDS_OVER = "hands_over"
 
@@ -218,6 +220,7 @@ class EventType(StrEnum):
     REQUEST_RESOLVED = "REQUEST_RESOLVED"
     DESIRED_STATE_SET = "DESIRED_STATE_SET"
     UPGRADE_CHANGED = "UPGRADE_CHANGED"
+    CODE_TRIED = "CODE_TRIED"
     ALERT = "ALERT"
     UNKNOWN = "UNKNOWN"
 
@@ -311,6 +314,12 @@ class ExecutionRecord:
     def sinks(self) -> tuple[str, ...]:
         sinks = (self.progress or {}).get("sinks")
         return tuple(map(str, sinks)) if isinstance(sinks, list) else ()
+
+    @property
+    def program(self) -> dict[str, str]:
+        """Image and git commit of its code, where they are known."""
+        program = (self.recovery or {}).get(PROGRAM)
+        return program if isinstance(program, dict) else {}
 
     @property
     def is_launched(self) -> bool:

@@ -59,16 +59,7 @@ class SavepointSetRecords(Records):
         Raises SnapshotNotFoundError if one of them is gone.
         """
         with self._database.writing() as connection:
-            values = {
-                "id": made.set_id,
-                "selection": made.selection,
-                "streams": list(made.streams),
-                "origin": made.origin,
-                "label": made.label,
-                "unproven": list(made.unproven),
-                "is_counted": made.is_counted,
-                "created_at_ms": self._database.now_ms(connection),
-            }
+            values = values_of(made)
             for snapshot_id in snapshot_ids:
                 row = lock_snapshot(connection, snapshot_id)
                 if row is None or row.status != SnapshotStatus.COMPLETED.value:
@@ -85,7 +76,7 @@ class SavepointSetRecords(Records):
         for row in self._database.rows(select(snapshots).where(holding)):
             values = set_in(row)
             if values is not None and row.status == SnapshotStatus.COMPLETED.value:
-                known = found.setdefault(str(values["id"]), _set_of(values))
+                known = found.setdefault(str(values["id"]), set_from(values))
                 found[known.set_id] = _with(known, read_snapshot(row))
         return sorted(found.values(), key=lambda each: each.created_at_ms, reverse=True)
 
@@ -128,7 +119,22 @@ def set_in(row: Row[Any]) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "id" in found else None
 
 
-def _set_of(values: Mapping[str, Any]) -> SavepointSet:
+def values_of(made: SavepointSet) -> dict[str, Any]:
+    """As it is recorded, without its savepoints."""
+    return {
+        "id": made.set_id,
+        "selection": made.selection,
+        "streams": list(made.streams),
+        "origin": made.origin,
+        "label": made.label,
+        "unproven": list(made.unproven),
+        "is_counted": made.is_counted,
+        "created_at_ms": made.created_at_ms,
+    }
+
+
+def set_from(values: Mapping[str, Any]) -> SavepointSet:
+    """The opposite of `values_of`."""
     created = values.get("created_at_ms")
     return SavepointSet(
         set_id=str(values["id"]),

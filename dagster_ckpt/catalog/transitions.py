@@ -171,6 +171,11 @@ def _upgrade_changed(stream_id: str, _event: EventType, payload: Mapping[str, An
     return f"Upgrade of stream {stream_id} to version {version} is {payload.get('phase')}: {payload.get('reason')}"
 
 
+def _code_tried(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    version, verdict = payload.get("to_version"), "passed" if payload.get("passed") else "was refused"
+    return f"Version {version} of stream {stream_id} {verdict}: {payload.get('reason')}"
+
+
 def _alert(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
     return f"Alert for stream {stream_id}: {payload.get('alert')}"
 
@@ -196,5 +201,6 @@ _WORDS: dict[EventType, tuple[int, _Words]] = {
     EventType.LEASE_TAKEN_OVER: (logging.WARNING, _taken_over),
     EventType.DESIRED_STATE_SET: (logging.INFO, _desired_state_set),
     EventType.UPGRADE_CHANGED: (logging.INFO, _upgrade_changed),
+    EventType.CODE_TRIED: (logging.INFO, _code_tried),
     EventType.ALERT: (logging.ERROR, _alert),
 }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.client.description import StreamDescription, StreamSummary
     from dagster_ckpt.client.health import StreamHealth
+    from dagster_ckpt.client.stream_positions import StreamConnections
     from dagster_ckpt.io.location import lies_in
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
@@ -36,6 +37,7 @@ _NAMES = {
     "io.location": "lies_in",
     "client.description": "StreamDescription StreamSummary",
     "client.health": "StreamHealth",
+    "client.stream_positions": "StreamConnections",
     "recovery.rewind_preview": "RewindPreview",
     "snapshot.manifest": "SnapshotHeader",
     "state.editing": "StateEdit",
@@ -62,6 +64,7 @@ __all__ = [
     "StartFrom",
     "StateEdit",
     "StateMigration",
+    "StreamConnections",
     "StreamDescription",
     "StreamHealth",
     "StreamSummary",

@@ -12,6 +12,7 @@ from dagster_ckpt.client.snapshots import SnapshotMethods
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.savepoint_sets import SavepointSet
+    from dagster_ckpt.client.stream_positions import StreamConnections
     from dagster_ckpt.recovery.recovery_line import RecoveryLine
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
     from dagster_ckpt.stream.edges import Edge
@@ -27,6 +28,18 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         from dagster_ckpt.stream.edges import edges_in
 
         return edges_in(self._catalog)
+
+    def stream_connections(self, stream: str | None = None) -> StreamConnections:
+        """Streams that read each other, how far each has read, and their savepoint sets, from the catalog alone.
+
+        Args:
+            stream: Only what is connected with this one.
+        """
+        from dagster_ckpt.client.description import summarize_streams
+        from dagster_ckpt.client.stream_positions import stream_connections
+
+        named = self._id_of(stream) if stream is not None else None
+        return stream_connections(self._catalog, summarize_streams(self._catalog), named)
 
     def recovery_line(self, selection: str) -> RecoveryLine:
         """The newest snapshots of several streams none of which has read rows that another one lacks.
@@ -78,6 +91,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
             graph_of(self._catalog, selection),
             # A set that is tried again takes savepoints of the same label.
             lambda stream, name: self._take_savepoint(self._open(stream), name, timeout_s=timeout_s),
+            self._open,
             selection=selection,
             origin=self._origin,
             label=label,
@@ -91,8 +105,10 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
 
     def release_savepoint_set(self, savepoint_set: str) -> SavepointSet:
         """Dissolve a set, by its id or label. Its savepoints return to the retention of their streams."""
+        from dagster_ckpt.client.savepoint_set import release_savepoint_set
+
         found = self._catalog.savepoint_sets.get(savepoint_set)
-        self._catalog.savepoint_sets.release(found.set_id)
+        release_savepoint_set(self._catalog, found, self._open)
         return found
 
     def preview_savepoint_set(self, savepoint_set: str) -> dict[str, RewindPreview]:
@@ -145,6 +161,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
                     self._catalog,
                     graph_of(self._catalog, ",".join(found.streams)),
                     lambda stream, name: self.trigger_savepoint(stream, label=name, timeout_s=timeout_s),
+                    self._open,
                     selection=",".join(found.streams),
                     origin=self._origin,
                     label=set_restart.label_before(found),

@@ -22,6 +22,7 @@ from dagster_ckpt.catalog.records import (
     StreamRecord,
 )
 from dagster_ckpt.catalog.streams import RebuiltStream
+from dagster_ckpt.client.stored_sets import register_sets
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError, StreamNotFoundError
 from dagster_ckpt.sinks.registry import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
@@ -62,6 +63,8 @@ class RebuildReport:
         skipped: What was not registered, with the reason.
         undecided: Savepoints with edited state from which the stream may have been started; the next plain start does
             not use them.
+        sets: Savepoint sets that the catalog did not list.
+        incomplete_sets: Those of which it lacks a savepoint, such as of a stream that is rebuilt later.
     """
 
     stream_id: str
@@ -69,6 +72,8 @@ class RebuildReport:
     live_directory: str | None
     skipped: tuple[str, ...]
     undecided: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    incomplete_sets: tuple[str, ...] = ()
 
     @property
     def found_only_damage(self) -> bool:
@@ -79,7 +84,8 @@ class RebuildReport:
         """The result, one line per fact."""
         where = self.live_directory or "the newest snapshot, which is restored if there is one"
         return [
-            *(f"registered {name}" for name in self.registered),
+            *(f"registered {name}" for name in (*self.registered, *self.sets)),
+            *self.incomplete_sets,
             *(f"skipped {what}" for what in self.skipped),
             *(
                 f"{name} has edited state and is newer than every other snapshot: if the stream had been started from "
@@ -161,7 +167,8 @@ def rebuild(
             live_directory = rebuilt.live_directory
     names = tuple(describe_snapshot(snapshot) for snapshot in missing)
     maybe = tuple(map(describe_snapshot, undecided))
-    return RebuildReport(stream.stream_id, names, live_directory, tuple(skipped), maybe)
+    sets, incomplete = register_sets(stream, found)
+    return RebuildReport(stream.stream_id, names, live_directory, tuple(skipped), maybe, tuple(sets), tuple(incomplete))
 
 
 def _goes_on_elsewhere(

@@ -346,7 +346,7 @@ def roll_back(
             reason = f"{upgrade.reason}; the stream is stopped and cannot be rolled back: {error}"
             after = replace(upgrade, phase=UpgradePhase.ROLLBACK_FAILED, reason=reason)
         else:
-            reason = f"rolled back to {source}, because: {upgrade.reason}{_continues_with(upgrade)}"
+            reason = f"rolled back to {source}, because: {upgrade.reason}{_continues_with(stream, upgrade)}"
             after = replace(upgrade, phase=UpgradePhase.ROLLED_BACK, reason=reason)
         alert = f"code version {after.to_version}: {reason}"
         stream.catalog.desired_states.advance(
@@ -355,9 +355,14 @@ def roll_back(
     return after
 
 
-def _continues_with(upgrade: UpgradeRecord) -> str:
+def _continues_with(stream: StreamHandle, upgrade: UpgradeRecord) -> str:
     old = upgrade.from_version
-    return f"; load code version {old}, or a newer one than {upgrade.to_version}, to continue there" if old else ""
+    if old is None:
+        return ""
+    executions = stream.catalog.executions.of_stream(stream.stream_id)
+    program = next((each.program for each in executions if each.code_version == old and each.program), {})
+    which = f" ({', '.join(f'{name} {value}' for name, value in program.items())})" if program else ""
+    return f"; load code version {old}{which}, or a newer one than {upgrade.to_version}, to continue there"
 
 
 def _order_rollback(

@@ -9,23 +9,30 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.savepoint_sets import SavepointSet
+from dagster_ckpt.client.stored_sets import delete_set, write_set
 from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.recovery.recovery_line import RecoveryLine, recovery_line
 from dagster_ckpt.recovery.stream_graph import StreamGraph, point_of, select
 from dagster_ckpt.stream.edges import EdgeKind
 from dagster_ckpt.stream.snapshots import holding
 
+if TYPE_CHECKING:
+    from dagster_ckpt.stream.handle import StreamHandle
+
 TakeSavepoint = Callable[[str, str], SnapshotRecord]
+OpenStream = Callable[[str], "StreamHandle"]
 
 
 def take_savepoint_set(
     catalog: Catalog,
     graph: StreamGraph,
     take: TakeSavepoint,
+    open_stream: OpenStream,
     *,
     selection: str,
     origin: str,
@@ -65,10 +72,21 @@ def take_savepoint_set(
         if not as_they_are and (wrong or not accept_unproven):
             _refuse(graph, [*wrong, *line.unproven])
         doubtful = (*wrong, *line.unproven)
-        record = SavepointSet(set_id, selection, graph.order, origin, label, doubtful, is_counted=keep is not None)
+        record = SavepointSet(
+            set_id,
+            selection,
+            graph.order,
+            origin,
+            label,
+            doubtful,
+            is_counted=keep is not None,
+            created_at_ms=catalog.now_ms(),
+            savepoints=made,
+        )
+        write_set(record, open_stream)
         done = catalog.savepoint_sets.record(record, [each.snapshot_id for each in made.values()])
     if keep is not None:
-        _forget_older(catalog, selection, keep)
+        _forget_older(catalog, open_stream, selection, keep)
     return done
 
 
@@ -79,10 +97,16 @@ def line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotR
     return recovery_line(graph.order, points, graph.edges)
 
 
-def _forget_older(catalog: Catalog, selection: str, keep: int) -> None:
+def release_savepoint_set(catalog: Catalog, found: SavepointSet, open_stream: OpenStream) -> None:
+    """Carry out `Client.release_savepoint_set`. Repeatable."""
+    delete_set(found, open_stream)
+    catalog.savepoint_sets.release(found.set_id)
+
+
+def _forget_older(catalog: Catalog, open_stream: OpenStream, selection: str, keep: int) -> None:
     alike = [each for each in catalog.savepoint_sets.all() if each.is_counted and each.selection == selection]
     for each in alike[max(keep, 1) :]:
-        catalog.savepoint_sets.release(each.set_id)
+        release_savepoint_set(catalog, each, open_stream)
 
 
 def _refuse(graph: StreamGraph, reasons: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from dagster_ckpt.orchestration.jobs.schedules import (
     build_verification_schedule,
 )
 from dagster_ckpt.orchestration.jobs.set_jobs import build_set_jobs
-from dagster_ckpt.orchestration.metadata import PAGE_KEY, CheckpointPage
+from dagster_ckpt.orchestration.metadata import GRAPH_KEY, PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.orchestration.stream import Stream, StreamingAsset
@@ -140,7 +140,8 @@ def _known(names: Collection[str], jobs: Mapping[str, dg.JobDefinition]) -> set[
 def _linked(stream: StreamingAsset, checkpoint_page: str | None) -> dg.AssetsDefinition:
     if checkpoint_page is None:
         return stream.asset
-    metadata = {PAGE_KEY: CheckpointPage(checkpoint_page).of_stream(stream.stream_id)}
+    page = CheckpointPage(checkpoint_page)
+    metadata = {PAGE_KEY: page.of_stream(stream.stream_id), GRAPH_KEY: page.of_graph(stream.stream_id)}
     return stream.asset.map_asset_specs(lambda spec: spec.merge_attributes(metadata=metadata))
 
 

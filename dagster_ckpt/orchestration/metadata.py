@@ -25,6 +25,7 @@ STREAM_ID_KEY = "dagster_ckpt/stream_id"
 PLOTTED_PARTITIONS = 16
 TIMELINE_KEY = "dagster_ckpt/timeline"
 PAGE_KEY = "dagster_ckpt/checkpoint_page"
+GRAPH_KEY = "dagster_ckpt/stream_graph"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class CheckpointPage:
     def of_stream(self, stream_id: str) -> dg.UrlMetadataValue:
         """The overview of a stream."""
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/streams/{quote(stream_id)}")
+
+    def of_graph(self, stream_id: str) -> dg.UrlMetadataValue:
+        """The streams that read each other, as far as they are connected with this one."""
+        return dg.MetadataValue.url(f"{self.url.rstrip('/')}/graph?stream={quote(stream_id, safe='')}")
 
     def of_snapshot(self, stream_id: str, snapshot_id: str) -> dg.UrlMetadataValue:
         """One snapshot of a stream."""

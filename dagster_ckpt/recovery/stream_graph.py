@@ -61,15 +61,15 @@ def select(selection: str, streams: Mapping[str, str], edges: Iterable[Edge]) ->
                 f"The catalog has no stream {match['stream']!r}. It has: {', '.join(sorted(set(streams.values())))}."
             )
         chosen.add(stream)
-        chosen |= _reached([stream], upward) if match["upstream"] else set()
-        chosen |= _reached([stream], downward) if match["downstream"] else set()
+        chosen |= reached([stream], upward) if match["upstream"] else set()
+        chosen |= reached([stream], downward) if match["downstream"] else set()
     # Streams between two of them belong to the same history.
-    chosen |= _reached(chosen, upward) & _reached(chosen, downward)
+    chosen |= reached(chosen, upward) & reached(chosen, downward)
     within = tuple(edge for edge in edges if edge.reader in chosen and edge.upstream in chosen)
     return StreamGraph(tuple(topological(chosen, within)), within)
 
 
-def _reached(start: Iterable[str], steps: Sequence[tuple[str, str]]) -> set[str]:
+def reached(start: Iterable[str], steps: Sequence[tuple[str, str]]) -> set[str]:
     found, ahead = set(start), list(start)
     while ahead:
         here = ahead.pop()
@@ -105,7 +105,7 @@ def point_of(catalog: Catalog, snapshot: SnapshotRecord, *, reads: bool = True) 
         snapshot.reference,
         -1 if snapshot.batch_id is None else snapshot.batch_id,
         snapshot.timeline,
-        _begins(catalog, snapshot.stream_id),
+        begins_of(catalog, snapshot.stream_id),
         reads_in(snapshot.properties) if reads else (),
         snapshot.snapshot_id,
     )
@@ -119,10 +119,10 @@ def point_of_plan(catalog: Catalog, stream_id: str, plan: RecoveryPlan) -> Point
         name = describe_snapshot(plan.snapshot)
         return replace(point_of(catalog, plan.snapshot, reads=False), name=name, batch=plan.to_batch)
     timeline = catalog.streams.get(stream_id).timeline
-    return Point(f"batch {plan.to_batch}", plan.to_batch, timeline, _begins(catalog, stream_id))
+    return Point(f"batch {plan.to_batch}", plan.to_batch, timeline, begins_of(catalog, stream_id))
 
 
-def _begins(catalog: Catalog, stream_id: str) -> dict[int, tuple[int, int]]:
+def begins_of(catalog: Catalog, stream_id: str) -> dict[int, tuple[int, int]]:
     return {each.timeline: (each.parent, each.to_batch) for each in catalog.history.branches(stream_id)}
 
 
@@ -183,7 +183,7 @@ def _progress(reads: Iterable[Read], kept: Mapping[str, Point]) -> str:
 def _now(catalog: Catalog, stream_id: str, edges: Sequence[Edge]) -> Point:
     """The position of a stream as its live directory shows it."""
     stream = catalog.streams.get(stream_id)
-    begins = _begins(catalog, stream_id)
+    begins = begins_of(catalog, stream_id)
     reads: tuple[Read, ...] | None = ()
     if stream.live_directory is not None:
         try:

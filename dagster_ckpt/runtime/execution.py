@@ -8,7 +8,7 @@ import uuid
 from random import Random
 
 from dagster_ckpt.catalog.pending_restore import Forked
-from dagster_ckpt.catalog.records import IS_LAUNCHED, RequestRecord, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import IS_LAUNCHED, PROGRAM, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
 from dagster_ckpt.policies.guard import decide_restart
@@ -24,6 +24,7 @@ from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.durations import monotonic_ms
+from dagster_ckpt.values.program import running_program
 
 
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
@@ -131,7 +132,11 @@ class StreamRun:
                 self._lease.record,
                 execution_id,
                 live_directory=started.prepared.live.url,
-                recovery={**started.as_record(), **({IS_LAUNCHED: True} if self._request.is_launched else {})},
+                recovery={
+                    **started.as_record(),
+                    **({IS_LAUNCHED: True} if self._request.is_launched else {}),
+                    PROGRAM: running_program(),
+                },
                 application=application.as_record() if application is not None else None,
             )
             if isinstance(stream.catalog.streams.get(stream.stream_id).pending_restore, Forked):

@@ -24,6 +24,8 @@ SAVEPOINT = "savepoint-"
 DELETING_NAME = "_deleting"
 # First object of a savepoint until it is complete: distinguishes a crashed savepoint from a user's copy in progress.
 INCOMPLETE_NAME = "_incomplete"
+# To which savepoint set a savepoint belongs.
+SET_NAME = "_set"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
 _log = logging.getLogger(__name__)
@@ -271,4 +273,4 @@ def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> f
 
 def _is_ours(name: str) -> bool:
     """Files of users in a snapshot's directory are kept."""
-    return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME) or name.endswith((".pack", ".tmp"))
+    return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME, SET_NAME) or name.endswith((".pack", ".tmp"))

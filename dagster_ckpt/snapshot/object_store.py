@@ -24,6 +24,7 @@ from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.garbage_collection import (
     INCOMPLETE_NAME,
     SAVEPOINT,
+    SET_NAME,
     SHARED,
     Garbage,
     Sweep,
@@ -240,8 +241,26 @@ class ObjectSnapshotStore:
         file_io = self._open_file_io(root)
         width = self._layout.transfer_threads
         copied = copy_snapshot(source_io, file_io, directory, width=width, progress=progress, again=again)
+        self.put_set(f"{file_io.url}/{directory}", source.set_of(location))
         manifest = read_metadata(file_io, directory).manifest
         return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
+
+    def set_of(self, location: str) -> bytes | None:
+        """What `put_set` wrote."""
+        file_io, directory = self._at(location)
+        try:
+            return file_io.read(f"{directory}/{SET_NAME}")
+        except FileNotFoundError:
+            return None
+
+    def put_set(self, location: str, content: bytes | None) -> None:
+        """Note beside a savepoint, until it is deleted, to which savepoint set it belongs; None: to none."""
+        file_io, directory = self._at(location)
+        if content is not None:
+            file_io.write(f"{directory}/{SET_NAME}", [content])
+        elif file_io.size(f"{directory}/{SET_NAME}") is not None:
+            file_io.delete(f"{directory}/{SET_NAME}")
+            file_io.flush(directory)
 
     def checkpoints(self) -> list[str]:
         return [f"{self._stream_io.url}/{directory}" for directory in checkpoint_directories(self._stream_io)]

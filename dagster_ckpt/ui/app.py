@@ -89,6 +89,7 @@ class CheckpointPage:
         stream = "/streams/{stream:path}"
         routes = [
             Route("/", self._page(self._streams)),
+            Route("/graph", self._page(self._graph)),
             Route("/sign-in", self._sign_in),
             Route("/metrics", self._metrics),
             Route(f"{stream}/-/history", self._page(self._history)),
@@ -137,6 +138,10 @@ class CheckpointPage:
 
     def _streams(self, request: Request) -> Response:
         return self._render(request, "streams.html", streams=self._client.list_streams())
+
+    def _graph(self, request: Request) -> Response:
+        stream = request.query_params.get("stream") or None
+        return self._render(request, "graph.html", page=views.graph(self._client, stream), of_stream=stream)
 
     def _tab(self, name: str, request: Request) -> Response:
         page = _TABS[name](self._client, _stream(request))

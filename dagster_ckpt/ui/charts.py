@@ -1,4 +1,4 @@
-"""Charts as SVG text: lines over the last checkpoints, and the time line of executions and restores."""
+"""Charts as SVG text: lines over the last checkpoints, the time line of executions, and the graph of streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from itertools import repeat
 
 from markupsafe import Markup, escape
 
-from dagster_ckpt.client import ExecutionRecord, ExecutionStatus, SnapshotFigures, SnapshotRecord, describe_snapshot
+from dagster_ckpt.client import (
+    ExecutionRecord,
+    ExecutionStatus,
+    SnapshotFigures,
+    SnapshotRecord,
+    StreamConnections,
+    describe_snapshot,
+)
 from dagster_ckpt.values.durations import utc_time
 from dagster_ckpt.values.modes import SnapshotKind
 
@@ -207,3 +214,78 @@ def _bar_class(status: ExecutionStatus) -> str:
 
 def _mark_title(each: SnapshotFigures) -> str:
     return f"{_named(each)}, {utc_time(each.completed_at_ms)}"
+
+
+_BOX_WIDTH, _BOX_HEIGHT, _GAP_ACROSS, _GAP_DOWN, _NAME = 190, 48, 110, 22, 20
+
+
+def graph_chart(graph: StreamConnections) -> Markup:
+    """Each stream right of those that it reads, with the batches that it is behind on the line between."""
+    columns = _columns(graph)
+    boxes = {
+        stream: (1 + across * (_BOX_WIDTH + _GAP_ACROSS), 1 + down * (_BOX_HEIGHT + _GAP_DOWN))
+        for across, column in enumerate(columns)
+        for down, stream in enumerate(column)
+    }
+    drawn = [_box(each.stream_id, each.status.value, each.batch_id, *boxes[each.stream_id]) for each in graph.streams]
+    for each in graph.connections:
+        (x, y), (to_x, to_y) = boxes[each.edge.upstream], boxes[each.edge.reader]
+        x, y, to_y = x + _BOX_WIDTH, y + _BOX_HEIGHT // 2, to_y + _BOX_HEIGHT // 2
+        behind = each.batches_behind
+        is_bad = each.has_read_undone or behind is None
+        drawn.append(
+            Markup(
+                '<path class="edge{bad}" d="M{x},{y} C{mid},{y} {mid},{to_y} {to_x},{to_y}"><title>{title}</title>'
+                '</path><text x="{label_x}" y="{label_y}" class="end">{label}</text>'
+            ).format(
+                bad=" bad" if is_bad else "",
+                x=x,
+                y=y,
+                mid=(x + to_x) // 2,
+                to_x=to_x,
+                to_y=to_y,
+                title=str(each.edge),
+                label_x=to_x - 8,
+                label_y=to_y - 6,
+                label="undone" if each.has_read_undone else "?" if behind is None else f"{behind:,} behind",
+            )
+        )
+    # A small graph is not enlarged.
+    width = max(len(columns) * (_BOX_WIDTH + _GAP_ACROSS) - _GAP_ACROSS + 2, 1000)
+    return Markup(
+        '<svg class="graph" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{drawn}</svg>'
+    ).format(
+        width=width,
+        height=max(map(len, columns), default=0) * (_BOX_HEIGHT + _GAP_DOWN) + 2,
+        label=f"Graph of {len(graph.streams)} streams; the table below has the same content",
+        drawn=Markup("").join(drawn),
+    )
+
+
+def _columns(graph: StreamConnections) -> list[list[str]]:
+    """The length of the longest way to each stream; streams that read each other in a circle end at the right."""
+    column = {each.stream_id: 0 for each in graph.streams}
+    for _ in column:
+        for each in graph.connections:
+            least = min(column[each.edge.upstream] + 1, len(column) - 1)
+            column[each.edge.reader] = max(column[each.edge.reader], least)
+    return [[stream for stream, at in column.items() if at == number] for number in sorted(set(column.values()))]
+
+
+def _box(stream: str, status: str, batch: int | None, x: int, y: int) -> Markup:
+    name = stream if len(stream) <= _NAME else f"{stream[: _NAME - 1]}…"
+    return Markup(
+        '<rect class="box" x="{x}" y="{y}" width="{width}" height="{height}" rx="6"><title>{stream}</title></rect>'
+        '<text x="{left}" y="{first}" class="name">{name}</text><text x="{left}" y="{second}">{what}</text>'
+    ).format(
+        x=x,
+        y=y,
+        width=_BOX_WIDTH,
+        height=_BOX_HEIGHT,
+        stream=stream,
+        left=x + 10,
+        first=y + 20,
+        second=y + 38,
+        name=name,
+        what=f"{status.lower()}{f', batch {batch:,}' if batch is not None else ''}",
+    )

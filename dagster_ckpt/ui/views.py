@@ -22,11 +22,12 @@ from dagster_ckpt.client import (
     SnapshotHeader,
     SnapshotRecord,
     SnapshotStatus,
+    StreamConnections,
     StreamDescription,
     StreamHealth,
 )
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
-from dagster_ckpt.ui.charts import TimelineBar, line_chart, points, timeline_chart
+from dagster_ckpt.ui.charts import TimelineBar, graph_chart, line_chart, points, timeline_chart
 from dagster_ckpt.values.durations import rounded_duration, size
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
@@ -97,11 +98,16 @@ class Summary:
 
 @dataclass(frozen=True)
 class TimelinePage:
-    """Restarts, restores and timelines, newest first."""
+    """Restarts, restores and timelines, newest first.
+
+    Attributes:
+        upgrades: Their steps, and what new code did on a copy or beside the old, newest first.
+    """
 
     stream: StreamDescription
     bars: tuple[TimelineBar, ...]
     branches: tuple[Branch, ...]
+    upgrades: tuple[EventRecord, ...]
     chart: Markup
 
 
@@ -146,6 +152,14 @@ class SnapshotPage:
     holds: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class GraphPage:
+    """Streams that read each other, drawn from left to right."""
+
+    found: StreamConnections
+    chart: Markup
+
+
 def names(snapshots: Sequence[SnapshotRecord]) -> list[tuple[str, SnapshotRecord]]:
     """Each snapshot with the name to start from it: a unique label, otherwise its id."""
     labels = Counter(each.label for each in snapshots)
@@ -166,6 +180,12 @@ def overview(client: Client, stream: str) -> Overview:
         line_chart(title, found, text) for title, name, found, text in lines if found or name not in _OPTIONAL
     )
     return Overview(described, health, problem, client.catalog.history.counts(described.stream_id), charts)
+
+
+def graph(client: Client, stream: str | None) -> GraphPage:
+    """The streams that read each other."""
+    found = client.stream_connections(stream)
+    return GraphPage(found, graph_chart(found))
 
 
 def history(
@@ -202,7 +222,14 @@ def timeline(client: Client, stream: str) -> TimelinePage:
     bars = tuple(TimelineBar(each, restored.get(sources[each.execution_id])) for each in described.executions)
     taken = catalog.history.figures(described.stream_id, limit=CHARTED)
     chart = timeline_chart(bars, taken, now_ms=catalog.now_ms())
-    return TimelinePage(described, bars, tuple(catalog.history.branches(described.stream_id)), chart)
+    upgrades = catalog.events.last_of(
+        [described.stream_id],
+        (EventType.UPGRADE_CHANGED, EventType.CODE_TRIED),
+        up_to=catalog.events.latest_sequence(),
+        each=_EVENTS,
+    )[described.stream_id]
+    branches = tuple(catalog.history.branches(described.stream_id))
+    return TimelinePage(described, bars, branches, tuple(reversed(upgrades))[:ROWS], chart)
 
 
 def failures(client: Client, stream: str) -> Failures:

@@ -50,6 +50,11 @@ def test_set_is_taken_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
         killed = is_killed(pipeline, lambda at: at.client.trigger_savepoint_set("orders+", label="june"), at_step=step)
         found = pipeline.client.savepoint_sets()
         assert [set(each.savepoints) for each in found] in ([], [{"orders", "left"}])
+        rebuilt, _ = pipeline.rebuilt()
+        in_storage = rebuilt.savepoint_sets.all()
+        assert [set(each.savepoints) for each in in_storage] in ([], [{"orders", "left"}])
+        assert {each.set_id for each in found} <= {each.set_id for each in in_storage}
+        rebuilt.close()
         if not killed:
             assert found
             break

@@ -63,6 +63,7 @@ def test_a_copy_is_its_original_byte_for_byte_and_shares_what_is_there(shelf: Sh
     first = shelf.checkpoint()
     newest = shelf.checkpoint(base=first)
     savepoint = shelf.savepoint("mine")
+    shelf.stream.store.put_set(savepoint.location or "", b"its set")  # type: ignore[attr-defined]
 
     done = copy(shelf, second)
 
@@ -72,8 +73,11 @@ def test_a_copy_is_its_original_byte_for_byte_and_shares_what_is_there(shelf: Sh
     for path in (path for path in second.rglob("*") if path.is_file()):
         originals = shelf.root / ("snapshots" if STREAM in path.relative_to(second).parts else "savepoints")
         assert path.read_bytes() == (originals / path.relative_to(second)).read_bytes()
+    assert [path.read_bytes() for path in second.rglob("_set")] == [b"its set"]
+    shelf.stream.store.put_set(savepoint.location or "", None)  # type: ignore[attr-defined]
     again = copy(shelf, second)
     assert [each.copied_bytes for each in again.replicas] == [0, 0, 0]
+    assert list(second.rglob("_set")) == []
     third = shelf.checkpoint(base=newest)
     [of_third] = [each for each in copy(shelf, second).replicas if each.copied_bytes]
     assert of_third.snapshot_id == third.snapshot_id

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
+from dagster_ckpt.catalog.records import PROGRAM, StartCause
 from dagster_ckpt.client import requests
 from dagster_ckpt.client.reconciliation import roll_back
 from dagster_ckpt.errors import LeaseHeldError, RequestFailedError, RowsAtRiskError, StorageAccessError
@@ -21,7 +22,7 @@ from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support import verbs
-from tests.support.as_writer import keeping
+from tests.support.as_writer import as_writer, keeping
 from tests.support.executioner import Executioner, Killed
 from tests.support.failed_upgrade import WRONG, failed_upgrade, row, upgrade_in
 from tests.support.retention_shelf import STREAM, Shelf
@@ -51,6 +52,19 @@ def test_state_and_sinks_go_back_to_where_the_old_code_had_stopped(history: Hist
     )
     assert (row(history).alert or "").startswith("code version 2: rolled back")
     assert not requests.is_running(history.shelf.stream)
+
+
+def test_the_old_code_is_named_by_what_its_runs_recorded(history: History) -> None:
+    failed_upgrade(history)
+    program = {"image": "registry/orders:1", "commit": "0a1b2c"}
+    writer = as_writer(history.shelf.stream.catalog)
+    holder = this_holder("old", "a run", None)
+    writer.executions.start("old", run_id="a run", cause=StartCause.MANUAL, holder=holder, code_version="1")
+    writer.executions.running("old", live_directory="/live", recovery={PROGRAM: program})
+
+    after = roll_back(history.shelf.stream, run_id="a run")
+
+    assert "load code version 1 (commit 0a1b2c, image registry/orders:1)" in after.reason
 
 
 def test_code_that_had_moved_its_output_goes_back_to_the_folder_before(history: History) -> None:

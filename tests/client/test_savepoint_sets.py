@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.savepoint_sets import SavepointSet
 from dagster_ckpt.client import Client
+from dagster_ckpt.client.rebuild import RebuildReport, rebuild
 from dagster_ckpt.client.savepoint_set import take_savepoint_set
 from dagster_ckpt.errors import RequestFailedError, SnapshotHeldError, SnapshotNotFoundError
 from dagster_ckpt.recovery.stream_graph import graph_of
@@ -55,7 +59,23 @@ class Pipeline:
             return earlier.pop(0) if earlier else by_name[stream].savepoint(label)
 
         graph = graph_of(self.catalog, "orders+")
-        return take_savepoint_set(self.catalog, graph, take, selection="orders+", origin="a test", **options)  # type: ignore[arg-type]
+        open_stream = {stage.name: stage.stream for stage in self.stages}.__getitem__
+        return take_savepoint_set(
+            self.catalog,
+            graph,
+            take,
+            open_stream,
+            selection="orders+",
+            origin="a test",
+            **options,  # type: ignore[arg-type]
+        )
+
+    def rebuilt(self) -> tuple[Catalog, list[RebuildReport]]:
+        """A catalog made from storage alone."""
+        catalog = Catalog(f"sqlite:///{self.orders.root / uuid.uuid4().hex}.db")
+        streams = [replace(stage.stream, catalog=catalog) for stage in self.stages]
+        lost = self.catalog.deployment_id
+        return catalog, [rebuild(each, origin="a test", take_over_deployment=lost) for each in streams]
 
     def assert_uninterrupted(self) -> None:
         """Each stage has read each file that its upstream lists, and has listed what each of its batches wrote."""
@@ -195,6 +215,47 @@ def test_older_sets_are_released(pipeline: Pipeline) -> None:
     made = [pipeline.client.trigger_savepoint_set("orders+", keep=2) for _ in range(4)]
 
     assert pipeline.client.savepoint_sets() == [made[3], made[2], kept]
+
+
+def test_rebuilt_catalog_has_the_sets_that_were_not_released(pipeline: Pipeline) -> None:
+    made = [pipeline.client.trigger_savepoint_set("orders+", label=label) for label in ("june", "july")]
+    pipeline.client.release_savepoint_set("june")
+
+    catalog, reports = pipeline.rebuilt()
+
+    (found,) = catalog.savepoint_sets.all()
+    assert replace(found, savepoints={}) == replace(made[1], savepoints={})
+    assert {stream: each.snapshot_id for stream, each in found.savepoints.items()} == {
+        stream: each.snapshot_id for stream, each in made[1].savepoints.items()
+    }
+    assert [report.sets for report in reports] == [(), (), (), ("savepoint set july",)]
+    assert "the catalog lacks its savepoint of left, right, totals" in reports[0].incomplete_sets[0]
+    with pytest.raises(SnapshotHeldError, match=f"savepoint set {made[1].set_id}"):
+        as_writer(catalog).mark_deleting(found.savepoints["left"].snapshot_id)
+    catalog.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"savepoints": {"left": "1"}, "id": 1}'])
+def test_damaged_record_of_a_set_is_left_out_of_a_rebuilt_catalog(pipeline: Pipeline, content: bytes) -> None:
+    made = pipeline.client.trigger_savepoint_set("orders+")
+    for stage in pipeline.stages:
+        Path(made.savepoints[stage.name].location.removeprefix("file://"), "_set").write_bytes(content)  # type: ignore[union-attr]
+
+    catalog, reports = pipeline.rebuilt()
+
+    assert catalog.savepoint_sets.all() == []
+    assert all(report.registered for report in reports)
+    catalog.close()
+
+
+def test_record_of_a_set_goes_with_its_savepoint(pipeline: Pipeline) -> None:
+    made = pipeline.client.trigger_savepoint_set("orders+")
+    location = made.savepoints["left"].location or ""
+
+    pipeline.left.stream.store.discard(location)
+
+    assert not Path(location.removeprefix("file://")).exists()
+    assert pipeline.rebuilt()[0].savepoint_sets.all() == []
 
 
 def test_restart_takes_every_stream_and_sink_back(pipeline: Pipeline) -> None:

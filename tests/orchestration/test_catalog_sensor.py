@@ -411,6 +411,8 @@ def test_each_report_and_asset_links_to_the_checkpoint_page(
     assert isinstance(asset, dg.AssetsDefinition)
     [spec] = asset.specs
     assert spec.metadata["dagster_ckpt/checkpoint_page"].value == f"http://localhost:3080/streams/{orders.stream_id}"
+    graph = spec.metadata["dagster_ckpt/stream_graph"].value
+    assert graph == f"http://localhost:3080/graph?stream={orders.stream_id}"
 
 
 def test_an_address_of_the_page_that_is_none_is_refused(orders: StreamingAsset) -> None:

@@ -358,3 +358,31 @@ def test_a_stream_is_handed_over_to_code_that_does_the_same_and_not_to_other_cod
     deployment.set_state(state="SUSPENDED")
     deployment.until(lambda: deployment.row is not None and deployment.row.reached == deployment.row.generation)
     assert deployment.rows() == deployment.uninterrupted()
+
+
+@pytest.mark.thorough
+def test_an_upgrade_that_is_regretted_is_undone_and_the_old_code_goes_on(deployment: Deployment) -> None:
+    deployment.feed(3)
+    deployment.load("1")
+    deployment.until(lambda: deployment.newest is not None and deployment.has_read_all())
+
+    # It leaves rows out, which nothing notices.
+    deployment.load("2", only="shop <> 1")
+    deployment.until(lambda: deployment.is_in(UpgradePhase.STABLE, "2"))
+    deployment.feed(2)
+    deployment.until(deployment.has_read_all)
+
+    job = deployment.definitions.resolve_job_def("roll_back_upgrade_job")
+    said = {"ops": {"roll_back_upgrade": {"config": {"stream_id": "orders"}}}}
+    assert job.execute_in_process(said, instance=deployment.instance).success
+    deployment.until(lambda: deployment.is_in(UpgradePhase.ROLLED_BACK, "2"))
+    assert deployment.row is not None
+    assert "load code version 1" in (deployment.row.alert or "")
+
+    deployment.load("1")
+    deployment.until(lambda: deployment.is_in(UpgradePhase.STABLE, "1"))
+    deployment.feed(1)
+    deployment.until(deployment.has_read_all)
+    deployment.set_state(state="SUSPENDED")
+    deployment.until(lambda: deployment.row is not None and deployment.row.reached == deployment.row.generation)
+    assert deployment.rows() == deployment.uninterrupted()

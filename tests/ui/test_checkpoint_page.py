@@ -19,11 +19,13 @@ import pytest
 import requests
 from click.testing import CliRunner
 
+from dagster_ckpt.catalog.desired_states import PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.history import SnapshotFigures
 from dagster_ckpt.catalog.records import RequestStatus
 from dagster_ckpt.cli.command import FAILED
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
+from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.ui.charts import line_chart, points
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
@@ -59,6 +61,23 @@ class TestReading:
         shown = text(page, f"/streams/{STREAM}{tab}")
         assert f"<title>{STREAM}" in shown
         assert shown.count('aria-current="page"') == 1
+
+    def test_the_restarts_show_the_steps_of_an_upgrade_and_what_the_new_code_did(
+        self, page: str, client: Client
+    ) -> None:
+        desired = client.catalog.desired_states
+        row = desired.ensure(STREAM, origin="definition")
+        tried = PreflightRecord("43", True, "batch 3: the same 10 rows of output", 3, client.catalog.now_ms())
+        desired.note_preflight(STREAM, tried)
+        upgrade = UpgradeRecord(UpgradePhase.STABLE, "42", "43", UpgradeMode.HAND_OVER, 0, "it <works>")
+        assert desired.advance(row, upgrade=upgrade, alert=None, request_id=None)
+
+        shown = text(page, f"/streams/{STREAM}/-/timeline")
+
+        steps = re.findall(r'<td data-label="Code">(\d+)</td><td><span class="status \w+">(\w+)<', shown)
+        assert steps == [("43", "STABLE"), ("43", "PASSED")]
+        assert "batch 3: the same 10 rows of output" in shown
+        assert "it &lt;works&gt;" in shown
 
     def test_a_snapshot_shows_what_its_metadata_says(self, page: str, client: Client) -> None:
         [snapshot] = client.list_snapshots(STREAM)

@@ -273,9 +273,12 @@ def _send_at_once(fs: Any) -> None:
     """The driver asks the server before it sends the bytes of a put, which takes a round trip more."""
     if "s3" not in fs.protocol or getattr(fs, "session", fs) is not None:
         return
-    from aiobotocore.session import AioSession  # noqa: PLC0415 - of S3 only
-    from botocore.handlers import add_expect_header  # noqa: PLC0415
-
+    try:
+        from aiobotocore.session import AioSession  # noqa: PLC0415 - of S3 only
+        from botocore.handlers import add_expect_header  # noqa: PLC0415
+    except ImportError:
+        # Another release of the driver.
+        return
     session = AioSession(**fs.kwargs)
     session.unregister("before-call.s3", add_expect_header)
     fs.session = session

@@ -230,15 +230,24 @@ class ObjectSnapshotStore:
         return verify_snapshot(file_io, directory, deep=deep)
 
     def copy(
-        self, location: str, source: ObjectSnapshotStore, *, progress: Progress = lambda _done, _total: None
+        self,
+        location: str,
+        source: ObjectSnapshotStore,
+        *,
+        progress: Progress = lambda _done, _total: None,
+        again: bool = False,
     ) -> StoredSnapshot:
-        """Copy a snapshot of another storage byte for byte, without those of its objects that are here already."""
+        """Copy a snapshot of another storage byte for byte, without those of its objects that are here already.
+
+        `again` writes these too.
+        """
         source_io, directory = source._at(location)
         root = self._layout.stream_root if checkpoint_number(directory) is not None else self._layout.savepoint_root
         if root is None:
             raise StorageAccessError(f"{location} is a savepoint, and no folder for savepoints is configured there.")
         file_io = self._open_file_io(root)
-        copied = copy_snapshot(source_io, file_io, directory, width=self._layout.transfer_threads, progress=progress)
+        width = self._layout.transfer_threads
+        copied = copy_snapshot(source_io, file_io, directory, width=width, progress=progress, again=again)
         self.put_set(f"{file_io.url}/{directory}", source.set_of(location))
         manifest = read_metadata(file_io, directory).manifest
         return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)

@@ -246,7 +246,7 @@ def _counted(taken: Traffic) -> str:
 def _targets(figures: _Figures) -> tuple[Target, ...]:
     least, most = min(LATENCIES_MS), max(LATENCIES_MS)
     longer_s = figures.median(INCREMENTAL, most, OURS) - figures.median(INCREMENTAL, least, OURS)
-    round_trips = round(longer_s / (most - least) * 1000)
+    round_trips = max(0, round(longer_s / (most - least) * 1000))
     aimed = figures.series[INCREMENTAL, AIMED_MS]
     limit_s = figures.traffic[RESTORE, LOST].received / BYTES_PER_S
     lost_s = figures.median(RESTORE, AIMED_MS, LOST)

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionRecord, StreamRecord
+from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, ExecutionRecord, StreamRecord
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
@@ -154,8 +154,18 @@ def _edges(reader: str, sources: Mapping[str, SourceIdentity], written: Mapping[
 
 
 def recorded_sources(catalog: Catalog, stream: StreamRecord) -> dict[str, SourceIdentity]:
-    identities = identities_of_record(catalog.executions.last_sources(stream.stream_id, stream.live_directory))
+    identities = identities_of_record(last_identities(catalog, stream))
     return keyed(identities) if identities is not None else {}
+
+
+def last_identities(catalog: Catalog, stream: StreamRecord) -> Any | None:
+    """Of the sources of a stream, as recorded; None if they never were."""
+    found = catalog.executions.last_sources(stream.stream_id, stream.live_directory)
+    if found is None:
+        # It was restored, or its catalog rebuilt, and has not started since.
+        newest = catalog.history.newest_of([stream.stream_id]).get(stream.stream_id)
+        found = newest.properties.get(SOURCE_IDENTITIES) if newest is not None else None
+    return found
 
 
 def _relation(identity: SourceIdentity, sink: Sink, table_id: str | None) -> tuple[EdgeKind, str] | None:

@@ -29,7 +29,7 @@ from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_over
 from dagster_ckpt.spark.checkpoint_dir.state_files import CHAIN
 from dagster_ckpt.spark.jobs import executors_above
 from dagster_ckpt.spark.query.query import QueryFacts
-from dagster_ckpt.stream.edges import reads_at_cut
+from dagster_ckpt.stream.edges import last_identities, reads_at_cut
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, sinks_written, with_newest_batch
 from dagster_ckpt.stream.ownership import ADOPTED_FROM, adopted_directory
@@ -264,7 +264,7 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
         SINK_IDS: with_newest_batch((latest.progress if latest is not None else None) or {}) or None,
         "parent_snapshot_id": before.snapshot_id if before is not None else None,
         "timeline": record.timeline,
-        SOURCE_IDENTITIES: stream.catalog.executions.last_sources(stream.stream_id, record.live_directory),
+        SOURCE_IDENTITIES: last_identities(stream.catalog, record),
     }
     if facts is not None:
         known["code_version"] = stream.code_version

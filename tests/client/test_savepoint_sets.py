@@ -18,12 +18,13 @@ from dagster_ckpt.catalog.savepoint_sets import SavepointSet
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.rebuild import RebuildReport, rebuild
 from dagster_ckpt.client.savepoint_set import take_savepoint_set
-from dagster_ckpt.errors import RequestFailedError, SnapshotHeldError, SnapshotNotFoundError
+from dagster_ckpt.errors import CkptError, RequestFailedError, SnapshotHeldError, SnapshotNotFoundError
 from dagster_ckpt.recovery.stream_graph import graph_of
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.edges import edges_in
 from tests.support.as_writer import as_writer
-from tests.support.stream_graph import Stage, listed
+from tests.support.stream_graph import COMPACTED_EVERY, Stage, listed
 from tests.support.thorough import either
 
 
@@ -50,13 +51,21 @@ class Pipeline:
     def batches(self) -> list[int | None]:
         return [LiveDirectory(str(stage.live)).positions().commit for stage in self.stages]
 
-    def take(self, *, stale: dict[str, list[SnapshotRecord]] | None = None, **options: object) -> SavepointSet:
-        """As the client does it; a stream gives its `stale` savepoints first."""
+    def take(
+        self,
+        *,
+        stale: dict[str, list[SnapshotRecord]] | None = None,
+        after: dict[str, Callable[[], object]] | None = None,
+        **options: object,
+    ) -> SavepointSet:
+        """As the client does it; a stream gives its `stale` savepoints first, and something happens `after` a cut."""
         by_name = {stage.name: stage for stage in self.stages}
 
         def take(stream: str, label: str) -> SnapshotRecord:
             earlier = (stale or {}).get(stream)
-            return earlier.pop(0) if earlier else by_name[stream].savepoint(label)
+            taken = earlier.pop(0) if earlier else by_name[stream].savepoint(label)
+            (after or {}).get(stream, lambda: None)()
+            return taken
 
         graph = graph_of(self.catalog, "orders+")
         open_stream = {stage.name: stage.stream for stage in self.stages}.__getitem__
@@ -230,6 +239,9 @@ def test_rebuilt_catalog_has_the_sets_that_were_not_released(pipeline: Pipeline)
     }
     assert [report.sets for report in reports] == [(), (), (), ("savepoint set july",)]
     assert "the catalog lacks its savepoint of left, right, totals" in reports[0].incomplete_sets[0]
+    assert {(edge.reader, edge.upstream) for edge in edges_in(catalog)} == {
+        ("left", "orders"), ("right", "orders"), ("totals", "left"), ("totals", "right")
+    }  # fmt: skip
     with pytest.raises(SnapshotHeldError, match=f"savepoint set {made[1].set_id}"):
         as_writer(catalog).mark_deleting(found.savepoints["left"].snapshot_id)
     catalog.close()
@@ -281,6 +293,63 @@ def test_streams_are_started_upstream_first(pipeline: Pipeline, monkeypatch: pyt
     pipeline.client.restart_savepoint_set("june")
 
     assert started == ["orders", "left", "right", "totals"]
+
+
+@pytest.mark.thorough(but="between the cuts")
+@pytest.mark.parametrize("compacted", ["between the cuts", "before what was read"])
+def test_compaction_of_a_sink_log_hides_no_batch(pipeline: Pipeline, compacted: str) -> None:
+    pipeline.commit(COMPACTED_EVERY - 3)
+    if compacted == "between the cuts":
+        made = pipeline.take(after={"totals": pipeline.commit, "left": lambda: pipeline.commit(2)})
+    else:
+        pipeline.commit(2)
+        made = pipeline.take()
+
+    assert any(".compact" in path.name for path in (pipeline.orders.sink / "_spark_metadata").iterdir())
+    for stage in pipeline.stages[1:]:
+        savepoint = made.savepoints[stage.name]
+        reads = {each["upstream"]: each["batch"] for each in savepoint.properties["reads"]}
+        assert reads == dict.fromkeys((each.name for each in stage.upstream), savepoint.batch_id)
+    pipeline.commit(COMPACTED_EVERY)
+    pipeline.client.restart_savepoint_set(made.set_id, start=False)
+    assert pipeline.batches == [made.savepoints[stream].batch_id for stream in made.streams]
+    pipeline.commit(2)
+    pipeline.assert_uninterrupted()
+
+
+def test_stream_added_while_a_set_is_taken_is_not_part_of_it(pipeline: Pipeline, tmp_path: Path) -> None:
+    late: list[Stage] = []
+    made = pipeline.take(after={"left": lambda: late.append(Stage(tmp_path, "late", pipeline.totals))})
+    assert made.streams == ("orders", "left", "right", "totals")
+    late[0].commit()
+    # It has read nothing that a restart undoes, so it stays as it is.
+    pipeline.client.restart_savepoint_set(made.set_id, start=False)
+    late[0].commit()
+    assert late[0].has_read() == set(listed(pipeline.totals.sink))
+
+
+def test_stream_removed_while_a_set_is_taken_leaves_none(pipeline: Pipeline) -> None:
+    def remove() -> None:
+        live = pipeline.orders.live
+        live.rename(live.with_name("removed"))
+
+    with pytest.raises(CkptError, match="orders"):
+        pipeline.take(after={"left": remove})
+
+    assert pipeline.client.savepoint_sets() == []
+
+
+def test_set_outlives_a_connection_that_is_gone(pipeline: Pipeline) -> None:
+    june = pipeline.client.trigger_savepoint_set("orders+", label="june")
+    pipeline.commit()
+    pipeline.totals.upstream = (pipeline.left,)
+    pipeline.totals.execute(str(pipeline.totals.live))
+
+    pipeline.client.restart_savepoint_set("june", start=False)
+
+    assert pipeline.batches == [june.savepoints[stream].batch_id for stream in june.streams]
+    # Before their next starts too, the graph is known, and a set of it is proven.
+    assert pipeline.client.trigger_savepoint_set("orders+").streams == ("orders", "left", "right", "totals")
 
 
 @pytest.mark.parametrize("fails", ["a savepoint is gone", "a reader is not in the set"])

@@ -29,7 +29,7 @@ ROWS = 5
 class Pipeline:
     """Each stream keeps every row once that it finds in the tables of its upstream, which needs state."""
 
-    scenarios: ClassVar[tuple[str, ...]] = ("chain", "diamond", "twice", "lags", "has no session")
+    scenarios: ClassVar[tuple[str, ...]] = ("chain", "diamond", "twice", "lags", "diamond lags", "has no session")
 
     def __init__(self, spark: SparkSession, root: Path, graph: Graph = CHAIN) -> None:
         self.spark, self.root, self.graph = spark, root, graph
@@ -148,9 +148,9 @@ def twice(spark: SparkSession, root: Path, kind: type[Pipeline]) -> dict[str, An
     return rewound(pipeline, start=start)
 
 
-def lags(spark: SparkSession, root: Path, kind: type[Pipeline]) -> dict[str, Any]:
-    """Only the first stream goes back, and the second had not read what that undoes."""
-    pipeline = kind(spark, root)
+def lags(spark: SparkSession, root: Path, kind: type[Pipeline], graph: Graph = CHAIN) -> dict[str, Any]:
+    """Only the first stream goes back, and its readers had not read what that undoes."""
+    pipeline = kind(spark, root, graph)
     lagging(pipeline)
     with pipeline.client() as client:
         named = client.trigger_savepoint("orders", label="june")
@@ -158,11 +158,15 @@ def lags(spark: SparkSession, root: Path, kind: type[Pipeline]) -> dict[str, Any
         pipeline.run("orders")
         ahead = client.preview_rewind("orders", start_from=StartFrom(named.snapshot_id))
     pipeline.run("orders", start_from=StartFrom(named.snapshot_id))
-    pipeline.run("daily", "totals")
+    pipeline.run(*list(graph)[1:])
     return {
         "has read undone": {each.stream_id: each.has_read_undone for each in ahead.readers},
         "whole": whole(pipeline),
     }
+
+
+def diamond_lags(spark: SparkSession, root: Path, kind: type[Pipeline]) -> dict[str, Any]:
+    return lags(spark, root, kind, DIAMOND)
 
 
 def has_no_session(spark: SparkSession, root: Path, kind: type[Pipeline]) -> dict[str, Any]:
@@ -183,7 +187,14 @@ def has_no_session(spark: SparkSession, root: Path, kind: type[Pipeline]) -> dic
     return {"refused": refused, "whole": whole(pipeline)}
 
 
-SCENARIOS = {"chain": chain, "diamond": diamond, "twice": twice, "lags": lags, "has no session": has_no_session}
+SCENARIOS = {
+    "chain": chain,
+    "diamond": diamond,
+    "twice": twice,
+    "lags": lags,
+    "diamond lags": diamond_lags,
+    "has no session": has_no_session,
+}
 
 
 def play(spark: SparkSession, folder: Path, kind: type[Pipeline], only: Sequence[str] = ()) -> None:

@@ -33,11 +33,13 @@ class Bench:
         scratch: An empty folder. Nothing in it is deleted while anything is measured: a file system without a
             journal makes new files several times slower for minutes after it deleted many.
         repetitions: How often each measurement is repeated.
+        share: Share of the full size, for sections that say so.
     """
 
     folder: Path
     scratch: Path
     repetitions: int
+    share: float = 1
 
     def directory(self, shape: Shape) -> KeptDirectory:
         """A live directory made by Spark."""

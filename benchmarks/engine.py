@@ -47,6 +47,7 @@ class Engine:
 
     Attributes:
         live: The stream's live directory; the first of its generations.
+        running: What snapshots are taken of: `live`, or where a copy of it lies.
 
     Args:
         root: Folder of this machine for live directories and the catalog.
@@ -86,7 +87,7 @@ class Engine:
         self._number = newest
         self.live = root / "live" / STREAM / "live-1"
         self.live.parent.mkdir(parents=True, exist_ok=True)
-        self._running = LiveDirectory(str(self.live))
+        self.running = LiveDirectory(str(self.live))
 
     def checkpoint(self, base: str | None = None) -> StoredSnapshot:
         """Take a checkpoint of the live directory.
@@ -118,11 +119,11 @@ class Engine:
                 read from the snapshot.
         """
         target = self.live.with_name(name)
-        donor = Donor(self._running, check) if check is not None else None
+        donor = Donor(self.running, check) if check is not None else None
         restore_into(self._stream, location, LiveDirectory(str(target)), donor=donor)
         return target
 
     def _take(self, kind: SnapshotKind, base: str | None) -> StoredSnapshot:
         self._number += 1
         order = SnapshotOrder(kind=kind, number=self._number, base=base)
-        return take_snapshot(self._stream, self._running, order, now_ms=wall_clock_ms()).stored
+        return take_snapshot(self._stream, self.running, order, now_ms=wall_clock_ms()).stored

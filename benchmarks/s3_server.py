@@ -1,23 +1,19 @@
-"""An S3-compatible server on this machine (`rclone serve s3`, real files), and a proxy that counts requests."""
+"""An S3-compatible server on this machine (`rclone serve s3`, real files), also behind a proxy."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import re
 import socket
 import subprocess
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.slow_link import Meter, slow_link
+
 KEY, SECRET = "bench-key", "bench-secret"
-REQUEST = re.compile(rb"(PUT|POST|GET|HEAD|DELETE) /[^ \r\n]* HTTP/1\.1\r\n")
-LONGEST_REQUEST_LINE = 4096
 START_DEADLINE_S = 20
 
 
@@ -80,72 +76,11 @@ def s3_server(rclone: Path, folder: Path, *buckets: str) -> Iterator[S3Server]:
         process.wait()
 
 
-@dataclass
-class RequestCounter:
-    """What has passed a counting proxy.
-
-    Attributes:
-        requests: Method to how many requests.
-    """
-
-    requests: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def puts(self) -> int:
-        """PUT requests; each part of an upload in parts is one."""
-        return self.requests["PUT"]
-
-
 @contextlib.contextmanager
-def counted(server: S3Server) -> Iterator[tuple[S3Server, RequestCounter]]:
-    """The same server behind a proxy that counts; too slow to be timed."""
-    counter = RequestCounter()
-    target = int(server.endpoint.rpartition(":")[2])
-    port = _free_port()
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        upstream, downstream = await asyncio.open_connection("127.0.0.1", target)
-        # At the end of the proxy, connections are canceled.
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(_pass_on(reader, downstream, counter), _pass_on(upstream, writer, None))
-
-    listening = asyncio.run_coroutine_threadsafe(asyncio.start_server(connect, "127.0.0.1", port), loop).result()
-    try:
-        yield S3Server(f"http://127.0.0.1:{port}", server.rclone), counter
-    finally:
-        asyncio.run_coroutine_threadsafe(_end(listening), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counter: RequestCounter | None) -> None:
-    """Pass bytes on; a request line may come in two pieces."""
-    rest = b""
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(1 << 16):
-            if counter is not None:
-                rest += data
-                end = 0
-                for match in REQUEST.finditer(rest):
-                    counter.requests[match.group(1).decode()] += 1
-                    end = match.end()
-                rest = rest[max(end, len(rest) - LONGEST_REQUEST_LINE) :]
-            writer.write(data)
-            await writer.drain()
-    with contextlib.suppress(ConnectionError):
-        writer.close()
-
-
-async def _end(listening: asyncio.Server) -> None:
-    """Clients keep their connections open; nobody needs them any more."""
-    listening.close()
-    connections = asyncio.all_tasks() - {asyncio.current_task()}
-    for connection in connections:
-        connection.cancel()
-    await asyncio.gather(*connections, return_exceptions=True)
+def counted(server: S3Server, latency_s: float = 0, bytes_per_s: float = 0) -> Iterator[tuple[S3Server, Meter]]:
+    """The same server behind a proxy that counts; the arguments are those of `slow_link`."""
+    with slow_link(server.endpoint.rpartition(":")[2], latency_s, bytes_per_s) as (port, meter):
+        yield S3Server(f"http://127.0.0.1:{port}", server.rclone), meter
 
 
 def _free_port() -> int:

@@ -3,6 +3,7 @@
 from benchmarks.bench import Section
 from benchmarks.sections.flink import FLINK_SECTION
 from benchmarks.sections.kafka import KAFKA
+from benchmarks.sections.latency import LATENCY
 from benchmarks.sections.local import LOCAL
 from benchmarks.sections.memory import MEMORY
 from benchmarks.sections.replay import REPLAY
@@ -17,6 +18,7 @@ from benchmarks.sections.slopes import SLOPES
 SECTIONS: tuple[Section, ...] = (
     LOCAL,
     S3,
+    LATENCY,
     FLINK_SECTION,
     RUNNING,
     MEMORY,

@@ -155,15 +155,15 @@ def _count_requests(round_: _Round) -> None:
         round_.restic("backup", str(round_.theirs))
     grow(round_.engine.live, round_.kept.stages[1])
     grow(round_.theirs, round_.kept.stages[1])
-    with counted(round_.server) as (through, counter):
+    with counted(round_.server) as (through, meter):
         engine = Engine(round_.root / "stream", "s3://ours/snapshots", through.storage_options, newest=1)
         engine.checkpoint(round_.location)
-        figures.puts[OURS] = counter.puts
+        figures.puts[OURS] = meter.taken().puts
     if not figures.without_restic:
-        with counted(round_.server) as (through, counter):
+        with counted(round_.server) as (through, meter):
             round_.server = through
             round_.restic("backup", str(round_.theirs))
-            figures.puts[RESTIC] = counter.puts
+            figures.puts[RESTIC] = meter.taken().puts
 
 
 def _tables(figures: _Figures) -> tuple[Table, ...]:

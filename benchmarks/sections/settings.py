@@ -79,10 +79,10 @@ def _thresholds(root: Path, server: S3Server, kept: KeptDirectory, figures: _Fig
         grow(engine.live, kept.stages[1], until_ns=until)
         competitors[name] = partial(timed, partial(engine.checkpoint, before))
         if not repetition:
-            with counted(server) as (through, counter):
+            with counted(server) as (through, meter):
                 settings = Settings(file_state_size_threshold=threshold)
                 _engine(root / str(threshold), through, settings, newest=2).checkpoint(before)
-                figures.puts[name] = (str(counter.puts),)
+                figures.puts[name] = (str(meter.taken().puts),)
     figures.threshold.interleave(competitors, repetition)
 
 

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Never
 
 import click
+from click.shell_completion import CompletionItem
 
 from dagster_ckpt.errors import CkptError, RequestTimeoutError
 from dagster_ckpt.version import __version__
@@ -67,16 +69,24 @@ class Deployment:
     live_root: str | None = None
     module: str | None = None
 
-    def connect(self, *, may_create: bool = False) -> Client:
-        """Open a client. These values come before those of definitions or file."""
+    def connect(self, *, may_create: bool = False, instead: str | None = None) -> Client:
+        """Open a client. These values come before those of definitions or file.
+
+        `instead` is the folder of a catalog to use where a SQLite one does not exist yet.
+        """
         from dagster_ckpt.client import Client
 
         if self.catalog is None and self.module is not None:
             return self._from_definitions()
         found = self if self.catalog is not None else self._from_file()
         url = found.catalog_url()
-        if not may_create:
-            _refuse_missing(url)
+        if (file := _missing_file(url)) is not None and not may_create:
+            raise click.UsageError(
+                f"The catalog {url} does not exist: there is no file {file.absolute()}. Check the path; the first "
+                "start of a stream creates the file."
+            )
+        if file is not None and instead is not None:
+            url = f"sqlite:///{instead}/catalog.db"
         return Client(url, storage=found.storage, live_root=found.live_root)
 
     def catalog_url(self) -> str:
@@ -200,8 +210,12 @@ def command(
         @click.pass_obj
         @functools.wraps(function)
         def run(deployment: Deployment, /, **arguments: Any) -> None:
+            is_dry_run = bool(arguments.get("dry_run"))
             try:
-                with deployment.connect(may_create=may_create_catalog) as client:
+                with (
+                    TemporaryDirectory() as folder,
+                    deployment.connect(may_create=may_create_catalog, instead=folder if is_dry_run else None) as client,
+                ):
                     status = function(client, **arguments)
             except RequestTimeoutError as error:
                 fail(error, TIMED_OUT)
@@ -218,9 +232,36 @@ def command(
                 raise
             sys.exit(status or 0)
 
-        return group.command(name, **settings)(run)
+        made = group.command(name, **settings)(run)
+        for each in made.params:
+            if each.name == "stream":
+                each.type = _StreamName()
+        return made
 
     return register
+
+
+class _StreamName(click.types.StringParamType):
+    """A shell completes it with the streams of the catalog."""
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        given = ctx.find_root().params
+        deployment = Deployment(**{each.name: given.get(each.name) for each in fields(Deployment)})
+        with suppress(Exception), deployment.connect() as client:
+            streams = [each.stream_id for each in client.list_streams()]
+            return [CompletionItem(each) for each in streams if each.startswith(incomplete)]
+        return []
+
+
+class _Unconfirmed(click.ClickException):
+    """The command is right: how to use it is no help."""
+
+    exit_code = click.UsageError.exit_code
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -228,7 +269,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} No terminal is attached: confirm with --yes.")
+        raise _Unconfirmed(f"{question} No terminal is attached: confirm with --yes.")
     click.confirm(question, abort=True, err=True)
 
 
@@ -269,14 +310,12 @@ def end(number: int, _: FrameType | None) -> Never:
     sys.exit(128 + number)
 
 
-def _refuse_missing(url: str) -> None:
-    """Refuse a SQLite catalog without a file: an empty one would only hide a wrong path."""
+def _missing_file(url: str) -> Path | None:
+    """That of a SQLite catalog which does not exist: an empty one would only hide a wrong path."""
     found = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url)
-    if found is not None and found[1] != ":memory:" and not Path(found[1]).exists():
-        raise click.UsageError(
-            f"The catalog {url} does not exist: there is no file {Path(found[1]).absolute()}. Check the path; the "
-            "first start of a stream creates the file."
-        )
+    if found is None or found[1] == ":memory:" or Path(found[1]).exists():
+        return None
+    return Path(found[1])
 
 
 def _read(file: Path) -> Deployment:

@@ -194,6 +194,51 @@ def health(client: Client, *, stream: str, as_json: bool) -> int:
     return PROBLEM_FOUND if found.verdict is Verdict.ERROR else 0
 
 
+@command(
+    "cost",
+    short_help="Estimate the requests and the cost of a stream in S3.",
+    epilog="\b\nExample:\n  dagster-ckpt cost orders --price put=0.0055 --price get=0.00044",
+)
+@click.argument("stream")
+@click.option(
+    "--price", "prices", multiple=True, metavar="NAME=USD", help="put or get (1,000 requests), storage (GB and month)."
+)
+def cost(client: Client, *, stream: str, prices: Sequence[str], as_json: bool) -> None:
+    """Estimate the requests of a day in an object store, what they cost, and which settings lower the bill.
+
+    Default prices: the list price of S3 Standard.
+    """
+    found = client.cost(stream, prices=dict(map(_price, prices)))
+    print_result(found, found.messages(), as_json)
+    if as_json:
+        return
+    print_table(
+        ["a day", "PUT, COPY", "LIST", "GET, HEAD", "USD"],
+        [
+            (
+                *(line.what, f"{line.requests.put + line.requests.copy:,.0f}", f"{line.requests.list:,.0f}"),
+                *(f"{line.requests.get + line.requests.head:,.0f}", f"{line.usd:.2f}"),
+            )
+            for line in found.lines
+        ],
+        empty="No request.",
+    )
+    click.echo(f"\nTotal: {found.usd:.2f} USD a day")
+    print_table(
+        ["what lowers it", "requests", "USD a day"],
+        [(each.setting, f"-{each.requests:,.0f}", f"-{each.usd:.2f}") for each in found.savings],
+        empty="No setting lowers it.",
+    )
+
+
+def _price(given: str) -> tuple[str, float]:
+    name, _, price = given.partition("=")
+    try:
+        return name, float(price)
+    except ValueError:
+        raise click.BadParameter(f"{given!r} is not NAME=USD, such as put=0.005.") from None
+
+
 @command("doctor", epilog="\b\nExample:\n  dagster-ckpt doctor orders --deep-snapshots")
 @click.argument("stream")
 @click.option("--directory", metavar="PATH", help="Examine this directory instead of the stream's own.")

@@ -97,6 +97,22 @@ def cancel(client: Client, *, stream: str, timeout_s: float, yes: bool, as_json:
     print_result(done, done.messages(), as_json)
 
 
+@command("retire", short_help="End a stream for good.", epilog="\b\nExample:\n  dagster-ckpt retire orders")
+@click.argument("stream")
+@timeout
+@yes
+def retire(client: Client, *, stream: str, timeout_s: float, yes: bool, as_json: bool) -> None:
+    """End a stream for good, whether it runs or not, such as one that no code defines any more.
+
+    Nothing starts it again until you set another desired state.
+    """
+    options = client.describe_stream(stream, limit=1).settings.options
+    confirm(f"Retire {stream}? {_after_a_cancel(client, stream, options)}", yes=yes)
+    with working(f"Retiring {stream}"):
+        done = client.retire(stream, timeout_s=timeout_s)
+    print_result(done, done.messages(), as_json)
+
+
 def _moves(start: StartFrom) -> bool:
     return bool(start.source_offsets or start.map_sources)
 

@@ -96,11 +96,12 @@ def _policy(option: str, text: str | None) -> Mapping[str, object] | None:
 @click.argument("snapshot", default="latest")
 @click.option("--to", required=True, metavar="PATH", help="The folder of the copies; no stream may write there.")
 @click.option("--keep", metavar="YAML", help="A policy: delete the copies that it does not keep.")
+@click.option("--verify", is_flag=True, help="Also read the copies that are there, and write again what differs.")
 @yes
 def replicate(
-    client: Client, *, stream: str, snapshot: str, to: str, keep: str | None, yes: bool, as_json: bool
+    client: Client, *, stream: str, snapshot: str, to: str, keep: str | None, verify: bool, yes: bool, as_json: bool
 ) -> int:
-    """Copy snapshots to a second bucket or folder, and verify every byte there.
+    """Copy snapshots to a second bucket or folder, and verify every new byte there.
 
     SNAPSHOT is a label, a number such as chk-7, an id, a location, latest or all.
     """
@@ -108,7 +109,7 @@ def replicate(
     if policy is not None:
         confirm(f"Delete the copies of {stream} in {to} that the policy does not keep?", yes=yes)
     with working(f"Copying {stream}") as objects_done:
-        done = client.replicate(stream, snapshot, to=to, keep=policy, progress=objects_done)
+        done = client.replicate(stream, snapshot, to=to, keep=policy, verify=verify, progress=objects_done)
     print_result(done, done.messages(), as_json)
     return 0 if done.is_complete else FAILED
 

@@ -252,9 +252,10 @@ class Client(GraphMethods, MaintenanceMethods):
         *,
         to: str | CheckpointStorage,
         keep: RetentionPolicy | Mapping[str, object] | None = None,
+        verify: bool = False,
         progress: Progress | None = None,
     ) -> Replication:
-        """Copy snapshots to a second bucket or folder and verify every byte there. Repeatable.
+        """Copy snapshots to a second bucket or folder and verify every new byte there. Repeatable.
 
         A copy has the folders, id and number of its original: start from its location, or rebuild the catalog from
         there. Objects that are there are not copied again.
@@ -266,6 +267,7 @@ class Client(GraphMethods, MaintenanceMethods):
                 there.
             keep: Which copies of the stream to keep there, also as data; default: all. The newest one stays, and the
                 newest one of a proven snapshot.
+            verify: Also read every byte of the copies that are there, and write again what differs.
             progress: Called with (done, all) objects of each snapshot.
 
         Raises:
@@ -280,7 +282,7 @@ class Client(GraphMethods, MaintenanceMethods):
 
         kept = read_retention(keep) if isinstance(keep, Mapping) else keep
         policy = checked_retention(kept) if kept is not None else None
-        return replicate(self._open(stream), snapshot, to, keep=policy, progress=progress)
+        return replicate(self._open(stream), snapshot, to, keep=policy, verify=verify, progress=progress)
 
     # State as data.
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import HANDS_OVER, LaunchRecord, RequestKind, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.client.client import Client
+from dagster_ckpt.client.platforms import PlatformLaunch
 from dagster_ckpt.client.preflight import check_start
 from dagster_ckpt.client.requests import is_running
 from dagster_ckpt.client.verification import verify_batches
@@ -95,36 +97,28 @@ class LaunchedDriver:
     """A driver launched by this process or another, by its handle in the catalog.
 
     Attributes:
-        exit_code: Once it has ended, if this process launched it.
+        failure: Why it will not start its query any more, or None; known if this process launched it.
+        cancel: Ends it before it has started its query, where it would go on at a cost.
     """
 
     record: LaunchRecord
-    exit_code: Callable[[], int | None] = lambda: None
+    failure: Callable[[], str | None] = lambda: None
+    cancel: Callable[[], None] = lambda: None
 
     def is_here(self) -> bool:
         """Whether the launched process is alive on this machine."""
         return launch_liveness(self.record) is Liveness.ALIVE
 
-    def failure(self) -> str | None:
-        """Why it will not start its query any more, or None.
 
-        A submission that ends successfully has handed the driver to a cluster.
-        """
-        code = self.exit_code()
-        if not code:
-            return None
-        return f"the driver ended with exit code {code}; the end of its log {self.record.log}:\n{self.log_end()}"
-
-    def log_end(self) -> str:
-        """The last lines of its output."""
-        log = Path(self.record.log)
-        if not log.exists():
-            return "(no log)"
-        return without_secrets("\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:]))
-
-
-def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRecord, *, run_id: str) -> LaunchedDriver:
-    """Start a driver in a separate session, so that no signal to this process reaches it."""
+def launch_driver(
+    stream: StreamHandle, launch: DriverLaunch | PlatformLaunch, request: RequestRecord, *, run_id: str
+) -> LaunchedDriver:
+    """Submit a driver to its platform, or start it in a session of its own, so that no signal reaches it."""
+    if isinstance(launch, PlatformLaunch):
+        submitted = launch.submit_for(stream.stream_id, request.request_id)
+        # While this process waits for it, the driver is on its way.
+        record = _recorded(stream, request, run_id, pid=os.getpid(), command=f"{launch.platform} {submitted.run}")
+        return LaunchedDriver(record, submitted.failure, submitted.cancel)
     command_line = launch.command_line(stream_id=stream.stream_id, start_request=request.request_id)
     log = Path(launch.log_directory) / f"{stream.stream_id}-{request.request_id[:8]}.log"
     try:
@@ -144,20 +138,37 @@ def launch_driver(stream: StreamHandle, launch: DriverLaunch, request: RequestRe
             f"The driver of stream {stream.stream_id!r} could not be launched: {error}. Check the command "
             f"{shown_command(command_line)!r} and the log folder {launch.log_directory}."
         ) from error
-    record = stream.catalog.launches.record(
+    command = subprocess.list2cmdline(shown_command(command_line))
+    record = _recorded(stream, request, run_id, pid=process.pid, command=command, log=str(log))
+    return LaunchedDriver(record, partial(_failure, process, log))
+
+
+def _failure(process: subprocess.Popen[bytes], log: Path) -> str | None:
+    """A submission that ends successfully has handed the driver to a cluster."""
+    code = process.poll()
+    if not code:
+        return None
+    lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log.exists() else ["(no log)"]
+    end = without_secrets("\n".join(lines))
+    return f"the driver ended with exit code {code}; the end of its log {log}:\n{end}"
+
+
+def _recorded(
+    stream: StreamHandle, request: RequestRecord, run_id: str, *, pid: int, command: str, log: str = ""
+) -> LaunchRecord:
+    return stream.catalog.launches.record(
         LaunchRecord(
             request_id=request.request_id,
             stream_id=stream.stream_id,
             run_id=run_id,
             host=socket.gethostname(),
             boot_id=boot_id(),
-            pid=process.pid,
-            process_start_ticks=_start_ticks(process.pid),
-            command=subprocess.list2cmdline(shown_command(command_line)),
-            log=str(log),
+            pid=pid,
+            process_start_ticks=_start_ticks(pid),
+            command=command,
+            log=log,
         )
     )
-    return LaunchedDriver(record, process.poll)
 
 
 def driver_on_its_way(stream: StreamHandle) -> LaunchedDriver | None:

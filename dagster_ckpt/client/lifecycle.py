@@ -45,10 +45,10 @@ _UNCHECKED = (
 
 @dataclass(frozen=True)
 class StopResult:
-    """Result of `Client.stop` and `Client.cancel`.
+    """Result of `Client.stop`, `Client.cancel` and `Client.retire`.
 
     Attributes:
-        was_running: False: it was between two restarts.
+        was_running: False: it was between two restarts, or had ended.
         retention: What the clean-up option deleted and kept, if it was applied here. A running query applies it
             itself.
     """
@@ -65,7 +65,7 @@ class StopResult:
         if self.was_running:
             lines = [f"the running query of {self.stream_id} was stopped"]
         else:
-            lines = [f"{self.stream_id} was between two restarts, and will not be restarted"]
+            lines = [f"{self.stream_id} was not running, and will not be restarted"]
         if self.savepoint is not None:
             lines.append(f"{describe_snapshot(self.savepoint)}: {self.savepoint.location}")
         return [*lines, *(self.retention.messages() if self.retention is not None else ())]
@@ -117,6 +117,31 @@ class LifecycleMethods(Connection):
             RequestTimeoutError: It did not stop in time.
         """
         return self._end(self._open(stream), RequestKind.CANCEL, timeout_s)
+
+    def retire(self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> StopResult:
+        """End a stream for good, such as one that no code defines any more; repeatable.
+
+        Its desired state becomes CANCELED, open start requests are withdrawn, and a running query is canceled. Its
+        clean-up option decides whether checkpoints are kept or deleted; savepoints stay.
+
+        Raises:
+            RequestTimeoutError: It did not stop in time.
+        """
+        from dagster_ckpt.runtime.settlement import settle_execution
+
+        opened = self._open(stream)
+        self.set_desired_state(stream, DesiredState.CANCELED)
+        for request in self._catalog.requests.pending(opened.stream_id):
+            if request.kind is RequestKind.START:
+                self._catalog.requests.withdraw(request.request_id)
+        try:
+            return self._end(opened, RequestKind.CANCEL, timeout_s)
+        except RequestFailedError:
+            if is_running(opened):
+                raise
+        latest = self._catalog.executions.latest(opened.stream_id)
+        applied = settle_execution(opened, latest.execution_id, TerminalState.CANCELED) if latest is not None else None
+        return StopResult(opened.stream_id, was_running=False, retention=applied)
 
     def _end(self, stream: StreamHandle, kind: RequestKind, timeout_s: float) -> StopResult:
         from dagster_ckpt.runtime.settlement import settle_execution

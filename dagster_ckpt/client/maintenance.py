@@ -14,6 +14,7 @@ from dagster_ckpt.values.storage_path import location_url
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.pruning import PrunedHistory
     from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
+    from dagster_ckpt.client.cost import RequestBill
     from dagster_ckpt.client.examination import StreamExamination
     from dagster_ckpt.client.health import StreamHealth
     from dagster_ckpt.client.health_facts import HealthSettings
@@ -54,6 +55,20 @@ class MaintenanceMethods(Connection):
         from dagster_ckpt.client.health_facts import HealthSettings
 
         return stream_health(self._open(stream), settings or HealthSettings())
+
+    def cost(self, stream: str, *, prices: Mapping[str, float] | None = None) -> RequestBill:
+        """Estimate the requests, bytes and cost of a stream in an object store for a day, of Spark and of this package.
+
+        Args:
+            stream: The stream.
+            prices: By name, as in `Prices`; default: the list price of S3 Standard.
+
+        Raises:
+            NothingCommittedError: It has not taken two checkpoints within a day.
+        """
+        from dagster_ckpt.client.cost import Prices, request_bill
+
+        return request_bill(self._open(stream), Prices.of(prices or {}))
 
     def apply_retention(
         self,

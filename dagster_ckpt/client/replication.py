@@ -37,6 +37,7 @@ class Replica:
 
     Attributes:
         copied_bytes: Bytes written for it now; 0: it was there.
+        is_verified: Whether each of its bytes was read now, and none differs.
         problems: Why it cannot be restored; it was deleted again.
     """
 
@@ -45,6 +46,13 @@ class Replica:
     location: str
     copied_bytes: int
     problems: tuple[str, ...] = ()
+    is_verified: bool = False
+
+    def message(self) -> str:
+        """What was done with it."""
+        done = f"copied, {size(self.copied_bytes)} written" if self.copied_bytes else "is there"
+        read = "every byte verified" if self.is_verified else "not read again"
+        return self.problems[0] if self.problems else f"{done}, {read}"
 
 
 @dataclass(frozen=True)
@@ -69,12 +77,7 @@ class Replication:
 
     def messages(self) -> list[str]:
         """One line per copy."""
-        lines = []
-        for each in self.replicas:
-            done = (
-                f"copied, {size(each.copied_bytes)} written, every byte verified" if each.copied_bytes else "is there"
-            )
-            lines.append(f"{each.name}: {each.problems[0] if each.problems else done}: {each.location}")
+        lines = [f"{each.name}: {each.message()}: {each.location}" for each in self.replicas]
         lines += [f"deleted the copy {location}" for location in self.deleted]
         return [*lines, *self.failed] or ["nothing to copy"]
 
@@ -85,6 +88,7 @@ def replicate(
     to: str | CheckpointStorage,
     *,
     keep: RetentionPolicy | None,
+    verify: bool,
     progress: Progress | None,
 ) -> Replication:
     """Carry out `Client.replicate`."""
@@ -105,7 +109,7 @@ def replicate(
     for snapshot in chosen:
         with holding(stream.catalog, [snapshot], f"replicate {uuid.uuid4()}"):
             try:
-                replicas.append(_copied(source, target, snapshot, progress or (lambda _done, _total: None)))
+                replicas.append(_copied(source, target, snapshot, verify, progress or (lambda _done, _total: None)))
             except CkptError as error:
                 failed.append(f"{describe_snapshot(snapshot)} was not copied: {error}")
     deleted: list[str] = []
@@ -135,15 +139,23 @@ def _refuse_overlap(stream: StreamHandle, place: str, chosen: Sequence[SnapshotR
 
 
 def _copied(
-    source: ObjectSnapshotStore, target: ObjectSnapshotStore, snapshot: SnapshotRecord, progress: Progress
+    source: ObjectSnapshotStore, target: ObjectSnapshotStore, snapshot: SnapshotRecord, verify: bool, progress: Progress
 ) -> Replica:
-    stored = target.copy(snapshot_location(snapshot), source, progress=progress)
-    problems = target.verify(stored.location) if stored.incremental_bytes else []
+    original = snapshot_location(snapshot)
+    stored = target.copy(original, source, progress=progress)
+    is_read = verify or stored.incremental_bytes > 0
+    problems = target.verify(stored.location) if is_read else []
+    if problems and not source.verify(original):
+        # An object that was there is damaged. Other copies share it, so it is written from an intact original only.
+        stored = target.copy(original, source, progress=progress, again=True)
+        problems = target.verify(stored.location)
     if problems:
         # It may be the original: `verify` says so.
         target.discard(stored.location)
     name = describe_snapshot(snapshot)
-    return Replica(snapshot.snapshot_id, name, stored.location, stored.incremental_bytes, tuple(problems))
+    return Replica(
+        snapshot.snapshot_id, name, stored.location, stored.incremental_bytes, tuple(problems), is_read and not problems
+    )
 
 
 def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Manifest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import shutil
 import tempfile
@@ -39,6 +40,9 @@ class FsspecFileIO(FileIO):
         self.url = url.rstrip("/")
         self._fs, self._root = _opened(self.url, (url_to_open or url).rstrip("/"), options)
         self._has_folders = self.can_rename = has_folders(url)
+        # s3fs asks for the size first, to read parts of a large object concurrently.
+        reading = inspect.signature(getattr(type(self._fs), "_cat_file", self._fs.cat_file)).parameters
+        self._in_one_request = {"max_concurrency": 1} if "max_concurrency" in reading else {}
 
     # Reading
 
@@ -224,7 +228,7 @@ class FsspecFileIO(FileIO):
             if where not in self._fs.store:
                 raise FileNotFoundError(where)
             return cast("bytes", self._fs.store[where].getvalue())
-        return cast("bytes", self._fs.cat_file(where))
+        return cast("bytes", self._fs.cat_file(where, **self._in_one_request))
 
     def _is_there(self, where: str) -> bool:
         # fsspec's `exists` answers no to every error: an unavailable store would look empty.
@@ -261,7 +265,23 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
                 f"{url} has a protocol that fsspec does not know: {error}. Use file://, s3://, gs://, abfs:// or "
                 "hdfs://."
             ) from error
+    _send_at_once(fs)
     return fs, str(root).rstrip("/")
+
+
+def _send_at_once(fs: Any) -> None:
+    """The driver asks the server before it sends the bytes of a put, which takes a round trip more."""
+    if "s3" not in fs.protocol or getattr(fs, "session", fs) is not None:
+        return
+    try:
+        from aiobotocore.session import AioSession  # noqa: PLC0415 - of S3 only
+        from botocore.handlers import add_expect_header  # noqa: PLC0415
+    except ImportError:
+        # Another release of the driver.
+        return
+    session = AioSession(**fs.kwargs)
+    session.unregister("before-call.s3", add_expect_header)
+    fs.session = session
 
 
 class _Upload:

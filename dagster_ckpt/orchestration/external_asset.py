@@ -16,6 +16,7 @@ from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, Reque
 from dagster_ckpt.client import requests
 from dagster_ckpt.client.client import Client
 from dagster_ckpt.client.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, hands_over, launch_driver
+from dagster_ckpt.client.platforms import PlatformLaunch
 from dagster_ckpt.errors import CatalogError, CkptError, OptionError, RequestFailedError
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.resources import DeploymentResources
@@ -55,7 +56,7 @@ class DriverRunConfig(StartConfig):
 def external_streaming_asset(
     name: str,
     *,
-    launch: DriverLaunch | None = None,
+    launch: DriverLaunch | PlatformLaunch | None = None,
     stream_id: str | None = None,
     pool: str | None = None,
     translator: StreamTranslator | None = None,
@@ -65,8 +66,9 @@ def external_streaming_asset(
 
     Args:
         name: Asset name.
-        launch: How a run of its start job launches the driver. None: a service manager or Kubernetes starts it; the
-            asset has no start job.
+        launch: How a run of its start job launches the driver: a command, or a run of a platform
+            (`dagster_ckpt.client.platforms`). None: a service manager or Kubernetes starts it; the asset has no start
+            job.
         stream_id: Id in catalog and storage, as used by the program; default: the asset key joined by
             dots.
         pool: As in `dagster.asset`, for the run that launches the driver and follows it.
@@ -81,7 +83,7 @@ def external_streaming_asset(
         ...     checkpointing=CheckpointConfig(interval=60_000),
         ... )
     """
-    conforming(f"external_streaming_asset {name}: launch", launch, DriverLaunch | None)
+    conforming(f"external_streaming_asset {name}: launch", launch, DriverLaunch | PlatformLaunch | None)
     names = translator or StreamTranslator()
     stream_of, asset_of = parts_of("external_streaming_asset", options, names)
     asset = asset_of(name, None)
@@ -114,7 +116,9 @@ def external_streaming_asset(
     return holder[0]
 
 
-def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch: DriverLaunch) -> Iterator[Any]:
+def run_driver(
+    context: dg.AssetExecutionContext, stream: StreamingAsset, launch: DriverLaunch | PlatformLaunch
+) -> Iterator[Any]:
     """Launch the driver of a stream, or find the running one, and follow it.
 
     Yields nothing. Raises a `dagster.Failure`, which Dagster never retries, if the driver did not start its query, the
@@ -140,7 +144,10 @@ def run_driver(context: dg.AssetExecutionContext, stream: StreamingAsset, launch
 
 
 def _find_or_launch(
-    context: dg.AssetExecutionContext, handle: StreamHandle, launch: DriverLaunch, watch: RunWatch
+    context: dg.AssetExecutionContext,
+    handle: StreamHandle,
+    launch: DriverLaunch | PlatformLaunch,
+    watch: RunWatch,
 ) -> None:
     config = context.op_execution_context.op_config
     asked = context.run.tags.get(START_REQUEST_TAG)
@@ -162,10 +169,15 @@ def _find_or_launch(
     else:
         request = handle.catalog.requests.get(asked) if asked is not None else _order(context, handle)
         driver = launch_driver(handle, launch, request, run_id=context.run.run_id)
-        context.log.info(f"launched process {driver.record.pid}: {driver.record.command}; log {driver.record.log}")
-    requests.await_answer(
-        handle, request, timeout_s=launch.start_timeout_s, abort_reason=lambda: _why_not_to_wait(driver, watch)
-    )
+        where = f"process {driver.record.pid}, log {driver.record.log}" if driver.record.log else "a platform"
+        context.log.info(f"launched {driver.record.command}: {where}")
+    try:
+        requests.await_answer(
+            handle, request, timeout_s=launch.start_timeout_s, abort_reason=lambda: _why_not_to_wait(driver, watch)
+        )
+    except BaseException:
+        driver.cancel()
+        raise
 
 
 def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:

@@ -13,6 +13,7 @@ from dagster_ckpt.catalog.history import SnapshotTally
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.sinks.registry import sinks_in
+from dagster_ckpt.stream.snapshots import COLUMNS
 
 SEQUENCE_KEY = "dagster_ckpt/sequence"
 # The same as the tag of runs.
@@ -84,15 +85,19 @@ def materialization(
     return dg.AssetMaterialization(
         key,
         description=f"{metadata.get('dagster_ckpt/kind', event.type.value)} at batch {batch_id}",
-        metadata={**_of(event, deployment), **metadata, **since, **_uri(snapshot)},
+        metadata={**_of(event, deployment), **metadata, **since, **_output(snapshot)},
         tags={"dagster/data_version": str(batch_id)},
     )
 
 
-def _uri(snapshot: SnapshotRecord | None) -> dict[str, str]:
-    """Where the rows of the asset are, in Dagster's own field: the place of its only sink."""
+def _output(snapshot: SnapshotRecord | None) -> dict[str, Any]:
+    """Where the rows of the asset are and their columns, in Dagster's own fields: those of its only sink."""
     places = {sink.place for sink in sinks_in(snapshot.properties)} if snapshot is not None else set()
-    return {"dagster/uri": place} if len(places) == 1 and (place := places.pop()) is not None else {}
+    if snapshot is None or len(places) != 1 or (place := places.pop()) is None:
+        return {}
+    columns = [dg.TableColumn(name, kind) for name, kind in snapshot.properties.get(COLUMNS) or ()]
+    schema = {"dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns))} if columns else {}
+    return {"dagster/uri": place, **schema}
 
 
 def failure_observation(key: dg.AssetKey, event: EventRecord, deployment: str | None = None) -> dg.AssetObservation:

@@ -278,7 +278,7 @@ def _switch(
 def _refuse_own_state(stream: StreamHandle, record: StreamRecord, live: LiveDirectory) -> None:
     adopting = _adopted_by(record)
     if adopting is not None:
-        if not same_folder(adopting, live.url):
+        if not same_folder(_query_folder(adopting), _query_folder(live.url)):
             raise RequestFailedError(
                 f"{live.url} is not adopted, nothing was changed: stream {stream.stream_id!r} has adopted {adopting}, "
                 f"and one stream continues one query. Choose another stream id, or first drop that adoption: "
@@ -323,8 +323,7 @@ def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:
             f"{live.url} is not adopted, nothing was changed: it was fenced before batch {fenced}, because its query "
             "continues elsewhere."
         )
-    parent = live.url.rstrip("/").rpartition("/")[0]
-    owner = _owner(parent)
+    owner = _owner(_parent(live.url))
     folders = [stream.live_root, stream.live_folder]
     others = [each for each in stream.catalog.streams.all() if each.stream_id != stream.stream_id]
     users = [each for each in others if any(same_folder(place, live.url) for place in _directories(each))]
@@ -340,6 +339,16 @@ def _refuse_managed(stream: StreamHandle, live: LiveDirectory) -> None:
             f"{live.url} is not adopted, nothing was changed: {why}. Fork that stream (fork_stream_job), import one of "
             "its snapshots (import_stream_job), or register it again if its catalog was lost (rebuild_catalog_job)."
         )
+
+
+def _parent(folder: str) -> str:
+    return folder.rstrip("/").rpartition("/")[0]
+
+
+def _query_folder(directory: str) -> str:
+    """Declarative Pipelines number the directories of a flow, and continue in the highest one."""
+    is_numbered = directory.rstrip("/").rpartition("/")[2].isdecimal()
+    return _parent(directory) if is_numbered else directory
 
 
 def _directories(record: StreamRecord) -> list[str]:

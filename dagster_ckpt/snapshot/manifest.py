@@ -11,7 +11,7 @@ import posixpath
 import re
 import zipfile
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,10 +98,14 @@ class Manifest:
     def objects(self) -> frozenset[str]:
         return frozenset(name for block in self.blocks for name in block.uses)
 
-    def unusable_objects(self, file_io: FileIO, directory: str) -> list[str]:
-        """Missing or truncated, from one listing of its parent folder `file_io`."""
+    def object_sizes(self, file_io: FileIO, directory: str) -> dict[str, int]:
+        """By name in its parent folder `file_io`, from one listing."""
+        return file_io.sizes([object_name(directory, name) for name in self.uses])
+
+    def unusable_objects(self, file_io: FileIO, directory: str, sizes: Mapping[str, int] | None = None) -> list[str]:
+        """Missing or truncated, by `object_sizes`."""
         uses = {object_name(directory, name): use for name, use in self.uses.items()}
-        sizes = file_io.sizes(list(uses))
+        sizes = self.object_sizes(file_io, directory) if sizes is None else sizes
         problems = []
         for name, use in sorted(uses.items()):
             found = sizes.get(name)

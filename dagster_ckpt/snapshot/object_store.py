@@ -7,7 +7,7 @@ import re
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.errors import (
@@ -89,7 +89,7 @@ class ObjectSnapshotStore:
         self._open_file_io = open_file_io
         self._stream_io = open_file_io(layout.stream_root)
         self._threads = Threads(layout.transfer_threads)
-        self._remembered: OrderedDict[str, Metadata] = OrderedDict()
+        self._remembered: OrderedDict[str, tuple[Metadata, Mapping[str, int] | None]] = OrderedDict()
         self._lock = threading.Lock()
 
     def check_access(self) -> None:
@@ -122,19 +122,25 @@ class ObjectSnapshotStore:
             self._check_size(header, size, self._layout.max_bytes)
         directory = checkpoint_directory(header.number)
         location = f"{self._stream_io.url}/{directory}"
-        written = write_snapshot(
-            self._stream_io,
-            directory,
-            header,
-            files,
-            options=self._options(SHARED_PREFIX),
-            base=shared,
-            extends=extends,
-            stage=stage,
-            should_abort=should_abort,
-            runner=runner or self._threads,
-        )
-        self._remember(location, written.metadata)
+        try:
+            written = write_snapshot(
+                self._stream_io,
+                directory,
+                header,
+                files,
+                options=self._options(SHARED_PREFIX),
+                base=shared,
+                extends=extends,
+                stage=stage,
+                should_abort=should_abort,
+                runner=runner or self._threads,
+            )
+        except CkptError:
+            if shared is not None:
+                self._remember(f"{shared.file_io.url}/{shared.directory}", shared.metadata)
+            raise
+        # Listing a disk costs nothing.
+        self._remember(location, written.metadata, written.sizes if self._stream_io.width > 1 else None)
         return self._stored(location, written)
 
     def write_savepoint(
@@ -197,11 +203,12 @@ class ObjectSnapshotStore:
         folder = _folder(location)
         file_io, directory = self._at(folder)
         try:
-            metadata = self._remember(folder, self._remembered.get(folder) or read_metadata(file_io, directory))
+            metadata, sizes = self._remembered.get(folder) or (read_metadata(file_io, directory), None)
         except (SnapshotNotFoundError, SnapshotCorruptError):
             # The snapshot is then written in full.
             return None
-        return BaseSnapshot(metadata, file_io, directory, same_folder=file_io.url == self._stream_io.url)
+        self._remember(folder, metadata, sizes)
+        return BaseSnapshot(metadata, file_io, directory, file_io.url == self._stream_io.url, sizes)
 
     def manifest(self, location: str) -> Manifest:
         file_io, directory = self._at(location)
@@ -223,15 +230,24 @@ class ObjectSnapshotStore:
         return verify_snapshot(file_io, directory, deep=deep)
 
     def copy(
-        self, location: str, source: ObjectSnapshotStore, *, progress: Progress = lambda _done, _total: None
+        self,
+        location: str,
+        source: ObjectSnapshotStore,
+        *,
+        progress: Progress = lambda _done, _total: None,
+        again: bool = False,
     ) -> StoredSnapshot:
-        """Copy a snapshot of another storage byte for byte, without those of its objects that are here already."""
+        """Copy a snapshot of another storage byte for byte, without those of its objects that are here already.
+
+        `again` writes these too.
+        """
         source_io, directory = source._at(location)
         root = self._layout.stream_root if checkpoint_number(directory) is not None else self._layout.savepoint_root
         if root is None:
             raise StorageAccessError(f"{location} is a savepoint, and no folder for savepoints is configured there.")
         file_io = self._open_file_io(root)
-        copied = copy_snapshot(source_io, file_io, directory, width=self._layout.transfer_threads, progress=progress)
+        width = self._layout.transfer_threads
+        copied = copy_snapshot(source_io, file_io, directory, width=width, progress=progress, again=again)
         self.put_set(f"{file_io.url}/{directory}", source.set_of(location))
         manifest = read_metadata(file_io, directory).manifest
         return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
@@ -313,13 +329,12 @@ class ObjectSnapshotStore:
         base = self.base(location)
         return replace(base, same_folder=False) if base is not None else None
 
-    def _remember(self, folder: str, metadata: Metadata) -> Metadata:
+    def _remember(self, folder: str, metadata: Metadata, sizes: Mapping[str, int] | None = None) -> None:
         with self._lock:
-            self._remembered[folder] = metadata
+            self._remembered[folder] = metadata, sizes
             self._remembered.move_to_end(folder)
             while len(self._remembered) > _REMEMBERED:
                 self._remembered.popitem(last=False)
-        return metadata
 
     def _options(self, object_prefix: str) -> WriteOptions:
         return WriteOptions(

@@ -19,7 +19,9 @@ from dagster_ckpt.snapshot.writer import METADATA_NAME, Progress
 _CHUNK_BYTES = 1 << 20
 
 
-def copy_snapshot(source: FileIO, target: FileIO, directory: str, *, width: int, progress: Progress) -> int:
+def copy_snapshot(
+    source: FileIO, target: FileIO, directory: str, *, width: int, progress: Progress, again: bool = False
+) -> int:
     """Copy a snapshot under its own name; returns the bytes that were written. Repeatable.
 
     Args:
@@ -27,6 +29,7 @@ def copy_snapshot(source: FileIO, target: FileIO, directory: str, *, width: int,
         target: The same in the other storage.
         width: How many objects to copy concurrently.
         progress: Called with (done, all) after each object.
+        again: Also write the objects that are there: a byte of them differs.
 
     Raises:
         SnapshotCorruptError: An object of the original is missing.
@@ -45,7 +48,7 @@ def copy_snapshot(source: FileIO, target: FileIO, directory: str, *, width: int,
     if missing:
         raise SnapshotCorruptError(f"{source.url}/{missing[0]} is missing, so {source.url}/{directory} is not copied.")
     # Names are unique, and an object is visible as a whole only.
-    wanted = [each for each in objects if present.get(each) != sizes[each]]
+    wanted = [each for each in objects if again or present.get(each) != sizes[each]]
     lock, done = Lock(), 0
 
     def copy(each: str, check_canceled: CancelCheck) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import BinaryIO, Protocol
@@ -90,12 +90,15 @@ class BaseSnapshot:
 
     Attributes:
         same_folder: Both refer to the same objects by the same names. Otherwise each object has to be linked or copied.
+        sizes: Of its objects as this process listed them when it wrote the snapshot; None: they are listed. Before the
+            next snapshot becomes visible, its objects are listed again.
     """
 
     metadata: Metadata
     file_io: FileIO
     directory: str
     same_folder: bool = True
+    sizes: Mapping[str, int] | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -105,7 +108,7 @@ class BaseSnapshot:
     def usable_objects(self) -> frozenset[str]:
         """Without missing or truncated ones, so that damage does not spread, and those hardly in use."""
         uses = self.manifest.uses
-        sizes = self.file_io.sizes([object_name(self.directory, name) for name in uses])
+        sizes = self.sizes if self.sizes is not None else self.manifest.object_sizes(self.file_io, self.directory)
         usable = set()
         for name, use in uses.items():
             size = sizes.get(object_name(self.directory, name))

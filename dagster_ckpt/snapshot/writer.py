@@ -6,7 +6,7 @@ import contextlib
 import posixpath
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from dagster_ckpt.errors import CkptError, SnapshotAbortedError, StorageAccessError
+from dagster_ckpt.errors import CkptError, CutOvertakenError, SnapshotAbortedError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import start_in_thread
 from dagster_ckpt.snapshot.entries import BlockBuilder, FileEntry
@@ -57,11 +57,16 @@ class WriteOptions:
 
 @dataclass(frozen=True)
 class WrittenSnapshot:
-    """`incremental_bytes` were written for it, including metadata."""
+    """`incremental_bytes` were written for it, including metadata.
+
+    Attributes:
+        sizes: Of its data objects, by name in the parent folder, as listed before it became visible.
+    """
 
     metadata: Metadata
     incremental_bytes: int
     new_objects: tuple[str, ...]
+    sizes: Mapping[str, int]
 
 
 def write_snapshot(
@@ -84,8 +89,6 @@ def write_snapshot(
     removed, unless `_metadata` may be visible. The cost of a snapshot that `extends` its base depends only on the new
     files. Parameters: `SnapshotStore.write_checkpoint`.
     """
-    if file_io.size(posixpath.join(directory, METADATA_NAME)) is not None:
-        raise _exists(file_io, directory)
     writer = _Writer(file_io, directory, header, options, base, extends=extends)
 
     def check_aborted() -> None:
@@ -151,6 +154,7 @@ class _Writer:
         self._completing: list[Future[None]] = []
         self._adopted = 0
         self._written = 0
+        self._sizes: dict[str, int] = {}
         self._publishing = False
 
     def share(self, files: Iterable[Source]) -> list[Source]:
@@ -242,7 +246,7 @@ class _Writer:
         except FileExistsError as error:
             self._publishing = False
             raise _exists(self._file_io, self._directory) from error
-        return WrittenSnapshot(metadata, self._written + len(encoded), tuple(self._created))
+        return WrittenSnapshot(metadata, self._written + len(encoded), tuple(self._created), self._sizes)
 
     def _complete_in_thread(self, work: Callable[[], None]) -> None:
         try:
@@ -258,9 +262,12 @@ class _Writer:
         if self._adopted:
             self._file_io.flush(posixpath.normpath(posixpath.join(self._directory, self._options.object_prefix)))
         # Another process may have deleted an older object.
-        problems = manifest.unusable_objects(self._file_io, self._directory) if manifest.objects else []
+        self._sizes = manifest.object_sizes(self._file_io, self._directory) if manifest.objects else {}
+        problems = manifest.unusable_objects(self._file_io, self._directory, self._sizes)
         if problems:
-            raise StorageAccessError(
+            # The cut is taken again, and the base is then listed.
+            is_remembered = self._base is not None and self._base.sizes is not None
+            raise (CutOvertakenError if is_remembered else StorageAccessError)(
                 f"{self._file_io.url}/{self._directory} was not completed: data objects that it needs were deleted "
                 f"while it was written: {'; '.join(problems[:3])}. Check whether another program deletes files there; "
                 "the next snapshot is written without these objects."

@@ -131,6 +131,8 @@ def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterat
 DEPLOYMENT = "deployment_id"
 # Property of a snapshot: the live directory that it is a cut of.
 TAKEN_FROM = "live_directory"
+# Property of a snapshot: name and type of each column that the query writes.
+COLUMNS = "columns"
 
 
 def unregistered_snapshot(

@@ -33,7 +33,7 @@ from dagster_ckpt.stream.edges import last_identities, reads_at_cut
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, sinks_written, with_newest_batch
 from dagster_ckpt.stream.ownership import ADOPTED_FROM, adopted_directory
-from dagster_ckpt.stream.snapshots import DEPLOYMENT, TAKEN_FROM, holding
+from dagster_ckpt.stream.snapshots import COLUMNS, DEPLOYMENT, TAKEN_FROM, holding
 from dagster_ckpt.stream.start_from import checked_label
 from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import SnapshotKind
@@ -271,6 +271,7 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
         known["plan_fingerprint"] = facts.plan_fingerprint
         known["plan"] = facts.plan.as_record() if facts.plan is not None else None
         known["spark_version"] = facts.spark_version
+        known[COLUMNS] = facts.columns
         if facts.mode is not None:
             known |= guarantees(facts.mode, sinks).properties()
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections.abc import Mapping
@@ -68,6 +69,7 @@ def location_url(option: str, value: str) -> str:
         raise OptionTypeError(
             f"{option} is {value!r} ({type(value).__name__}), but must be an absolute path or the URL of a directory."
         )
+    _refuse_on_databricks(option, value)
     if value.startswith("/"):
         return f"file://{value}"
     scheme, colon, _ = value.partition(":")
@@ -78,6 +80,28 @@ def location_url(option: str, value: str) -> str:
             f"process. Give the absolute path, such as {here}, or a URL such as s3://bucket/checkpoints."
         )
     return value
+
+
+# Set in each process of a cluster.
+_RUNTIME = "DATABRICKS_RUNTIME_VERSION"
+_MOUNTS = ("/Volumes/", "/Workspace/", "/dbfs/")
+
+
+def _refuse_on_databricks(option: str, value: str) -> None:
+    path = value.removeprefix("file:").replace("///", "/", 1)
+    is_mount = path.startswith(_MOUNTS) and _RUNTIME in os.environ
+    if not is_mount and not value.startswith("dbfs:"):
+        return
+    why = (
+        "a mount in which Python finds neither links nor writes in place, and Spark another path"
+        if is_mount
+        else "which Spark reads through its cluster, and Python only through the REST API"
+    )
+    raise OptionError(
+        f"{option} is {without_secrets(value)!r}, {why}. Give the URL of the bucket or container, such as "
+        "s3://bucket/checkpoints or abfss://container@account.dfs.core.windows.net/checkpoints, from an external "
+        "location of Unity Catalog."
+    )
 
 
 # A single letter is a Windows drive, in Flink as well.

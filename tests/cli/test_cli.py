@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -550,6 +551,33 @@ def test_the_shell_completes_commands(golden: GoldenStream) -> None:
     }  # fmt: skip
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert "savepoint" in done.stdout
+
+
+def test_the_shell_completes_streams_of_the_catalog(golden: GoldenStream, tmp_path: Path) -> None:
+    def completed(start: str, catalog: str) -> str:
+        settings = {"COMP_WORDS": f"dagster-ckpt show {start}", "COMP_CWORD": "2", "DAGSTER_CKPT_CATALOG": catalog}
+        settings |= {"_DAGSTER_CKPT_COMPLETE": "bash_complete"}
+        return CliRunner().invoke(commands(), env=settings, prog_name="dagster-ckpt").stdout
+
+    catalog = f"sqlite:///{golden.root}/catalog.db"
+    assert completed(STREAM[:2], catalog) == f"plain,{STREAM}\n"
+    assert completed("none", catalog) == "\n"
+    assert completed(STREAM[:2], f"sqlite:///{tmp_path}/none.db") == "\n"
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_dry_run_of_an_adoption_creates_no_catalog(golden: GoldenStream, tmp_path: Path) -> None:
+    golden.end()
+    plain = shutil.copytree(golden.live, tmp_path / "plain")
+    catalog = f"sqlite:///{tmp_path}/new.db"
+    places = ("--catalog", catalog, "--storage", f"{tmp_path}/snapshots", "--live-root", f"{tmp_path}/live")
+    assert "dry run: nothing was registered" in run(*places, "adopt", "orders", str(plain), "--dry-run").stdout
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_a_question_that_nobody_can_answer_is_no_wrong_use(golden: GoldenStream) -> None:
+    asked = run("cancel", STREAM, status=2)
+    assert asked.stderr.startswith(f"Error: Cancel {STREAM}?")
 
 
 def test_a_table_with_a_cell_of_several_lines_keeps_its_columns(capsys: pytest.CaptureFixture[str]) -> None:

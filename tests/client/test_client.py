@@ -83,6 +83,31 @@ class TestOptions:
         assert client.verify(STREAM)[0].passed
         assert client.describe_stream(STREAM).summary.status is StreamStatus.CANCELED
 
+    def test_a_stream_that_nobody_defines_is_retired_also_if_it_has_ended(
+        self, golden: GoldenStream, client: Client
+    ) -> None:
+        kept = golden.snapshot()
+        golden.end()
+        client.set_desired_state(STREAM, "RUNNING")
+        asked = client.request_start(STREAM)
+
+        for _ in range(2):
+            retired = client.retire(STREAM)
+
+            assert not retired.was_running
+            assert [each.snapshot_id for each in client.list_snapshots(STREAM)] == [kept.snapshot_id]
+            row = client.desired_state(STREAM)
+            assert row is not None
+            assert row.desired is DesiredState.CANCELED
+            assert client.catalog.requests.get(asked.request_id).status is RequestStatus.WITHDRAWN
+
+        with Client(
+            url(golden),
+            checkpointing={STREAM: CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)},
+        ) as deleting:
+            deleting.retire(STREAM)
+            assert deleting.list_snapshots(STREAM) == []
+
     def test_they_are_those_of_the_last_registration(self, golden: GoldenStream, client: Client) -> None:
         assert client.describe_stream(STREAM).settings == RecordedSettings(
             options=golden.stream.options,
@@ -144,6 +169,21 @@ class TestPlaces:
         with pytest.raises(OptionError, match=rf"{option} is 'data/checkpoints', a relative path.* such as {here}"):
             Client(f"sqlite:///{tmp_path / 'catalog.db'}", **{option: "data/checkpoints"})
         assert not (tmp_path / "catalog.db").exists()
+
+    @pytest.mark.parametrize(
+        ("path", "why"),
+        [("dbfs:/live", "REST API"), ("/Volumes/main/s/v/live", "a mount"), ("file:///dbfs/live", "a mount")],
+    )
+    def test_a_path_of_databricks_that_python_and_spark_see_differently_is_refused(
+        self, tmp_path: Path, path: str, why: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "18.0")
+        with pytest.raises(OptionError, match=rf"live_root is '{path}'.*{why}.* abfss://"):
+            Client(f"sqlite:///{tmp_path / 'catalog.db'}", live_root=path)
+        monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION")
+        if not path.startswith("dbfs:"):
+            # On a Mac, external disks.
+            Client(f"sqlite:///{tmp_path / 'catalog.db'}", live_root=path).close()
 
     def test_a_relative_folder_for_a_savepoint_is_refused(self, client: Client) -> None:
         with pytest.raises(OptionError, match="target_directory is 'savepoints', a relative path"):

@@ -124,6 +124,23 @@ def test_a_copy_that_lost_an_object_gets_it_again(shelf: Shelf, second: Path) ->
     assert [each.copied_bytes for each in copy(shelf, second).replicas] == [FILE_BYTES]
 
 
+def test_a_copy_that_is_there_is_read_and_mended_only_on_request(shelf: Shelf, second: Path) -> None:
+    first = shelf.checkpoint()
+    shelf.checkpoint(base=first)
+    copy(shelf, second)
+    flip(objects(second)[0])
+
+    assert [each.message() for each in copy(shelf, second).replicas] == ["is there, not read again"] * 2
+    mended = copy(shelf, second, verify=True)
+
+    assert mended.is_complete
+    assert [each.is_verified for each in mended.replicas] == [True, True]
+    assert mended.replicas[0].copied_bytes > 0
+    assert [each.message() for each in copy(shelf, second, verify=True).replicas] == [
+        "is there, every byte verified"
+    ] * 2
+
+
 def test_a_policy_keeps_copies_without_copying_what_it_drops(shelf: Shelf, second: Path) -> None:
     proven = shelf.checkpoint()
     shelf.stream.catalog.snapshots.verified(proven.snapshot_id, None, state_was_read=True)

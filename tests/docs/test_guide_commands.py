@@ -25,8 +25,11 @@ from tests.support.stream_program import StreamProgram
 LABEL = "before-release-42"
 DEPLOYMENT = "3f6c9b1e-7a52-4d0e-9c41-5b8a2f6d7e10"
 # Their commands start Spark: tests/client/test_debug_batch.py, test_state_with_spark.py, test_state_editing.py and
-# tests/cli/test_check.py run them.
-WITH_SPARK = ["check-a-release.md", "debug-a-batch.md", "delete-a-customers-data.md", "look-into-state.md"]
+# tests/cli/test_check.py and tests/recovery/test_adopt_with_spark.py run them.
+WITH_SPARK = [
+    *("check-a-release.md", "debug-a-batch.md", "declarative-pipelines.md", "delete-a-customers-data.md"),
+    "look-into-state.md",
+]
 # Its command serves until Ctrl-C: tests/ui/test_checkpoint_page.py and test_metrics.py.
 SERVING = ["metrics.md"]
 GUIDES = [path for path in sorted((DOCS / "guides").glob("*.md")) if path.name not in (*WITH_SPARK, *SERVING)]

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import s3fs
 
+from benchmarks.slow_link import Request, slow_link
+from dagster_ckpt.config.rocksdb import ROCKSDB
+from dagster_ckpt.spark.requests import OF_A_BATCH, OF_A_STORE, Part, Requests, StateFiles
 from tests.support.s3a import s3a_jars
 from tests.support.thorough import either
 
@@ -28,13 +36,32 @@ def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return os.pathsep.join(map(str, s3a_jars(tmp_path_factory.mktemp("s3a"))))
 
 
-def steps_of(folder: Path, class_path: str, s3_options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run the program in a process of its own, whose JVM has S3A; returns what it says."""
+def run_program(
+    folder: Path, class_path: str, s3_options: dict[str, Any], program: str, *arguments: str
+) -> tuple[str, list[Request]]:
+    """Run a program in a process of its own, whose JVM has S3A; returns what it says, and the requests of S3A."""
     bucket = folder.name.replace("_", "-")
     s3fs.S3FileSystem(**s3_options).mkdir(bucket)
+    with slow_link(s3_options["endpoint_url"].rpartition(":")[2]) as (port, meter):
+        environment = environment_of(class_path, s3_options, f"http://127.0.0.1:{port}")
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name(program)), str(folder), bucket, *arguments],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        taken = [Request(kind, unquote(target)) for kind, target in meter.taken().requests]
+    return done.stdout, taken
+
+
+def environment_of(class_path: str, s3_options: dict[str, Any], through: str) -> dict[str, str]:
+    """S3A goes through the proxy, fsspec's driver does not."""
     key, secret, endpoint = s3_options["key"], s3_options["secret"], s3_options["endpoint_url"]
     settings = {
-        "endpoint": endpoint,
+        "endpoint": through,
         "endpoint.region": "us-east-1",
         "path.style.access": "true",
         "access.key": key,
@@ -46,25 +73,33 @@ def steps_of(folder: Path, class_path: str, s3_options: dict[str, Any]) -> list[
     for name, value in settings.items():
         submit += ["--conf", f"spark.hadoop.fs.s3a.{name}={value}"]
     # fsspec's driver is told in the environment, as AWS's own tools are.
-    environment = {
+    return {
         "AWS_ACCESS_KEY_ID": key,
         "AWS_SECRET_ACCESS_KEY": secret,
         "AWS_ENDPOINT_URL": endpoint,
         "PYSPARK_SUBMIT_ARGS": " ".join([*submit, "pyspark-shell"]),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
     }
-    program = str(Path(__file__).with_name("live_in_s3_program.py"))
-    done = subprocess.run(
-        [sys.executable, program, str(folder), bucket],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    steps: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return steps
+
+
+def of_a_batch(requests: Sequence[Request], folder: str, mark: str = "commits") -> Requests:
+    """Of one folder, from one batch to the next, as a copy below `mark` ends it; the median of all batches."""
+    batches: list[Counter[str]] = [Counter()]
+    for kind, target in requests:
+        if re.search(rf"/{folder}(/|$)", target):
+            batches[-1][kind] += 1
+        if kind == "COPY" and f"/{mark}/" in target:
+            batches.append(Counter())
+    whole = batches[1:-1]
+    assert len(whole) >= 3, f"{len(whole)} batches"
+    return Requests(*(median(each[kind.upper()] for each in whole) for kind in vars(Requests())))
+
+
+def assert_as_recorded(found: Requests, recorded: Requests, times: int = 1) -> None:
+    """What writes is exactly as recorded; looks vary a little with the timing of threads."""
+    assert (found.put, found.copy) == (recorded.put * times, recorded.copy * times)
+    assert found.list == pytest.approx(recorded.list * times, rel=0.15)
+    assert found.head == pytest.approx(recorded.head * times, rel=0.15)
 
 
 FIRST_STEPS = [("first run", "START_EMPTY"), ("goes on", "RESUME"), ("back to the savepoint", "RESTORE")]
@@ -77,7 +112,8 @@ LIVES = ["sales/live-1", "sales/live-1", "sales/live-2", "sales/live-3", "sales/
 def test_a_stream_in_a_bucket_goes_on_and_goes_back_as_if_nothing_had_happened(
     tmp_path: Path, class_path: str, s3_options: dict[str, Any]
 ) -> None:
-    *found, end = steps_of(tmp_path, class_path, s3_options)
+    said, requests = run_program(tmp_path, class_path, s3_options, "live_in_s3_program.py")
+    *found, end = json.loads(said.splitlines()[-1])
     ran = [step for step in found if step["step"] not in ("state", "rewritten")]
 
     assert [(step["step"], step["began_with"]) for step in ran] == STEPS
@@ -91,6 +127,37 @@ def test_a_stream_in_a_bucket_goes_on_and_goes_back_as_if_nothing_had_happened(
     assert end["checkpoints"] > 0
     # An attempt under way when there is nothing left to read ends with the query.
     assert all("is stopping or has stopped" in reason for reason in end["failures"]), end["failures"]
+
+    first = [each for each in requests if "live/sales/live-1" in each.target]
+    assert_as_recorded(of_a_batch(first, "offsets"), OF_A_BATCH[Part.OFFSETS])
+    assert_as_recorded(of_a_batch(first, "state/0/0"), OF_A_STORE[StateFiles.CHANGELOGS])
+
+
+STATE_SETTINGS = {
+    StateFiles.CHANGELOGS: {
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    },
+    StateFiles.ROCKSDB: {"spark.sql.streaming.stateStore.providerClass": ROCKSDB},
+    StateFiles.HEAP: {},
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(DEADLINE_S + 200)
+@pytest.mark.parametrize("state", StateFiles)
+def test_the_requests_of_spark_are_those_of_the_bill(
+    state: StateFiles, tmp_path: Path, class_path: str, s3_options: dict[str, Any]
+) -> None:
+    settings = json.dumps({"spark.sql.streaming.minBatchesToRetain": "2", **STATE_SETTINGS[state]})
+    _, requests = run_program(tmp_path, class_path, s3_options, "counted_program.py", settings)
+    stateful = [each for each in requests if re.search("[/=]stateful/", each.target)]
+    stateless = [each for each in requests if not re.search("[/=]stateful/", each.target)]
+    for query in (stateful, stateless):
+        for part, folder in ((Part.OFFSETS, "offsets"), (Part.COMMITS, "commits"), (Part.SOURCES, "sources")):
+            assert_as_recorded(of_a_batch(query, folder), OF_A_BATCH[part])
+    assert_as_recorded(of_a_batch(stateless, "_spark_metadata"), OF_A_BATCH[Part.SINKS])
+    assert_as_recorded(of_a_batch(stateful, "state/0/1"), OF_A_STORE[state])
 
 
 def _state_is_readable(found: list[dict[str, Any]]) -> None:

@@ -439,3 +439,14 @@ def test_a_report_names_the_place_of_the_only_sink_in_dagsters_own_field(
 
     found = report.metadata.get("dagster/uri")
     assert (found.value if found is not None else None) == uri
+    assert "dagster/column_schema" not in report.metadata
+
+
+def test_a_report_has_the_columns_of_the_rows_in_the_only_sink(catalog: Catalog, daemon: Daemon) -> None:
+    columns = [["shop", "bigint"], ["items", "array<string>"]]
+    take_snapshot(catalog, "orders", properties={"sinks": [{"path": "s3://bucket/orders"}], "columns": columns})
+
+    [report] = daemon.tick().asset_events
+
+    found = report.metadata["dagster/column_schema"].value
+    assert [[each.name, each.type] for each in found.columns] == columns

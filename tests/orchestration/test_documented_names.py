@@ -21,6 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Whose public names are documented by their modules.
 ELSEWHERE = {
     "dagster_ckpt.client",
+    "dagster_ckpt.client.platforms",
     "dagster_ckpt.flink",
     "dagster_ckpt.io.custom",
     "dagster_ckpt.orchestration",

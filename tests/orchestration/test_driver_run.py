@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from dagster import DagsterRunStatus
 from orchestration_catalog import register
 
 from dagster_ckpt.catalog.records import HANDS_OVER, ExecutionStatus, RequestKind, RequestStatus, StartCause
-from dagster_ckpt.client.launching import DriverLaunch
+from dagster_ckpt.client import platforms
+from dagster_ckpt.client.launching import START_REQUEST_VARIABLE, DriverLaunch
+from dagster_ckpt.client.platforms import PlatformLaunch
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.resources import (
@@ -52,6 +55,7 @@ class Driven:
         start_from: str = "latest",
         follow: bool = True,
         meanwhile: Callable[[], None] | None = None,
+        launch: PlatformLaunch | DriverLaunch | None = None,
         **tags: str,
     ) -> tuple[dg.DagsterRun, Any]:
         """The run as it is recorded in the end, and the failure of its step, if it failed.
@@ -61,17 +65,16 @@ class Driven:
             start_from: Of the launchpad.
             follow: Of the launchpad.
             meanwhile: Done once it follows its driver.
+            launch: In place of a command.
             tags: Of the run; `__` stands for a slash.
         """
-        stream = external_streaming_asset(
-            JOB,
-            launch=DriverLaunch(
-                command or self.pretended,
-                log_directory=str(self._folder / "logs"),
-                environment={"PYTHONPATH": str(ROOT)},
-                start_timeout_s=DEADLINE_S,
-            ),
+        launch = launch or DriverLaunch(
+            command or self.pretended,
+            log_directory=str(self._folder / "logs"),
+            environment={"PYTHONPATH": str(ROOT)},
+            start_timeout_s=DEADLINE_S,
         )
+        stream = external_streaming_asset(JOB, launch=launch)
         definitions = dg.Definitions.merge(
             stream_definitions(stream),
             dg.Definitions(
@@ -245,6 +248,49 @@ def test_a_driver_that_does_not_come_up_fails_the_run_and_says_why(
 
     assert run.status is DagsterRunStatus.FAILURE
     assert re.search(said, failure.description, re.DOTALL)
+
+
+class Cloud(PlatformLaunch):
+    """Its client notes what it was asked; its request has the command of a driver, or how its run ends."""
+
+    platform = "a cloud"
+
+    def submit(self, request: Mapping[str, Any]) -> str:
+        if "command" in request:
+            variables = {**os.environ, "PYTHONPATH": str(ROOT), START_REQUEST_VARIABLE: request["start"]}
+            subprocess.Popen(request["command"], env=variables, start_new_session=True)
+        return "run-1"
+
+    def end(self, run: str) -> str | None:
+        return self.request["end"]
+
+    def cancel(self, run: str) -> None:
+        self.client.append(f"cancel {run}")
+
+
+def test_a_platform_runs_the_driver_and_has_no_part_in_what_follows(driven: Driven) -> None:
+    request = {"start": "{start_request}", "command": [each.replace("{stream_id}", JOB) for each in driven.pretended]}
+    canceled: list[str] = []
+
+    run, failure = driven.run(launch=Cloud(canceled, request), meanwhile=driven.terminate)
+
+    assert (run.status, failure.metadata["dagster_ckpt/end"].value) == (DagsterRunStatus.CANCELED, "CANCELED")
+    launched = driven.catalog.launches.latest(JOB)
+    assert launched is not None
+    assert (launched.command, launched.run_id, canceled) == ("a cloud run-1", run.run_id, [])
+
+
+def test_a_run_of_a_platform_that_fails_before_its_driver_answers_fails_the_run_and_is_canceled(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platforms, "POLL_MS", 0)
+    canceled: list[str] = []
+
+    run, failure = driven.run(launch=Cloud(canceled, {"start": "{start_request}", "end": "FAILED: no capacity"}))
+
+    assert run.status is DagsterRunStatus.FAILURE
+    assert "a cloud ended its run run-1: FAILED: no capacity" in failure.description
+    assert canceled == ["cancel run-1"]
 
 
 def test_a_run_that_was_asked_for_launches_the_driver_that_answers(driven: Driven) -> None:

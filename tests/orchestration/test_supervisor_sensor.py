@@ -34,7 +34,8 @@ from dagster_ckpt.orchestration.run_status import (
     STREAM_ID_TAG,
     TERMINAL_FAILURE_TAG,
 )
-from dagster_ckpt.orchestration.sensors.observed_runs import undefined_streams
+from dagster_ckpt.orchestration.sensors import observed_runs
+from dagster_ckpt.orchestration.sensors.observed_runs import UNDEFINED_GRACE_MS, Silences, undefined_streams
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
 from dagster_ckpt.orchestration.settings import StreamRunConfig
 from dagster_ckpt.orchestration.stream import StreamingAsset
@@ -526,9 +527,10 @@ def test_a_start_whose_run_ended_before_it_could_answer_is_answered_and_holds_no
 
 
 def test_a_stream_that_runs_and_that_no_asset_defines_any_more_is_reported_with_both_ways_on(
-    supervised: Supervised,
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after its asset was renamed: the old query runs on, and nothing supervises it."""
+    monkeypatch.setattr(observed_runs, "UNDEFINED_GRACE_MS", 0)
     register(supervised.catalog, "renamed")
     run = supervised.run(DagsterRunStatus.STARTED)
     execution = begin_execution(supervised.catalog, "renamed", run.run_id)
@@ -539,7 +541,7 @@ def test_a_stream_that_runs_and_that_no_asset_defines_any_more_is_reported_with_
     assert told == (
         f"renamed: it is not settled (run {run.run_id}), and no asset of this code location has this stream id, so "
         "nothing supervises it. Set stream_id='renamed' in the definition that continues it, or retire it: "
-        "dagster-ckpt cancel renamed"
+        "dagster-ckpt retire renamed"
     )
     as_writer(supervised.catalog, "renamed").executions.end(
         execution.execution_id, ExecutionStatus.CANCELED, "retired", settled=True
@@ -556,13 +558,19 @@ def test_a_stream_of_another_code_location_is_its_own_to_report(
     run = supervised.run(DagsterRunStatus.STARTED)
     begin_execution(supervised.catalog, "theirs", run.run_id)
     streams = {"orders": None}
+    now_ms = 0
+    silences = Silences(lambda: now_ms)
 
     class Origin:
         location_name = "theirs"
 
     monkeypatch.setattr(dg.DagsterRun, "remote_job_origin", Origin())
-    undefined = partial(undefined_streams, supervised.instance, supervised.catalog, streams)  # type: ignore[arg-type]
 
+    def undefined(location: str) -> list[str]:
+        return undefined_streams(supervised.instance, supervised.catalog, streams, location, silences)  # type: ignore[arg-type]
+
+    assert undefined("theirs") == [], "its code location may be about to be replaced"
+    now_ms = UNDEFINED_GRACE_MS
     assert undefined("ours") == []
     assert supervised.catalog.desired_states.find("theirs") is None
     assert len(undefined("theirs")) == 1

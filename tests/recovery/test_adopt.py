@@ -593,3 +593,31 @@ def test_until_the_take_over_operators_see_the_stream_and_change_nothing_of_the_
         client.rebuild(STREAM)
     assert tree(outside.directory) == before
     assert outside.start()[0].to_batch == LAST + 1
+
+
+# Flows of Declarative Pipelines, whose directories are numbered
+
+
+def test_a_flow_that_was_taken_back_to_a_snapshot_is_adopted_again_in_its_next_directory(
+    outside: Outside, tmp_path: Path
+) -> None:
+    flow, stream = tmp_path / "flow", outside.stream
+    flow.mkdir()
+    outside.directory.rename(flow / "0")
+    adopt(stream, str(flow / "0"), sinks=[str(outside.sink)], origin="a test")
+    client = Client.of_stream(stream, origin="a test")
+    before = client.trigger_savepoint(STREAM, label="before-update-2")
+    outside.history.commit(LAST + 1, live=flow / "0")
+    assert client.trigger_savepoint(STREAM, label="before-update-3").batch_id == LAST + 1
+
+    rewound = tmp_path / "rewound"
+    export_snapshot(stream, before.snapshot_id, str(flow / "1"), outputs={str(outside.sink): str(rewound)})
+    found = adopt(stream, str(flow / "1"), sinks=[str(rewound)], origin="a test")
+
+    assert found.snapshot is not None
+    assert found.snapshot.batch_id == LAST
+    assert {each.label for each in client.list_snapshots(STREAM)} > {"before-update-2", "before-update-3"}
+    (tmp_path / "other").mkdir()
+    shutil.copytree(flow / "1", tmp_path / "other/2")
+    with pytest.raises(RequestFailedError, match="one stream continues one query"):
+        adopt(stream, str(tmp_path / "other/2"), sinks=[str(rewound)], origin="a test")

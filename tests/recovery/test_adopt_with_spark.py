@@ -14,11 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+import pyspark
 import pytest
 from click.testing import CliRunner
+from pyarrow import parquet
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -36,6 +40,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import CLAIM
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.recovery import plain_query
+from tests.support.page_blocks import blocks_of
 from tests.support.query_bench import make_stream
 from tests.support.small_spark import SETTINGS, lay_file, small_spark
 
@@ -267,3 +272,101 @@ def test_a_query_is_adopted_while_it_runs_and_handed_back(spark: SparkSession, t
             assert plain.stopped() == [None]
     copied.assert_exact()
     copied.assert_exact("moved")
+
+
+PIPELINE = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession, functions as F
+
+def rows():
+    return SparkSession.active().readStream.schema("at timestamp, shop long").json("/data/landing")
+
+@dp.table
+def totals():
+    return rows().withWatermark("at", "1 minute").groupBy(F.window("at", "1 minute"), "shop").count()
+
+@dp.table
+def plain():
+    return rows()
+"""
+MANIFEST = """
+name: shop
+storage: file:///data/storage
+database: default
+configuration: {spark.sql.shuffle.partitions: "2"}
+libraries: [{glob: {include: flows.py}}]
+"""
+
+
+class Pipeline:
+    """A declarative pipeline of two tables, for which the commands of its page are typed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "landing").mkdir(parents=True)
+        for name, text in {"flows.py": PIPELINE, "spark-pipeline.yml": MANIFEST}.items():
+            (root / name).write_text(self._here(text))
+        home = Path(pyspark.__file__).parent
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"},
+            **{"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+            "PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "DAGSTER_CKPT_CATALOG": f"sqlite:///{root}/catalog.db",
+            "DAGSTER_CKPT_STORAGE": f"{root}/snapshots",
+            "DAGSTER_CKPT_LIVE_ROOT": f"{root}/live",
+        }
+
+    def _here(self, text: str) -> str:
+        return text.replace("/data/", f"{self.root}/")
+
+    def feed(self, *minutes: int) -> None:
+        for minute in minutes:
+            row = {"at": f"2026-01-01T00:{minute:02}:00Z", "shop": minute}
+            (self.root / f"landing/{minute}.json").write_text(json.dumps(row))
+
+    def type(self, *commands: str) -> None:
+        settings = {
+            "spark.sql.catalogImplementation": "hive",
+            "spark.sql.warehouse.dir": f"{self.root}/warehouse",
+            "spark.ui.enabled": "false",
+        }
+        options = " ".join(f"--conf {name}={value}" for name, value in settings.items())
+        for command in commands:
+            line = self._here(command).replace("spark-pipelines run", f"spark-pipelines {options} run")
+            done = subprocess.run(
+                ["bash", "-c", line], cwd=self.root, env=self._environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, f"{line}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+
+    def rows(self, table: str) -> list[str]:
+        """What a reader of the table finds, by its log."""
+        log = (path for path in (self.root / f"warehouse/{table}/_spark_metadata").iterdir() if path.name.isdigit())
+        entries = [json.loads(line) for path in log for line in path.read_text().splitlines()[1:]]
+        files = (unquote(urlsplit(entry["path"]).path) for entry in entries)
+        return sorted(str(row) for file in files for row in parquet.ParquetFile(file).read().to_pylist())
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(find_spec("pyspark.pipelines") is None, reason="Declarative Pipelines came with Spark 4.1")
+def test_one_flow_of_a_declarative_pipeline_goes_back_by_the_commands_of_the_guide(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path)
+    adopting, updating, rewinding = (block.commands for block in blocks_of("guides/declarative-pipelines.md"))
+    pipeline.feed(0, 1, 2)
+    pipeline.type("spark-pipelines run", *adopting)
+    first = pipeline.rows("totals")
+    pipeline.feed(3, 4, 5)
+    pipeline.type(*updating)
+    rows = {table: pipeline.rows(table) for table in ("totals", "plain")}
+    assert len(rows["totals"]) > len(first) > 0
+    assert len(rows["plain"]) == 6
+
+    *back, update = rewinding
+    pipeline.type(*back)
+    assert pipeline.rows("totals") == first
+    pipeline.type(update)
+
+    assert {table: pipeline.rows(table) for table in rows} == rows
+    pipeline.feed(6, 7)
+    pipeline.type("dagster-ckpt savepoint totals --label before-update-43", "spark-pipelines run")
+    assert len(pipeline.rows("totals")) == len(rows["totals"]) + 2
+    assert len(pipeline.rows("plain")) == 8

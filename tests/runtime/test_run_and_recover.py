@@ -73,6 +73,7 @@ def test_checkpoints_are_taken_from_the_running_query_and_retained_in_order(benc
     assert kept[0].full_bytes > 0
     assert (kept[0].incremental_bytes or 0) > 0
     assert str(kept[0].properties["plan_fingerprint"]).startswith("plan-2:")
+    assert kept[0].properties["columns"]
     assert kept[0].properties["parent_snapshot_id"] not in (None, kept[0].snapshot_id)
     figures = {(each.metric, each.kind): each.value for each in bench.stream.catalog.metrics.read()}
     assert figures[COMPLETED, "checkpoint"] >= len(kept)

@@ -139,7 +139,8 @@ def test_a_running_query_has_it_before_and_after_a_restart(spark: SparkSession, 
         query.stop()
 
     assert facts[0] == facts[1]
-    assert facts[0] == QueryFacts(ExecutionMode.MICRO_BATCH, planned, spark.version)
+    columns = tuple((field.name, field.dataType.simpleString()) for field in writer._df.schema)
+    assert facts[0] == QueryFacts(ExecutionMode.MICRO_BATCH, planned, spark.version, columns)
 
 
 def test_over_spark_connect_there_is_none(spark: SparkSession) -> None:

@@ -129,7 +129,7 @@ def test_what_the_place_raises_is_told_with_the_name_of_the_object(stream_of) ->
         stream.store.check_access()
     with pytest.raises(StorageAccessError, match=r"Cannot list away://service/stream.*the service is away"):
         stream.store.checkpoints()
-    with pytest.raises(StorageAccessError, match=r"Cannot look at away://service/stream/chk-1.*the service is away"):
+    with pytest.raises(StorageAccessError, match=r"Cannot write away://service/stream/shared/1-.*the service is away"):
         stream.checkpoint(1, FILES)
 
 

@@ -133,6 +133,7 @@ class PeriodicReplication:
         cron_schedule: In UTC.
         snapshot: `all`, or `latest`.
         keep: Which copies of each stream stay; None: all.
+        verify: Also read the copies that are there, and write again what differs.
 
     Example:
         >>> PeriodicReplication("s3://second/checkpoints", keep=KeepRules(last=3, daily=7))
@@ -142,6 +143,7 @@ class PeriodicReplication:
     cron_schedule: str = "15 * * * *"
     snapshot: str = ALL
     keep: RetentionPolicy | None = None
+    verify: bool = False
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED
 
     def __post_init__(self) -> None:
@@ -162,7 +164,7 @@ def build_replication_schedule(
     """
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
-    config = {"to": periodic.to, "snapshot": periodic.snapshot}
+    config = {"to": periodic.to, "snapshot": periodic.snapshot, "verify": periodic.verify}
     keep = {} if periodic.keep is None else {"keep": write_retention(periodic.keep)}
 
     @dg.schedule(

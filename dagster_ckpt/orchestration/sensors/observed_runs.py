@@ -28,6 +28,9 @@ from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.modes import DesiredState
 
+# While a code location is replaced, or a stream moves to another one, no location defines it for a moment.
+UNDEFINED_GRACE_MS = 60_000
+
 
 @dataclass(frozen=True)
 class ObservedEnd:
@@ -39,9 +42,13 @@ class ObservedEnd:
 
 
 def undefined_streams(
-    instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream], location: str | None
+    instance: dg.DagsterInstance,
+    catalog: Catalog,
+    streams: Mapping[str, Stream],
+    location: str | None,
+    silences: Silences,
 ) -> list[str]:
-    """Report streams that a code location has started and no longer defines, also as alerts.
+    """Report streams that a code location has started and no longer defines for a minute, also as alerts.
 
     Nothing restarts such a stream, and a definition under another name would start empty beside it. `location` None:
     unknown.
@@ -55,16 +62,20 @@ def undefined_streams(
     for row in rows.values():
         if row.alert_until is AlertUntil.DEFINED and (row.stream_id in streams or row.stream_id not in runs):
             _set_alert(catalog, row, None)
-    for stream_id, run_id in sorted(runs.items()):
-        run = instance.get_run_by_id(run_id) if stream_id not in streams else None
+    undefined = {stream_id: run_id for stream_id, run_id in runs.items() if stream_id not in streams}
+    silences.keep(undefined)
+    for stream_id, run_id in sorted(undefined.items()):
+        run = instance.get_run_by_id(run_id)
         origin = run.remote_job_origin if run is not None else None
         if run is None or (location is not None and origin is not None and origin.location_name != location):
+            continue
+        if silences.of(stream_id, 0) < UNDEFINED_GRACE_MS:
             continue
         state = "is to run" if stream_id in latest else f"is not settled (run {run_id})"
         message = (
             f"it {state}, and no asset of this code location has this stream id, so nothing supervises it. "
             f"Set stream_id={stream_id!r} in the definition that continues it, or retire it: "
-            f"dagster-ckpt cancel {stream_id}"
+            f"dagster-ckpt retire {stream_id}"
         )
         messages.append(f"{stream_id}: {message}")
         # Whose stream it is, is unknown.
@@ -151,7 +162,7 @@ def recorded_external_end(
 
 
 class Silences:
-    """How long runs have shown no sign of life, by this process's clock: machines' clocks may differ."""
+    """How long runs, or streams, have shown no sign of life, by this process's clock: machines' clocks may differ."""
 
     def __init__(self, clock: Clock = monotonic_ms) -> None:
         self._clock = clock

@@ -84,7 +84,7 @@ def build_supervisor_sensor(
     """
     thresholds = health if isinstance(health, Mapping) else {stream.stream_id: health for stream in streams}
     by_stream_id = {stream.stream_id: stream for stream in streams}
-    silences = Silences()
+    silences, undefined_since = Silences(), Silences()
     said: set[str] = set()
     held_slots = sum(stream.start_job is not None for stream in streams)
     translator = translator_of(streams)
@@ -112,9 +112,8 @@ def build_supervisor_sensor(
         starting = {request.tags[STREAM_ID_TAG] for request in starts} | held
         requests = [*steps, *starts, *tick.after_ends(except_of=starting)]
         origin = context.code_location_origin
-        undefined = undefined_streams(
-            context.instance, catalog, by_stream_id, origin.location_name if origin is not None else None
-        )
+        location = origin.location_name if origin is not None else None
+        undefined = undefined_streams(context.instance, catalog, by_stream_id, location, undefined_since)
         slots = slots_warning(context.instance, held_slots)
         if slots is not None and slots not in said:
             said.add(slots)

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.spark.query.description import described_field, described_options, execution_of, items_of, session_of
+from dagster_ckpt.spark.query.description import (
+    described_field,
+    described_options,
+    execution_of,
+    items_of,
+    seen_in,
+    session_of,
+)
 from dagster_ckpt.spark.query.session import active_in_thread
 from dagster_ckpt.values.modes import KAFKA_WRITERS, MOST_KAFKA_WRITERS, TRANSACTIONAL_ID
 
@@ -27,6 +34,11 @@ if TYPE_CHECKING:
 FOREACH_BATCH = "foreachbatch"
 _FOREACH_BATCH_SINK = "ForeachBatchSink"
 _ICEBERG = "iceberg"
+
+# Name and type of each.
+Columns = tuple[tuple[str, str], ...]
+# Each snapshot records them.
+MOST_COLUMNS = 300
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,18 @@ def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> N
     if sink is None or described is None:
         return described
     return replace(described, sink=sink)
+
+
+def columns_of_query(query: StreamingQuery) -> Columns | None:
+    """Of the rows that it writes; None over Spark Connect, for a function of a batch, and for a very wide table."""
+    return seen_in(query, _columns_of)
+
+
+def _columns_of(execution: Any) -> Columns | None:
+    fields = list(execution.analyzedPlan().schema().fields())
+    if is_foreach_batch(str(execution.sink().toString())) or len(fields) > MOST_COLUMNS:
+        return None
+    return tuple((str(each.name()), str(each.dataType().catalogString())) for each in fields)
 
 
 def foreach_batch_name(place: str) -> str:

@@ -18,7 +18,14 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import refuse_unknown_state
 from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import execution_of, is_described_query, session_of
-from dagster_ckpt.spark.query.output import NamedOutput, named_output, output_of_started, table_of
+from dagster_ckpt.spark.query.output import (
+    Columns,
+    NamedOutput,
+    columns_of_query,
+    named_output,
+    output_of_started,
+    table_of,
+)
 from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_query
 from dagster_ckpt.spark.query.progress import (
     STARTING,
@@ -48,6 +55,7 @@ class QueryFacts:
     mode: ExecutionMode | None = None
     plan: PlanDescription | None = None
     spark_version: str | None = None
+    columns: Columns | None = None
 
     @property
     def plan_fingerprint(self) -> str | None:
@@ -145,6 +153,7 @@ class SupervisedQuery:
             mode=mode_of_execution(_class_name(execution), _class_name(execution.trigger())),
             # Earlier, the call would block until the sources are initialized.
             plan=plan_of_query(self._query) if planned else None,
+            columns=columns_of_query(self._query),
             spark_version=str(execution.sparkSession().version()),
         )
         if planned:

@@ -1,0 +1,259 @@
+"""What a stream asks of an object store a day, what that costs, and which settings make it less."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
+from dagster_ckpt.errors import NothingCommittedError, OptionError
+from dagster_ckpt.snapshot.manifest import Manifest
+from dagster_ckpt.spark.requests import CHECKSUMS_SINCE, DAY_MS, QueryShape, Requests, StateFiles
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.durations import size, utc_time
+from dagster_ckpt.values.modes import SnapshotKind
+from dagster_ckpt.values.storage_path import local_path
+
+_DAYS_IN_A_MONTH = 30
+# Figures of the last day that the stream took snapshots.
+_WINDOW_MS = DAY_MS
+_TAKEN = (SnapshotStatus.COMPLETED, SnapshotStatus.DELETING, SnapshotStatus.DELETED)
+
+# A checkpoint on top of the process's own, and the deletion of one that it replaces, with `n` others in the folder
+# (tests/storage/test_requests.py counts them).
+OF_A_CHECKPOINT = Requests(put=2, list=1)
+OF_A_DELETION = Requests(put=1, list=3, get=2, head=1, delete=3)
+OF_A_DELETION_EACH_OTHER = Requests(get=1, head=1)
+# What a checkpoint reads of a live directory in an object store, for itself and for each new file; and the look at the
+# logs after each batch.
+OF_A_LISTING = Requests(list=8, get=12, head=4)
+OF_A_NEW_FILE = Requests(get=1, head=3)
+OF_A_LOOK = Requests(list=2)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """In USD: for 1,000 requests, and for a GB stored for a month.
+
+    The defaults are the list price of S3 Standard in us-east-1 on 2026-11-27. Traffic within a region costs nothing.
+
+    Attributes:
+        put: PUT, COPY, POST, LIST.
+        get: GET, HEAD.
+    """
+
+    put: float = 0.005
+    get: float = 0.0004
+    storage: float = 0.023
+
+    @staticmethod
+    def of(given: Mapping[str, float]) -> Prices:
+        """The defaults but for these.
+
+        Raises:
+            OptionError: An unknown name, or a negative price.
+        """
+        names = [each.name for each in fields(Prices)]
+        for name, price in given.items():
+            if name not in names or not price >= 0:
+                raise OptionError(f"The price {name}={price:g} is not valid. Give {', '.join(names)}, at least 0.")
+        return replace(Prices(), **given)
+
+    def of_requests(self, requests: Requests) -> float:
+        """What they cost."""
+        paid_as_put = requests.put + requests.copy + requests.list
+        return (paid_as_put * self.put + (requests.get + requests.head) * self.get) / 1000
+
+
+@dataclass(frozen=True)
+class BillLine:
+    """Requests and cost of a day."""
+
+    what: str
+    requests: Requests
+    usd: float
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A setting, and what it makes less in a day."""
+
+    setting: str
+    requests: float
+    usd: float
+
+
+@dataclass(frozen=True)
+class RequestBill:
+    """Result of `Client.cost`: estimates for a day.
+
+    Attributes:
+        since_ms: The figures are those of the checkpoints from here on.
+        is_live_directory_local: The total leaves out its lines, which say what it would cost in S3.
+        written_bytes: By snapshots, a day.
+        stored_bytes: By the snapshots that exist.
+        usd: A day, with what is stored.
+    """
+
+    stream_id: str
+    since_ms: int
+    until_ms: int
+    batches: float
+    checkpoints: float
+    is_live_directory_local: bool
+    are_snapshots_local: bool
+    written_bytes: float
+    stored_bytes: int
+    prices: Prices
+    lines: tuple[BillLine, ...]
+    usd: float
+    savings: tuple[Saving, ...]
+
+    def messages(self) -> list[str]:
+        """What the figures rest on, and where they are."""
+        on_disk = [
+            "The live directory lies on a disk: its lines say what it would cost in S3; the total leaves them out."
+        ] * self.is_live_directory_local
+        on_disk += ["The snapshots lie on a disk: the total leaves them out."] * self.are_snapshots_local
+        return [
+            f"From {utc_time(self.since_ms)} to {utc_time(self.until_ms)}, extrapolated to a day: "
+            f"{self.batches:,.0f} batches, {self.checkpoints:,.0f} checkpoints, {size(round(self.written_bytes))} "
+            f"written by them; {size(self.stored_bytes)} stored.",
+            *on_disk,
+        ]
+
+
+def request_bill(stream: StreamHandle, prices: Prices) -> RequestBill:
+    """Carry out `Client.cost`."""
+    taken = _recent(stream)
+    newest, oldest = taken[0], taken[-1]
+    until_ms, since_ms = newest.completed_at_ms or 0, oldest.completed_at_ms or 0
+    scale = DAY_MS / (until_ms - since_ms)
+    location = newest.location or ""
+    batches = ((newest.batch_id or 0) - (oldest.batch_id or 0)) * scale
+    existing = stream.catalog.snapshots.completed(stream.stream_id)
+    live = stream.catalog.streams.get(stream.stream_id).live_directory or stream.live_root
+    usage = _Usage(
+        query_shape(newest.properties, stream.store.manifest(location), batches),
+        checkpoints=(len(taken) - 1) * scale,
+        others=max(0, len(existing) - 1),
+        is_live_directory_local=local_path(live) is not None,
+        are_snapshots_local=local_path(location) is not None,
+    )
+    stored = sum(each.incremental_bytes or 0 for each in existing)
+    stored_usd = 0 if usage.are_snapshots_local else stored / 1e9 * prices.storage / _DAYS_IN_A_MONTH
+    return RequestBill(
+        stream_id=stream.stream_id,
+        since_ms=since_ms,
+        until_ms=until_ms,
+        batches=batches,
+        checkpoints=usage.checkpoints,
+        is_live_directory_local=usage.is_live_directory_local,
+        are_snapshots_local=usage.are_snapshots_local,
+        written_bytes=sum(each.incremental_bytes or 0 for each in taken[:-1]) * scale,
+        stored_bytes=stored,
+        prices=prices,
+        lines=tuple(BillLine(what, each, prices.of_requests(each)) for what, each in usage.lines().items()),
+        usd=prices.of_requests(usage.paid()) + stored_usd,
+        savings=tuple(_savings(usage, prices)),
+    )
+
+
+@dataclass(frozen=True)
+class _Usage:
+    query: QueryShape
+    checkpoints: float
+    others: int
+    is_live_directory_local: bool
+    are_snapshots_local: bool
+
+    def of_live_directory(self) -> Mapping[str, Requests]:
+        batches = self.query.batches_a_day
+        new_files = batches * self.query.stores
+        reading = OF_A_LISTING * self.checkpoints + OF_A_NEW_FILE * new_files + OF_A_LOOK * batches
+        return {**self.query.a_day(), "dagster-ckpt: live directory read": reading}
+
+    def of_snapshots(self) -> Mapping[str, Requests]:
+        deletion = OF_A_DELETION + OF_A_DELETION_EACH_OTHER * self.others
+        return {
+            "dagster-ckpt: checkpoints written": OF_A_CHECKPOINT * self.checkpoints,
+            "dagster-ckpt: checkpoints deleted": deletion * self.checkpoints,
+        }
+
+    def lines(self) -> Mapping[str, Requests]:
+        return {**self.of_live_directory(), **self.of_snapshots()}
+
+    def paid(self) -> Requests:
+        live = [] if self.is_live_directory_local else list(self.of_live_directory().values())
+        snapshots = [] if self.are_snapshots_local else list(self.of_snapshots().values())
+        return sum([*live, *snapshots], Requests())
+
+
+def _savings(usage: _Usage, prices: Prices) -> Iterator[Saving]:
+    """The largest first."""
+    query = usage.query
+    variants = {
+        "live directory on a disk of the driver and the executors": replace(usage, is_live_directory_local=True),
+        "trigger twice as long": replace(usage, query=replace(query, batches_a_day=query.batches_a_day / 2)),
+        "half the partitions of the state (--state-partitions)": replace(
+            usage, query=replace(query, stores=query.stores / 2)
+        ),
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled=true": replace(
+            usage,
+            query=replace(query, state=StateFiles.CHANGELOGS if query.state is StateFiles.ROCKSDB else query.state),
+        ),
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled=false": replace(
+            usage, query=replace(query, has_checksums=False)
+        ),
+        "checkpoint interval twice as long": replace(usage, checkpoints=usage.checkpoints / 2),
+    }
+    now = usage.paid()
+    found = [
+        Saving(setting, now.total - less.total, prices.of_requests(now) - prices.of_requests(less))
+        for setting, less in ((setting, variant.paid()) for setting, variant in variants.items())
+    ]
+    yield from sorted((each for each in found if each.usd > 0), key=lambda each: -each.usd)
+
+
+def query_shape(properties: Mapping[str, Any], manifest: Manifest, batches_a_day: float) -> QueryShape:
+    """As a snapshot describes the query."""
+    paths = [entry.path for entry in manifest.files]
+    provider = str(properties.get("state_store_provider") or "")
+    if "RocksDB" not in provider:
+        state = StateFiles.HEAP
+    elif any(path.endswith(".changelog") for path in paths):
+        state = StateFiles.CHANGELOGS
+    else:
+        state = StateFiles.ROCKSDB
+    operators = properties.get("state_operators") or []
+    version = re.match(r"(\d+)\.(\d+)", str(properties.get("spark_version") or properties.get("pyspark_of_reader")))
+    return QueryShape(
+        batches_a_day=batches_a_day,
+        stores=sum(len(each["stores"]) * int(each["partitions"] or 0) for each in operators),
+        state=state,
+        source_logs=len({path.split("/")[1] for path in paths if path.startswith("sources/")}),
+        sink_logs=sum(local_path(str(each.get("path") or "/")) is None for each in properties.get("sinks") or []),
+        has_checksums=version is None or tuple(map(int, version.groups())) >= CHECKSUMS_SINCE,
+    )
+
+
+def _recent(stream: StreamHandle) -> Sequence[SnapshotRecord]:
+    """Snapshots of the last day of the newest timeline, newest first, also those that were deleted since."""
+    listed = stream.catalog.snapshots.of_stream(stream.stream_id, kind=SnapshotKind.CHECKPOINT, status=None)
+    taken = [each for each in listed if each.status in _TAKEN and each.completed_at_ms and each.batch_id is not None]
+    taken = sorted(taken, key=lambda each: each.completed_at_ms or 0, reverse=True)
+    recent = [
+        each
+        for each in taken
+        if each.timeline == taken[0].timeline
+        and (taken[0].completed_at_ms or 0) - (each.completed_at_ms or 0) <= _WINDOW_MS
+    ]
+    exists = recent and recent[0].status is SnapshotStatus.COMPLETED
+    if not exists or len(recent) < 2 or recent[0].completed_at_ms == recent[-1].completed_at_ms:
+        raise NothingCommittedError(
+            f"Stream {stream.stream_id!r} has not taken two checkpoints on its newest timeline within a day, so its "
+            "batches and bytes a day are unknown. Let it run for a while first."
+        )
+    return recent

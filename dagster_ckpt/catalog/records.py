@@ -317,7 +317,7 @@ class ExecutionRecord:
 
     @property
     def program(self) -> dict[str, str]:
-        """Image and git commit of its code, where they are known."""
+        """Container image and git commit of its code, where they are known."""
         program = (self.recovery or {}).get(PROGRAM)
         return program if isinstance(program, dict) else {}
 

@@ -1,4 +1,4 @@
-"""Which program this process runs: whoever rolls an upgrade back has to find the code from before."""
+"""Which program this process runs: to roll an upgrade back, you have to find the code from before."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 from functools import cache
 
-# In this order; the first one is what Dagster calls the image of a code location.
+# In this order; the first one is Dagster's variable of a code location.
 _IMAGES = ("DAGSTER_CURRENT_IMAGE", "DAGSTER_CONTAINER_IMAGE")
 _COMMITS = ("DAGSTER_CLOUD_GIT_SHA", "GIT_COMMIT", "GITHUB_SHA", "CI_COMMIT_SHA")
 _GIT_TIMEOUT_S = 5

@@ -16,17 +16,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
-from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from kafka_broker import Kafka
 from kafka_program import SHOPS, STREAM, TOPIC
 
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.client import Client
 from dagster_ckpt.client.health import Finding, HealthCheck, Verdict
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
@@ -34,7 +32,6 @@ from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.versions import installed_release
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -77,15 +74,13 @@ def newest_counts(folder: Path) -> dict[str, int]:
 
 
 @contextmanager
-def program(
-    folder: Path, kafka: Kafka, first: int, beyond: int, kind: str, *, code: str = "kafka_program.py"
-) -> Iterator[subprocess.Popen[bytes]]:
+def program(folder: Path, kafka: Kafka, first: int, beyond: int, kind: str) -> Iterator[subprocess.Popen[bytes]]:
     """The program in a process group of its own, which is killed at the end."""
     jars = ",".join(map(str, kafka.jars))
-    path = str(Path(__file__).with_name(code))
+    code = str(Path(__file__).with_name("kafka_program.py"))
     with (folder / f"log-{kind}").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, path, str(folder), kafka.servers, str(first), str(beyond), kind],
+            [sys.executable, code, str(folder), kafka.servers, str(first), str(beyond), kind],
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
@@ -218,61 +213,3 @@ def test_a_batch_is_debugged_until_the_topic_has_deleted_its_records(trial: Tria
     assert "when it ran first" not in replayed
     assert "the sources no longer have the input of batch" in refused
     assert "records were deleted" in refused
-
-
-class Topics:
-    """The clicks of pages, and what a program has counted of them."""
-
-    PAGES = ("a", "b", "c")
-
-    def __init__(self, kafka: Kafka) -> None:
-        self._servers = {"bootstrap.servers": kafka.servers}
-        admin = AdminClient(self._servers)
-        for made in admin.create_topics([NewTopic("clicks", 1), NewTopic("counts", 1)]).values():
-            made.result()
-        self._consumer = Consumer({**self._servers, "group.id": "test", "auto.offset.reset": "earliest"})
-        self._consumer.subscribe(["counts"])
-        self._newest: dict[str, int] = {}
-
-    def click(self, times: int) -> None:
-        producer = Producer(self._servers)
-        for _ in range(times):
-            for page in self.PAGES:
-                producer.produce("clicks", key=page)
-        producer.flush()
-
-    def are_all(self, count: int) -> bool:
-        while (message := self._consumer.poll(0.2)) is not None and message.error() is None:
-            self._newest[message.key().decode()] = int(message.value())
-        return self._newest == dict.fromkeys(self.PAGES, count)
-
-    def close(self) -> None:
-        self._consumer.close()
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(installed_release().minor < "4.3", reason="Real-time mode keeps state from Spark 4.3 on")
-def test_counts_in_real_time_mode_are_exact_after_a_kill_and_a_lost_live_directory(
-    kafka: Kafka, tmp_path: Path
-) -> None:
-    topics = Topics(kafka)
-    started = partial(program, tmp_path, kafka, 0, 0, code="real_time_program.py")
-    places = {"storage": f"{tmp_path}/snapshots", "live_root": f"{tmp_path}/live"}
-    with Client(f"sqlite:///{tmp_path}/catalog.db", **places) as client:
-        topics.click(10)
-        with started("first") as process:
-            wait_for(lambda: topics.are_all(10), process, tmp_path / "log-first")
-            savepoint = client.trigger_savepoint("clicks", label="ten")
-            topics.click(5)
-            wait_for(lambda: topics.are_all(15), process, tmp_path / "log-first")
-        assert savepoint.properties["mode"] == "REAL_TIME"
-        shutil.rmtree(tmp_path / "live")
-        topics.click(5)
-
-        with started("second") as process:
-            wait_for(lambda: topics.are_all(20), process, tmp_path / "log-second")
-            again = client.trigger_savepoint("clicks")
-
-        assert (again.batch_id or 0) > (savepoint.batch_id or 0)
-        assert client.verify("clicks")[0].passed
-    topics.close()

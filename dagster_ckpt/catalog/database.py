@@ -66,6 +66,9 @@ class Database:
         self._clock = clock
         self._call_limit_s = call_limit_s(DEFAULT_TTL_MS)
         self.engine = _engine(self.url, os.getpid())
+        # On PostgreSQL each statement sees what is committed then, in a transaction or not, and the beginning and the
+        # end of one are two round trips.
+        self._to_read = {} if self.engine.dialect.name == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
 
     @property
     def shown_url(self) -> str:
@@ -74,7 +77,11 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        with self._errors_translated(), limited(self._call_limit_s), self.engine.connect() as connection:
+        with (
+            self._errors_translated(),
+            limited(self._call_limit_s),
+            self.engine.connect().execution_options(**self._to_read) as connection,
+        ):
             yield connection
 
     def rows(self, query: Select[Any] | TextClause) -> Sequence[Any]:

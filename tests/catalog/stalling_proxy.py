@@ -10,9 +10,11 @@ from sqlalchemy import make_url
 
 
 class StallingProxy:
-    """Before the PostgreSQL server of a URL; `url` leads through it."""
+    """Before the PostgreSQL server of a URL; `url` leads through it, and `asked` counts what clients send."""
 
     def __init__(self, url: str) -> None:
+        self.asked = 0
+        self._servers: set[socket.socket] = set()
         direct = make_url(url)
         folder = direct.query.get("host")
         self._server: str | tuple[str, int] = (
@@ -45,12 +47,14 @@ class StallingProxy:
                 client, _ = self._listening.accept()
                 server = socket.socket(socket.AF_UNIX if isinstance(self._server, str) else socket.AF_INET)
                 server.connect(self._server)
+                self._servers.add(server)
                 for source, target in ((client, server), (server, client)):
                     threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
+                self.asked += source not in self._servers
                 self._flows.wait()
                 target.sendall(data)
         with contextlib.suppress(OSError):

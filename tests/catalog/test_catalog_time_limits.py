@@ -62,6 +62,14 @@ class TestPostgresql:
         proxy.resume()
         catalog.close()
 
+    def test_a_read_asks_the_server_once_and_whether_the_connection_lives(
+        self, catalog: Catalog, proxy: StallingProxy
+    ) -> None:
+        catalog.streams.get("orders")
+        before = proxy.asked
+        catalog.streams.get("orders")
+        assert proxy.asked - before <= 2
+
     @pytest.mark.parametrize("call", CALLS)
     def test_a_connection_that_stalls_ends_the_call_and_is_not_used_again(
         self, catalog: Catalog, proxy: StallingProxy, call: str

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Select, Table, TextClause, create_engine, event, select, text
@@ -54,6 +56,10 @@ class _Effect:
     is_known: bool = True
 
 
+# Databases whose reads share a connection, with it.
+_shared: ContextVar[Mapping[Database, Connection]] = ContextVar("connections of reads", default=MappingProxyType({}))
+
+
 class Database:
     """A SQL database that several processes and threads use concurrently.
 
@@ -76,7 +82,21 @@ class Database:
         return _shown(self.url)
 
     @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let the reads of this context, which must be short, share a connection: that it lives is asked once."""
+        with ExitStack() as opened:
+            if self.engine.dialect.name != "sqlite" and self not in _shared.get():
+                before = _shared.set({**_shared.get(), self: opened.enter_context(self.reading())})
+                opened.callback(_shared.reset, before)
+            yield
+
+    @contextmanager
     def reading(self) -> Iterator[Connection]:
+        shared = _shared.get().get(self)
+        if shared is not None:
+            with self._errors_translated(), limited(self._call_limit_s):
+                yield shared
+            return
         with (
             self._errors_translated(),
             limited(self._call_limit_s),

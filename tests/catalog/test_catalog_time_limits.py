@@ -70,6 +70,21 @@ class TestPostgresql:
         catalog.streams.get("orders")
         assert proxy.asked - before <= 2
 
+    def test_reads_together_ask_once_each(self, catalog: Catalog, proxy: StallingProxy) -> None:
+        catalog.streams.get("orders")
+        before = proxy.asked
+        with catalog.database.together(), catalog.database.together():
+            for _ in range(10):
+                catalog.streams.get("orders")
+        # Once more where the driver begins to prepare the statement.
+        assert proxy.asked - before <= 12
+        with catalog.database.together():
+            proxy.stall()
+            with pytest.raises(CatalogError):
+                catalog.streams.get("orders")
+            proxy.resume()
+        catalog.streams.get("orders")
+
     @pytest.mark.parametrize("call", CALLS)
     def test_a_connection_that_stalls_ends_the_call_and_is_not_used_again(
         self, catalog: Catalog, proxy: StallingProxy, call: str

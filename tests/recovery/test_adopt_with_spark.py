@@ -346,7 +346,7 @@ class Pipeline:
         return sorted(str(row) for file in files for row in parquet.ParquetFile(file).read().to_pylist())
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(sample="tests/recovery/test_adopt.py")
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(find_spec("pyspark.pipelines") is None, reason="Declarative Pipelines came with Spark 4.1")
 def test_one_flow_of_a_declarative_pipeline_goes_back_by_the_commands_of_the_guide(tmp_path: Path) -> None:

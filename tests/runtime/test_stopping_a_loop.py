@@ -40,7 +40,7 @@ def test_known_defect_8_a_cancel_between_two_restarts_ends_it_and_says_so(shelf:
 
     stopped = cancel(shelf.stream, origin=ME)
 
-    assert "between two restarts" in stopped.messages()[0]
+    assert "was not running, and will not be restarted" in stopped.messages()[0]
     assert stopped.retention is not None
     assert not stopped.was_running
     assert state(shelf) == (ExecutionStatus.CANCELED, True)

@@ -185,7 +185,7 @@ def test_source_that_reads_aborted_records_has_no_position(topic: Topic) -> None
 @pytest.mark.thorough
 def test_set_of_streams_with_a_topic_between_them_is_proven(kafka: Kafka, tmp_path: Path) -> None:
     copying = Copying(tmp_path, kafka, 3)
-    how = replace(copying.how, jars=kafka.jars)
+    how = replace(copying.how, jars=",".join(map(str, kafka.jars)))
     second = replace(how, stream="second", source=how.topic, topic=new_topic(kafka.servers))
 
     def run(which: Run) -> None:

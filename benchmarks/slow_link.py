@@ -1,6 +1,6 @@
 """A proxy in front of a server: counts round trips, requests and bytes, and can be as far and as narrow as a network.
 
-A process of its own (`python -m benchmarks.slow_link TARGET LATENCY_S BYTES_PER_S`), so that it takes no time of the
+A separate process (`python -m benchmarks.slow_link TARGET LATENCY_S BYTES_PER_S`), so that it takes no time of the
 process that is measured. It prints its port; each line on stdin is answered by what passed since the last one.
 """
 

@@ -47,6 +47,11 @@ class UpgradePhase(StrEnum):
         return self.is_over and self is not UpgradePhase.STABLE
 
     @property
+    def can_be_undone(self) -> bool:
+        """Whether the new code runs, or has run, so that a user can order a rollback."""
+        return self in (UpgradePhase.UPGRADING, UpgradePhase.STABLE)
+
+    @property
     def goes_back(self) -> bool:
         """Whether a rollback is in progress, which finishes regardless of the desired state."""
         return self in (UpgradePhase.ROLLING_BACK, UpgradePhase.RESTORING)

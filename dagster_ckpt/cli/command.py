@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -213,8 +213,8 @@ def command(
             is_dry_run = bool(arguments.get("dry_run"))
             try:
                 with (
-                    TemporaryDirectory() as folder,
-                    deployment.connect(may_create=may_create_catalog, instead=folder if is_dry_run else None) as client,
+                    TemporaryDirectory() if is_dry_run else nullcontext() as folder,
+                    deployment.connect(may_create=may_create_catalog, instead=folder) as client,
                 ):
                     status = function(client, **arguments)
             except RequestTimeoutError as error:

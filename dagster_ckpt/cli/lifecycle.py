@@ -326,7 +326,7 @@ def rollback(client: Client, *, stream: str, yes: bool, as_json: bool) -> None:
     stream_exists(client, stream)
     row = client.desired_state(stream)
     upgrade = row.upgrade if row is not None else None
-    if upgrade is not None and not upgrade.phase.goes_back and upgrade.snapshot_id is not None:
+    if upgrade is not None and upgrade.phase.can_be_undone and upgrade.snapshot_id is not None:
         for message in client.preview_rewind(stream, start_from=upgrade.snapshot_id).messages():
             progress(message)
         confirm(f"Roll {stream} back from code version {upgrade.to_version} to {upgrade.from_version}?", yes=yes)

@@ -31,8 +31,8 @@ from dagster_ckpt.catalog.records import (
     RequestStatus,
     StartCause,
 )
+from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.client.managed_stream import (
-    SOURCE_LAG,
     STOPPING,
     Adopt,
     Decision,
@@ -418,7 +418,8 @@ def _regression(upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStr
     if not policy.rollback_if_unhealthy:
         return None
     # A stream that was down for the upgrade has to catch up first.
-    failing = [each for each in seen.failing if each not in upgrade.failing_before and (over or each != SOURCE_LAG)]
+    early = () if over else (HealthCheck.SOURCE_LAG,)
+    failing = [each for each in seen.failing if each not in (*upgrade.failing_before, *early)]
     return f"health checks that did not fail before the upgrade: {', '.join(failing)}" if failing else None
 
 

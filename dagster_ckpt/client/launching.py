@@ -98,7 +98,7 @@ class LaunchedDriver:
 
     Attributes:
         failure: Why it will not start its query any more, or None; known if this process launched it.
-        cancel: Ends it before it has started its query, where it would go on at a cost.
+        cancel: Ends it before it has started its query; on a platform it would otherwise run, and cost, without one.
     """
 
     record: LaunchRecord
@@ -113,7 +113,7 @@ class LaunchedDriver:
 def launch_driver(
     stream: StreamHandle, launch: DriverLaunch | PlatformLaunch, request: RequestRecord, *, run_id: str
 ) -> LaunchedDriver:
-    """Submit a driver to its platform, or start it in a session of its own, so that no signal reaches it."""
+    """Submit a driver to its platform, or start it in a separate session, so that no signal reaches it."""
     if isinstance(launch, PlatformLaunch):
         submitted = launch.submit_for(stream.stream_id, request.request_id)
         # While this process waits for it, the driver is on its way.

@@ -18,7 +18,6 @@ from dagster_ckpt.values.modes import DesiredState
 ORIGIN = "desired state"
 _REQUESTS = uuid.UUID("6f1d3c2e-2f0b-4a57-9d0c-6a3f5c1f7f11")
 _OPEN = (RequestStatus.PENDING, RequestStatus.ACCEPTED)
-SOURCE_LAG = "source_lag"
 STOPPING = (RequestKind.STOP_WITH_SAVEPOINT, RequestKind.SUSPEND, RequestKind.CANCEL)
 
 
@@ -55,7 +54,7 @@ class ObservedStream:
         has_state: There is something to continue from.
         is_healthy: It committed a batch or completed a snapshot since the upgrade's start.
         is_idle: Its query waits for data.
-        restarts: Executions after the first of the new code.
+        restarts: Executions after the first of the new code that no user started.
         failing: Health checks that report an ERROR, and `source_lag` with a warning.
         runs_failed: Runs of the current step without a result.
     """

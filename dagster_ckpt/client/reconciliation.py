@@ -14,7 +14,7 @@ from random import Random
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, SnapshotStatus
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, SnapshotStatus, StartCause
 from dagster_ckpt.client.desired_state import decide
 from dagster_ckpt.client.managed_stream import (
     ORIGIN,
@@ -216,8 +216,8 @@ def _restarts_since(catalog: Catalog, row: DesiredRecord) -> int:
     upgrade = row.upgrade
     if upgrade is None or upgrade.phase is not UpgradePhase.UPGRADING or upgrade.started_at_ms is None:
         return 0
-    executions = catalog.executions.of_stream(row.stream_id)
-    return sum(each.started_at_ms > upgrade.started_at_ms for each in executions)
+    later = [e for e in catalog.executions.of_stream(row.stream_id) if e.started_at_ms > upgrade.started_at_ms]
+    return sum(each.cause is not StartCause.MANUAL for each in later)
 
 
 # A run takes longer to start its query, so an evaluation this much too early may act now.
@@ -329,7 +329,7 @@ def roll_back(
     upgrade = row.upgrade if row is not None else None
     if upgrade is not None and upgrade.phase is UpgradePhase.ROLLING_BACK:
         return upgrade
-    if row is not None and upgrade is not None and upgrade.phase in (UpgradePhase.UPGRADING, UpgradePhase.STABLE):
+    if row is not None and upgrade is not None and upgrade.phase.can_be_undone:
         return _order_rollback(stream, row, upgrade, run_id, report)
     if row is None or upgrade is None or upgrade.phase is not UpgradePhase.RESTORING or upgrade.snapshot_id is None:
         raise RequestFailedError(
@@ -381,7 +381,11 @@ def _order_rollback(
         report(message)
     refuse_loss(stream, preview, accept_loss=False)
     ordered = replace(upgrade, phase=UpgradePhase.ROLLING_BACK, reason=f"{origin} asked for it")
-    if not catalog.desired_states.advance(row, upgrade=ordered, alert=row.alert, request_id=None, begins=True):
+    # The preview takes a while, in which the sensor may have rolled it back.
+    is_same = catalog.desired_states.find(stream.stream_id) == row
+    if not is_same or not catalog.desired_states.advance(
+        row, upgrade=ordered, alert=row.alert, request_id=None, begins=True
+    ):
         raise RequestFailedError(
             f"Stream {stream.stream_id!r} is not rolled back: its desired state changed, or the snapshot is being "
             f"deleted. Try again. {advice}."

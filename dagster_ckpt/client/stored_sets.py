@@ -1,4 +1,4 @@
-"""Savepoint sets in storage: beside each savepoint a file that names all of its set, for a rebuilt catalog.
+"""Savepoint sets in storage: beside each savepoint a file that names the savepoints of its set, for a rebuilt catalog.
 
 A set is written there before the catalog records it, and deleted there before the catalog releases it. So storage has
 each set of the catalog, and one of these files is enough to register it as a whole.
@@ -7,7 +7,6 @@ each set of the catalog, and one of these files is enough to register it as a wh
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ from dagster_ckpt.values.untrusted import from_json, reading
 if TYPE_CHECKING:
     from dagster_ckpt.stream.handle import StreamHandle
 
-_LOG = logging.getLogger(__name__)
 _MEMBERS = "savepoints"
 
 
@@ -65,7 +63,7 @@ def register_sets(stream: StreamHandle, found: Iterable[SnapshotRecord]) -> tupl
                 stream.catalog.savepoint_sets.record(made, list(listed))
                 registered.append(name)
         except CkptError as error:
-            _LOG.warning("The savepoint set beside %s is not registered: %s", snapshot.location, error)
+            incomplete.append(f"the savepoint set beside {snapshot.location} is not registered: {error}")
     return registered, incomplete
 
 

@@ -12,7 +12,13 @@ from typing import Any, Unpack
 import dagster as dg
 from pydantic import Field
 
-from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
+from dagster_ckpt.catalog.records import (
+    ExecutionRecord,
+    ExecutionStatus,
+    RequestKind,
+    RequestRecord,
+    RequestStatus,
+)
 from dagster_ckpt.client import requests
 from dagster_ckpt.client.client import Client
 from dagster_ckpt.client.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, hands_over, launch_driver
@@ -176,7 +182,10 @@ def _find_or_launch(
             handle, request, timeout_s=launch.start_timeout_s, abort_reason=lambda: _why_not_to_wait(driver, watch)
         )
     except BaseException:
-        driver.cancel()
+        # If only the answer could not be read, the query may run.
+        with suppress(CatalogError):
+            if handle.catalog.requests.get(request.request_id).status is not RequestStatus.COMPLETED:
+                driver.cancel()
         raise
 
 

@@ -346,9 +346,12 @@ def _parent(folder: str) -> str:
 
 
 def _query_folder(directory: str) -> str:
-    """Declarative Pipelines number the directories of a flow, and continue in the highest one."""
-    is_numbered = directory.rstrip("/").rpartition("/")[2].isdecimal()
-    return _parent(directory) if is_numbered else directory
+    """Declarative Pipelines number the directories of a flow, and continue in the highest one.
+
+    Elsewhere numbered folders may belong to different queries.
+    """
+    *above, name = directory.rstrip("/").split("/")
+    return _parent(directory) if name.isdecimal() and "_checkpoints" in above else directory
 
 
 def _directories(record: StreamRecord) -> list[str]:

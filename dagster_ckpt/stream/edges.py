@@ -163,8 +163,9 @@ def last_identities(catalog: Catalog, stream: StreamRecord) -> Any | None:
     found = catalog.executions.last_sources(stream.stream_id, stream.live_directory)
     if found is None:
         # It was restored, or its catalog rebuilt, and has not started since.
-        newest = catalog.history.newest_of([stream.stream_id]).get(stream.stream_id)
-        found = newest.properties.get(SOURCE_IDENTITIES) if newest is not None else None
+        restored = catalog.snapshots.by_id([stream.restored_snapshot_id or ""]).get(stream.restored_snapshot_id or "")
+        snapshot = restored or catalog.history.newest_of([stream.stream_id]).get(stream.stream_id)
+        found = snapshot.properties.get(SOURCE_IDENTITIES) if snapshot is not None else None
     return found
 
 

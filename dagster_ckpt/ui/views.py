@@ -101,7 +101,7 @@ class TimelinePage:
     """Restarts, restores and timelines, newest first.
 
     Attributes:
-        upgrades: Their steps, and what new code did on a copy or beside the old, newest first.
+        upgrades: Steps of upgrades and results of preflights and comparisons, newest first.
     """
 
     stream: StreamDescription

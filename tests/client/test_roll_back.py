@@ -11,9 +11,10 @@ import pytest
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import PROGRAM, StartCause
 from dagster_ckpt.client import requests
-from dagster_ckpt.client.reconciliation import roll_back
+from dagster_ckpt.client.reconciliation import Definition, Orchestrator, StepRuns, observe, roll_back
 from dagster_ckpt.errors import LeaseHeldError, RequestFailedError, RowsAtRiskError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
+from dagster_ckpt.policies.upgrade import UpgradePolicy
 from dagster_ckpt.recovery.live_directories import LEFT_AFTER_MS, SCRATCH_FOLDER, remove_leftovers
 from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import apply_terminal_retention, discard, subsume
@@ -201,6 +202,37 @@ def test_an_upgrade_that_works_is_marked_and_rolled_back_once_the_stream_is_stop
     upgrade_in(history.shelf.stream, UpgradePhase.RESTORING, savepoint.snapshot_id)
     assert roll_back(history.shelf.stream, run_id="a run").phase is UpgradePhase.ROLLED_BACK
     assert (history.batch, history.sink_batch) == (LAST, LAST)
+
+
+def test_an_upgrade_that_was_rolled_back_during_the_preview_is_not_marked_again(history: History) -> None:
+    savepoint = failed_upgrade(history)
+    upgrade_in(history.shelf.stream, UpgradePhase.STABLE, savepoint.snapshot_id)
+
+    def rolled_back(_message: str) -> None:
+        upgrade_in(history.shelf.stream, UpgradePhase.ROLLED_BACK, savepoint.snapshot_id)
+
+    with pytest.raises(RequestFailedError, match="its desired state changed"):
+        roll_back(history.shelf.stream, run_id="a person", report=rolled_back)
+    assert row(history).upgrade is not None
+    assert row(history).upgrade.phase is UpgradePhase.ROLLED_BACK  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("cause", "counted"), [(StartCause.MANUAL, 0), (StartCause.RESTART_NEW_RUN, 1)])
+def test_only_restarts_that_no_user_asked_for_count_against_new_code(
+    history: History, cause: StartCause, counted: int
+) -> None:
+    upgrade_in(history.shelf.stream, UpgradePhase.UPGRADING, None, started_at_ms=1)
+    writer = as_writer(history.shelf.stream.catalog)
+    before = observed(history)
+    writer.executions.start("again", run_id="a run", cause=cause, holder=this_holder("again", "a run", None))
+    assert observed(history) - before == counted
+
+
+def observed(history: History) -> int:
+    policy = UpgradePolicy(rollback_after_ms=60_000, rollback_if_restarted=True)
+    nothing = Orchestrator(lambda _run: True, lambda _run: None, lambda _step: StepRuns())
+    definition = Definition(STREAM, None, policy, "2")
+    return observe(history.shelf.stream.catalog, row(history), definition, nothing).restarts
 
 
 def test_an_upgrade_is_not_marked_where_its_snapshot_is_gone(history: History) -> None:

@@ -601,8 +601,8 @@ def test_until_the_take_over_operators_see_the_stream_and_change_nothing_of_the_
 def test_a_flow_that_was_taken_back_to_a_snapshot_is_adopted_again_in_its_next_directory(
     outside: Outside, tmp_path: Path
 ) -> None:
-    flow, stream = tmp_path / "flow", outside.stream
-    flow.mkdir()
+    flow, stream = tmp_path / "_checkpoints/totals/flow", outside.stream
+    flow.mkdir(parents=True)
     outside.directory.rename(flow / "0")
     adopt(stream, str(flow / "0"), sinks=[str(outside.sink)], origin="a test")
     client = Client.of_stream(stream, origin="a test")
@@ -617,7 +617,15 @@ def test_a_flow_that_was_taken_back_to_a_snapshot_is_adopted_again_in_its_next_d
     assert found.snapshot is not None
     assert found.snapshot.batch_id == LAST
     assert {each.label for each in client.list_snapshots(STREAM)} > {"before-update-2", "before-update-3"}
-    (tmp_path / "other").mkdir()
-    shutil.copytree(flow / "1", tmp_path / "other/2")
+    shutil.copytree(flow / "1", flow.with_name("other") / "2")
     with pytest.raises(RequestFailedError, match="one stream continues one query"):
-        adopt(stream, str(tmp_path / "other/2"), sinks=[str(rewound)], origin="a test")
+        adopt(stream, str(flow.with_name("other") / "2"), sinks=[str(rewound)], origin="a test")
+
+
+def test_numbered_folders_that_are_not_of_a_flow_are_different_queries(outside: Outside, tmp_path: Path) -> None:
+    (tmp_path / "queries").mkdir()
+    outside.directory.rename(tmp_path / "queries/0")
+    shutil.copytree(tmp_path / "queries/0", tmp_path / "queries/1")
+    adopt(outside.stream, str(tmp_path / "queries/0"), sinks=[str(outside.sink)], origin="a test")
+    with pytest.raises(RequestFailedError, match="one stream continues one query"):
+        adopt(outside.stream, str(tmp_path / "queries/1"), sinks=[str(outside.sink)], origin="a test")

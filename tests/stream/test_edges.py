@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dagster_ckpt.catalog.records import SOURCE_IDENTITIES
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.sources import SourceIdentity
-from dagster_ckpt.stream.edges import EdgeKind, Read, edges_in, edges_of, newest_batch, reads_in, reads_of_live
+from dagster_ckpt.stream.edges import (
+    EdgeKind,
+    Read,
+    edges_in,
+    edges_of,
+    last_identities,
+    newest_batch,
+    reads_in,
+    reads_of_live,
+)
 from tests.support.as_writer import set_stream
 from tests.support.stream_graph import Stage, listed
 
@@ -128,3 +139,16 @@ def test_position_that_cannot_be_told_is_unknown_and_the_snapshot_is_taken(
 
     assert (read.kind, read.batch) == (EdgeKind.UNKNOWN, None)
     assert why in read.why
+
+
+def test_before_its_next_start_a_restored_stream_reads_what_its_snapshot_says_and_not_a_later_one() -> None:
+    before, later = (SimpleNamespace(properties={SOURCE_IDENTITIES: each}) for each in ("before", "later"))
+    catalog: Any = SimpleNamespace(
+        executions=SimpleNamespace(last_sources=lambda *_of: None),
+        snapshots=SimpleNamespace(by_id=lambda ids: {"restored": before} if "restored" in ids else {}),
+        history=SimpleNamespace(newest_of=lambda _ids: {"orders": later}),
+    )
+    stream: Any = SimpleNamespace(stream_id="orders", live_directory="/live", restored_snapshot_id="restored")
+    assert last_identities(catalog, stream) == "before"
+    stream.restored_snapshot_id = None
+    assert last_identities(catalog, stream) == "later"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.policies.upgrade import UpgradeMode
@@ -13,9 +15,10 @@ from tests.support.rewind_history import LAST, History
 WRONG = LAST + 2
 
 
-def upgrade_in(stream: StreamHandle, phase: UpgradePhase, snapshot_id: str | None) -> None:
+def upgrade_in(stream: StreamHandle, phase: UpgradePhase, snapshot_id: str | None, **more: Any) -> None:
     row = stream.catalog.desired_states.ensure(STREAM, origin="a test")
-    upgrade = UpgradeRecord(phase, "1", "2", UpgradeMode.SAVEPOINT, 1, "no batch in time", snapshot_id=snapshot_id)
+    mode, why = UpgradeMode.SAVEPOINT, "no batch in time"
+    upgrade = UpgradeRecord(phase, "1", "2", mode, 1, why, snapshot_id=snapshot_id, **more)
     assert stream.catalog.desired_states.advance(row, upgrade=upgrade, alert=None, request_id=None)
 
 

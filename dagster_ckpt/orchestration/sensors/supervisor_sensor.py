@@ -16,7 +16,7 @@ from dagster_ckpt.catalog.records import RequestRecord
 from dagster_ckpt.client.desired_state import is_steady
 from dagster_ckpt.client.health import HealthCheck, Verdict, judge
 from dagster_ckpt.client.health_facts import HealthSettings, health_facts
-from dagster_ckpt.client.managed_stream import SOURCE_LAG, StepRun
+from dagster_ckpt.client.managed_stream import StepRun
 from dagster_ckpt.client.reconciliation import (
     Definition,
     Orchestrator,
@@ -354,7 +354,7 @@ def _failing(catalog: Catalog, stream: Stream, settings: HealthSettings) -> tupl
         each.check.value
         for each in found
         if each.check is not HealthCheck.DESIRED_STATE
-        and (each.verdict is Verdict.ERROR or (each.check == SOURCE_LAG and each.verdict is Verdict.WARN))
+        and (each.verdict is Verdict.ERROR or (each.check is HealthCheck.SOURCE_LAG and each.verdict is Verdict.WARN))
     )
 
 

@@ -158,7 +158,7 @@ class StreamSummary:
     Attributes:
         asset_key: The assets that it writes, or its name outside Dagster.
         reason: Why its last execution ended.
-        batch_id: The newest batch reported as committed.
+        batch_id: The newest batch known as committed, from the query's reports or the newest snapshot.
         newest_snapshot: The snapshot that a recovery would use.
         broken: Why its row could not be fully read.
         rows_per_second: Of that batch, while the query runs.
@@ -199,7 +199,8 @@ def summary_of(
 ) -> StreamSummary:
     """The summary of one stream; `newest` is the snapshot that a recovery would use."""
     progress = (last.progress if last is not None else None) or {}
-    batch_id = progress.get("batch_id")
+    # A process that has just started has reported none, and its report may be older than a snapshot.
+    known = [last.newest_batch if last is not None else None, newest.batch_id if newest is not None else None]
     status = _status(last, has_living_holder=has_living_holder)
     is_over = last is not None and status not in (StreamStatus.STARTING, StreamStatus.RUNNING)
     speed = progress.get("rows_per_second") if status is StreamStatus.RUNNING else None
@@ -208,7 +209,7 @@ def summary_of(
         asset_key=record.asset_key,
         status=status,
         reason=last.reason if last is not None and is_over else None,
-        batch_id=batch_id if isinstance(batch_id, int) else None,
+        batch_id=max((batch_id for batch_id in known if batch_id is not None), default=None),
         newest_snapshot=newest,
         broken=record.broken or (last.broken if last is not None else None),
         rows_per_second=speed if isinstance(speed, int | float) else None,

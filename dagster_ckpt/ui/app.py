@@ -37,8 +37,10 @@ from dagster_ckpt.client import (
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StreamNotFoundError
 from dagster_ckpt.ui import views
 from dagster_ckpt.ui.actions import ActionLog, Report
+from dagster_ckpt.ui.charts import began_with
 from dagster_ckpt.ui.prometheus import exposition
 from dagster_ckpt.values.durations import rounded_duration, size, utc_time
+from dagster_ckpt.values.headline import headline
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.storage_path import StoragePath, location_url
@@ -85,6 +87,8 @@ class CheckpointPage:
             "number": lambda value: "-" if value is None else views.number(value),
             "redacted": lambda value: "" if value is None else without_secrets(str(value)),
             "snapshot_name": describe_snapshot,
+            "headline": headline,
+            "began_with": began_with,
         }
         stream = "/streams/{stream:path}"
         routes = [

@@ -274,6 +274,14 @@ class StreamRecord:
         return next((plan for plan in (snapshot.plan, *known) if plan), None)
 
 
+_BEGUN = {
+    "START_EMPTY": "empty state",
+    "RESUME": "the live directory",
+    "REWIND": "an earlier batch",
+    "REPLAY": "replayed batches",
+}
+
+
 @dataclass(frozen=True)
 class ExecutionRecord:
     """One attempt to run a stream.
@@ -320,6 +328,12 @@ class ExecutionRecord:
         """Container image and git commit of its code, where they are known."""
         program = (self.recovery or {}).get(PROGRAM)
         return program if isinstance(program, dict) else {}
+
+    @property
+    def began_with(self) -> str:
+        """What it started from, unless a snapshot was restored; empty if it has not got so far."""
+        kind = str((self.recovery or {}).get("kind", ""))
+        return _BEGUN.get(kind, kind)
 
     @property
     def is_launched(self) -> bool:

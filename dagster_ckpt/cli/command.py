@@ -83,7 +83,8 @@ class Deployment:
         if (file := _missing_file(url)) is not None and not may_create:
             raise click.UsageError(
                 f"The catalog {url} does not exist: there is no file {file.absolute()}. Check the path; the first "
-                "start of a stream creates the file."
+                "start of a stream creates the file. If it was lost, rebuild it from the snapshots:\n"
+                f"  dagster-ckpt --catalog {url} --storage FOLDER_OF_CHECKPOINTS rebuild"
             )
         if file is not None and instead is not None:
             url = f"sqlite:///{instead}/catalog.db"
@@ -236,6 +237,8 @@ def command(
         for each in made.params:
             if each.name == "stream":
                 each.type = _StreamName()
+            elif each.name in ("snapshot", "savepoint", "start_from") and each.type is click.STRING:
+                each.type = _SnapshotName()
         return made
 
     return register
@@ -253,9 +256,20 @@ class _StreamName(click.types.StringParamType):
         given = ctx.find_root().params
         deployment = Deployment(**{each.name: given.get(each.name) for each in fields(Deployment)})
         with suppress(Exception), deployment.connect() as client:
-            streams = [each.stream_id for each in client.list_streams()]
-            return [CompletionItem(each) for each in streams if each.startswith(incomplete)]
+            return [CompletionItem(each) for each in self._names(client, ctx) if each.startswith(incomplete)]
         return []
+
+    def _names(self, client: Client, _: click.Context) -> list[str]:
+        return [each.stream_id for each in client.list_streams()]
+
+
+class _SnapshotName(_StreamName):
+    """A shell completes it with the labels and numbers of the stream's snapshots."""
+
+    def _names(self, client: Client, ctx: click.Context) -> list[str]:
+        # Before the value of an option, click leaves the arguments unread.
+        stream = ctx.params["stream"] or ctx.args[0]
+        return [each.reference for each in client.list_snapshots(stream)]
 
 
 class _Unconfirmed(click.ClickException):

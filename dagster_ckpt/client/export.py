@@ -25,6 +25,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import CheckpointDescription, des
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Progress
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.stream.ownership import OWNER
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
@@ -53,15 +54,18 @@ class Export:
     snapshot: str
     found: CheckpointDescription
     sinks: tuple[ExportedSink, ...]
+    is_running: bool = True
 
     def messages(self) -> list[str]:
         """A few lines for people."""
+        advice = f"do not start {self.stream_id} again once the exported query has run"
+        if self.is_running:
+            advice = f"stop {self.stream_id} before you start the exported query"
         return [
             f"exported {self.snapshot} of {self.stream_id} to {self.found.url}",
             *self.found.messages(),
             *(f"sink {sink.name}: {sink.explanation}" for sink in self.sinks),
-            f"stop {self.stream_id} before you start the exported query: both are the same query and write to the same "
-            "sinks",
+            f"{advice}: both are the same query and write to the same sinks",
         ]
 
 
@@ -100,7 +104,8 @@ def export_snapshot(
         sinks = tuple(_exported(sink, found, properties, logs, given) for sink in sinks_in(properties))
         # Last: until then a repeated export replaces what an interrupted one has left.
         target.note_in_use()
-    return Export(stream.stream_id, describe_snapshot(snapshot), found, sinks)
+    is_running = has_living_holder(stream.catalog, stream.stream_id)
+    return Export(stream.stream_id, describe_snapshot(snapshot), found, sinks, is_running)
 
 
 def _refuse_to_replace(unfinished: LiveDirectory) -> None:

@@ -261,6 +261,8 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
     window = rounded_duration(settings.size_window_ms)
     message = f"{has}, {factor:.2f} times as much as the first one of the last {window}"
     grows = full_bytes > settings.size_floor_bytes and factor >= settings.size_growth_factor
+    if factor >= settings.size_growth_factor and not grows:
+        message += f"; growth is not judged below {size(settings.size_floor_bytes)}"
     return finding(Verdict.WARN if grows else Verdict.PASS, message, figures)
 
 

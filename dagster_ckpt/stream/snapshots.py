@@ -61,7 +61,8 @@ def is_owned_by_stream(snapshot: SnapshotRecord) -> bool:
 
 
 def describe_snapshot(snapshot: SnapshotRecord) -> str:
-    return f"{snapshot.name} at batch {snapshot.batch_id}"
+    # An attempt that failed early has none.
+    return snapshot.name if snapshot.batch_id is None else f"{snapshot.name} at batch {snapshot.batch_id}"
 
 
 def is_named(snapshot: SnapshotRecord, reference: str) -> bool:

@@ -37,7 +37,6 @@ from dagster_ckpt.client import (
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StreamNotFoundError
 from dagster_ckpt.ui import views
 from dagster_ckpt.ui.actions import ActionLog, Report
-from dagster_ckpt.ui.charts import began_with
 from dagster_ckpt.ui.prometheus import exposition
 from dagster_ckpt.values.durations import rounded_duration, size, utc_time
 from dagster_ckpt.values.headline import headline
@@ -78,7 +77,7 @@ class CheckpointPage:
         self._templates = Environment(
             loader=PackageLoader("dagster_ckpt.ui"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
-        self._templates.filters |= {
+        filters: dict[str, Callable[..., str]] = {
             "size": lambda value: "-" if value is None else size(value),
             "duration": lambda value: "-" if value is None else rounded_duration(value),
             "moment": lambda value: "-" if not value else utc_time(value),
@@ -88,8 +87,8 @@ class CheckpointPage:
             "redacted": lambda value: "" if value is None else without_secrets(str(value)),
             "snapshot_name": describe_snapshot,
             "headline": headline,
-            "began_with": began_with,
         }
+        self._templates.filters |= filters
         stream = "/streams/{stream:path}"
         routes = [
             Route("/", self._page(self._streams)),

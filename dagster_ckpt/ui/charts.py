@@ -31,13 +31,6 @@ _END_NAME = 170
 # A value is cut off that is so many times as high as the others.
 _FAR_ABOVE = 4
 _MINUTE_MS = 60_000
-# What an execution without a snapshot began with.
-_BEGUN = {
-    "START_EMPTY": "empty state",
-    "RESUME": "the live directory",
-    "REWIND": "an earlier batch",
-    "REPLAY": "replayed batches",
-}
 
 
 @dataclass(frozen=True)
@@ -289,7 +282,7 @@ def _rows(bars: Sequence[TimelineBar]) -> list[list[TimelineBar]]:
 def _label(group: Sequence[TimelineBar], y: float, x: float) -> Markup:
     """What a row began with, and what became of its executions."""
     oldest = group[-1]
-    begun = describe_snapshot(oldest.restored) if oldest.restored else began_with(oldest.execution)
+    begun = describe_snapshot(oldest.restored) if oldest.restored else oldest.execution.began_with
     failed = sum(_bar_class(bar.execution.status) == "bad" for bar in group)
     facts = [
         f"from {begun}" if begun else "",
@@ -300,12 +293,6 @@ def _label(group: Sequence[TimelineBar], y: float, x: float) -> Markup:
     return Markup('<text x="{x}" y="{y}"{anchor}>{text}</text>').format(
         x=x, y=y, anchor=Markup("") if is_left else Markup(' class="end"'), text=", ".join(filter(None, facts))
     )
-
-
-def began_with(execution: ExecutionRecord) -> str:
-    """What an execution without a snapshot started from; empty if it has not got so far."""
-    kind = str((execution.recovery or {}).get("kind", ""))
-    return _BEGUN.get(kind, kind)
 
 
 def _mark(each: Point, x: float, y: float) -> Markup:

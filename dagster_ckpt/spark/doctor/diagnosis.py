@@ -219,7 +219,11 @@ def _examine(subject: Subject, snapshot: KnownSnapshot | None) -> Iterator[Findi
 
 def _without_repetition(findings: list[Finding]) -> Iterator[Finding]:
     seen = set()
+    # A file that a resume fails on is not also harmless.
+    bad = {finding.path for finding in findings if finding.severity is Severity.ERROR}
     for finding in findings:
+        if finding.code is Code.SNAPSHOT_DANGLING and finding.path in bad:
+            continue
         if (finding.code, finding.path) not in seen:
             seen.add((finding.code, finding.path))
             yield finding

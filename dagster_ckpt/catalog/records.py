@@ -161,6 +161,10 @@ class SnapshotTrigger(StrEnum):
 SOURCE_IDENTITIES = "source_identities"
 # Of an execution's recovery: a supervisor launches runs of its stream.
 IS_LAUNCHED = "is_launched"
+# Likewise: the origin of the request that started it.
+REQUESTED_BY = "requested_by"
+# The origin of what the supervisor requests to reach a desired state.
+DESIRED_STATE_ORIGIN = "desired state"
 # Likewise: what `running_program` says.
 PROGRAM = "program"
 # Of a START request: its run checks its code, then suspends the running query.
@@ -277,8 +281,10 @@ class StreamRecord:
 _BEGUN = {
     "START_EMPTY": "empty state",
     "RESUME": "the live directory",
+    "CLONE": "a copy of the live directory",
     "REWIND": "an earlier batch",
     "REPLAY": "replayed batches",
+    "FINISH_RESTORE": "an interrupted restore",
 }
 
 
@@ -334,6 +340,12 @@ class ExecutionRecord:
         """What it started from, unless a snapshot was restored; empty if it has not got so far."""
         kind = str((self.recovery or {}).get("kind", ""))
         return _BEGUN.get(kind, kind)
+
+    @property
+    def shown_cause(self) -> str:
+        """Its cause, for a person: the catalog counts a start for the desired state as a manual one."""
+        is_reached = (self.recovery or {}).get(REQUESTED_BY) == DESIRED_STATE_ORIGIN
+        return "DESIRED_STATE" if is_reached and self.cause is StartCause.MANUAL else self.cause.value
 
     @property
     def is_launched(self) -> bool:

@@ -90,7 +90,7 @@ def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
         ["started (UTC)", "cause", "from", "status", "ended (UTC)", "host", "pid", "reason"],
         [
             (
-                *(moment(each.started_at_ms), each.cause, _started_from(each, found.snapshots), each.status),
+                *(moment(each.started_at_ms), each.shown_cause, _started_from(each, found.snapshots), each.status),
                 *(moment(each.ended_at_ms), each.host, each.pid, _brief(each.reason)),
             )
             for each in found.executions

@@ -9,13 +9,20 @@ from enum import Enum
 from typing import Any
 
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, UpgradePhase, UpgradeRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
+from dagster_ckpt.catalog.records import (
+    DESIRED_STATE_ORIGIN,
+    ExecutionRecord,
+    RequestKind,
+    RequestRecord,
+    RequestStatus,
+    SnapshotRecord,
+)
 from dagster_ckpt.stream.liveness import SILENCE_MS
 from dagster_ckpt.values.durations import rounded_duration
 from dagster_ckpt.values.modes import DesiredState
 
 # Origin of requests made here, to distinguish them from users' requests.
-ORIGIN = "desired state"
+ORIGIN = DESIRED_STATE_ORIGIN
 _REQUESTS = uuid.UUID("6f1d3c2e-2f0b-4a57-9d0c-6a3f5c1f7f11")
 _OPEN = (RequestStatus.PENDING, RequestStatus.ACCEPTED)
 STOPPING = (RequestKind.STOP_WITH_SAVEPOINT, RequestKind.SUSPEND, RequestKind.CANCEL)

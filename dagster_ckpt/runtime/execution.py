@@ -8,7 +8,7 @@ import uuid
 from random import Random
 
 from dagster_ckpt.catalog.pending_restore import Forked
-from dagster_ckpt.catalog.records import IS_LAUNCHED, PROGRAM, RequestRecord, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import IS_LAUNCHED, PROGRAM, REQUESTED_BY, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
 from dagster_ckpt.policies.guard import decide_restart
@@ -124,6 +124,10 @@ class StreamRun:
             raise
         return start.examined(started, end) if end.kind is EndKind.FAILED else end
 
+    def _requested_by(self) -> dict[str, object]:
+        asked = self._stream.catalog.requests.find(self._request.start_request_id)
+        return {} if asked is None else {REQUESTED_BY: asked.origin}
+
     def _supervise(self, execution_id: str, started: StartedQuery) -> QueryEnd:
         stream = self._stream
         application = self._request.application
@@ -135,6 +139,7 @@ class StreamRun:
                 recovery={
                     **started.as_record(),
                     **({IS_LAUNCHED: True} if self._request.is_launched else {}),
+                    **self._requested_by(),
                     PROGRAM: running_program(),
                 },
                 application=application.as_record() if application is not None else None,

@@ -31,6 +31,8 @@ _END_NAME = 170
 # A value is cut off that is so many times as high as the others.
 _FAR_ABOVE = 4
 _MINUTE_MS = 60_000
+# What the start of an execution does that goes on where the one before it stopped.
+_GOES_ON = ("RESUME", "CLONE")
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ def _rows(bars: Sequence[TimelineBar]) -> list[list[TimelineBar]]:
     """Newest first. An execution that resumed shares the row of the one before it."""
     rows: list[list[TimelineBar]] = []
     for bar in bars:
-        if rows and (rows[-1][-1].execution.recovery or {}).get("kind") == "RESUME":
+        if rows and (rows[-1][-1].execution.recovery or {}).get("kind") in _GOES_ON:
             rows[-1].append(bar)
         else:
             rows.append([bar])

@@ -43,7 +43,8 @@ from examples.flights.workspace import Workspace
 DEFINITIONS = Path(__file__).parents[2] / "definitions.py"
 SAVEPOINT_LABEL = "before-the-bad-deployment"
 SET_LABEL = "before-the-bad-feed"
-STEP_TIMEOUT_S = 120.0
+# For a machine with other work: there, launching a run alone may take a minute.
+STEP_TIMEOUT_S = 300.0
 # A stream that reports being idle this long after the last file arrived has processed that file.
 SETTLED_MS = 3_000
 # A JVM writes its thread stacks when it reaches a safepoint.

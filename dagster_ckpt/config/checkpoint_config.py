@@ -45,12 +45,8 @@ def _keywords_of(
 class CheckpointConfig:
     """PyFlink's `CheckpointConfig`: keywords, getters and setters over one `CheckpointOptions`.
 
-    The keywords are the options of `CheckpointOptions`; `docs/options.md` has each with default, range and effect.
-    Setters return the object; an invalid value leaves it unchanged. `options` also refuses contradictory options.
-
-    Raises:
-        OptionError: A value is out of range.
-        OptionTypeError: A value has the wrong type.
+    The keywords are the options of `CheckpointOptions`, described in `docs/options.md`. Setters return the object; an
+    invalid value leaves it unchanged. `options` also refuses contradictory options.
 
     Example:
         >>> plain = CheckpointConfig(interval=60_000, min_pause=timedelta(seconds=30))
@@ -168,7 +164,7 @@ class CheckpointConfig:
     def enable_externalized_checkpoints(
         self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
     ) -> Self:
-        """Set which checkpoints outlive the stream: an older name."""
+        """Older name of `set_externalized_checkpoint_cleanup`."""
         return self.set_externalized_checkpoint_cleanup(cleanup_mode)
 
     def set_externalized_checkpoint_cleanup(
@@ -180,7 +176,7 @@ class CheckpointConfig:
         return self._with(cleanup=CLEANUP.member(cleanup_mode))
 
     def set_externalized_checkpoint_retention(self, retention: ExternalizedCheckpointRetention) -> Self:
-        """Set which checkpoints outlive the stream, with the enum of Flink 1.20."""
+        """The same, with the enum of Flink 1.20."""
         return self._with(cleanup=ExternalizedCheckpointCleanup[_RETENTION.member(retention).name])
 
     def is_externalized_checkpoints_enabled(self) -> bool:
@@ -192,7 +188,7 @@ class CheckpointConfig:
         return self._asked.cleanup
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
-        """Return the same, as the enum of Flink 1.20."""
+        """Return it as the enum of Flink 1.20."""
         return ExternalizedCheckpointRetention[self._asked.cleanup.name]
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
@@ -255,7 +251,7 @@ class CheckpointConfig:
         return self._asked.prefer_checkpoint_for_recovery
 
     def set_prefer_checkpoint_for_recovery(self, prefer_checkpoint_for_recovery: bool) -> Self:
-        """Set whether recovery uses the newest checkpoint despite a newer savepoint."""
+        """Let recovery use the newest checkpoint despite a newer savepoint, or not."""
         return self._with(prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery)
 
     def get_checkpoint_storage(self) -> CheckpointStorage | None:
@@ -263,15 +259,15 @@ class CheckpointConfig:
         return self._asked.storage
 
     def set_checkpoint_storage(self, storage: CheckpointStorage | str) -> Self:
-        """Set where snapshots are stored; a string is the absolute path or URL of a directory."""
+        """Set where snapshots are stored: a storage, or the absolute path or URL of a directory."""
         return self._with(storage=storage)
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> Self:
-        """Store snapshots in a directory, given by its URL."""
+        """Same as `set_checkpoint_storage` with a URL."""
         return self._with(storage=FileSystemCheckpointStorage(checkpoint_path))
 
     def _with(self, **changes: Any) -> Self:
-        # None leaves the option out; setters take no None.
+        # None would leave the option out; setters take no None.
         rules = {name: option.rule for name, option in options_of(CheckpointOptions).items()}
         self._asked = replace(self._asked, **{name: rules[name].checked(value) for name, value in changes.items()})
         return self

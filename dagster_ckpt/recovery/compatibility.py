@@ -1,7 +1,7 @@
-"""How the code of a stream fits the state that its next start continues from: a verdict, and what the start would do.
+"""How the code of a stream fits the state that its next start continues from, and what the start would do. Pure.
 
-Pure. A start and a check without a start judge by the same functions: sources by `source_change`, settings of the state
-and operators by `plan_check`.
+A start and a check without a start judge by the same functions: sources by `source_change`, settings of the state and
+operators by `plan_check`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Part(StrEnum):
 
 
 class Action(StrEnum):
-    """What the start does with a part. REFUSE: nothing, so it does not start."""
+    """REFUSE: the start does not happen."""
 
     KEEP = "keep"
     MIGRATE = "migrate"
@@ -58,7 +58,7 @@ class Step:
     Attributes:
         name: Such as `0` for a source, or `1 (aggregation by site)` for an operator.
         reason: What differs; empty if nothing does.
-        options: Options of the start that this step needs, as `StartFrom` takes them.
+        options: Of the start, that this step needs, as `StartFrom` takes them.
     """
 
     part: Part
@@ -104,11 +104,9 @@ class CompatibilityReport:
 
     @property
     def reason(self) -> str:
-        """Why it is not SAME."""
         return "; ".join(str(step) for step in self.steps if step.reason)
 
     def messages(self) -> list[str]:
-        """The report, one line each."""
         asked = " ".join(
             f"--{name.replace('_', '-')}" + ("" if value is True else f" {value!r}")
             for name, value in self.options.items()
@@ -122,7 +120,6 @@ class CompatibilityReport:
 
     @property
     def options(self) -> dict[str, str | bool | int]:
-        """Of the start that does the migration."""
         return {name: value for step in self.steps for name, value in step.options.items()}
 
     def as_record(self) -> dict[str, object]:
@@ -137,7 +134,7 @@ class CompatibilityReport:
 
 
 def source_steps(judgement: SourceJudgement) -> tuple[Step, ...]:
-    """What a start does with each source of the query, then with former ones that it drops.
+    """A step for each source of the query, then for former ones that are dropped.
 
     Without a mapping, changed sources get the steps of the one that the refusal of the start proposes.
     """
@@ -187,10 +184,11 @@ def operator_steps(
     start_from: StartFrom | None = None,
     rules: Sequence[StateMigration] = (),
 ) -> tuple[Step, ...]:
-    """What a start does with the state of each operator, in the order of the old plan, then of the new one.
+    """A step for each operator with state, in the order of the old plan, then of the new one.
 
-    Empty if a plan is unknown: then nothing is compared, as by the start. A change that can be migrated is taken for
-    one that is to be.
+    Empty if a plan is unknown: then the start compares nothing either. A change that can be migrated is taken for one
+    that
+    is to be.
     """
     if before is None or after is None:
         return ()

@@ -56,7 +56,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Damage:
-    """A finding's code or an error's class, and a text for messages."""
+    """`error`: a finding's code or an error's class."""
 
     error: str
     detail: str
@@ -129,8 +129,9 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
         if (snapshot.batch_id or 0) > (commit if commit is not None else -1):
             continue
         manifest = readable_manifest(stream, snapshot.location or "")
-        # The problems of an unreadable one are reported when it is used. One from before a rewrite of the state has
-        # other files by the same names.
+        # An unreadable one is reported when it is used. From before a rewrite of the state, files have the same names
+        # but other
+        # content.
         if manifest is None or rewrite_of(manifest.header.properties) != rewrite_id:
             continue
         entries = list(manifest.files)
@@ -152,14 +153,14 @@ def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
 
 
 class Examiner:
-    """Examines the points that one run starts from; the start that follows does not read them again."""
+    """Points of one run; the start that follows does not read them again."""
 
     def __init__(self, stream: StreamHandle) -> None:
         self._stream = stream
         self._good: tuple[str, Positions] | None = None
 
     def state_of(self, live: LiveDirectory, state: LiveState, *, deep: bool) -> LiveState:
-        """The state of a directory that looks good: BROKEN if damaged."""
+        """BROKEN if a directory that looks good is damaged."""
         known, self._good = self._good, None
         is_known = known == (live.url, live.positions())
         damage = self.damage_of_live(live, deep=deep and not is_known)
@@ -282,18 +283,18 @@ _ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|S
 
 
 def is_suspicious(error: Exception) -> bool:
-    """Whether a start may have failed because of its point. Only errors of this package rule that out."""
+    """Whether a start may have failed because of its point: only errors of this package rule that out."""
     if isinstance(error, CkptError):
         return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
     return is_suspicious_end(str(error))
 
 
 def is_suspicious_end(reason: str) -> bool:
-    """Whether a query may have failed because of its live directory: always, unless it was interrupted."""
+    """A query may have failed because of its live directory, unless it was interrupted."""
     return _ENDED.search(reason) is None
 
 
-# They determine which files belong together; of all others, name and length suffice.
+# These determine which files belong together; of all others, name and length suffice.
 _READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
 _READ_SUFFIXES = (".zip", ".crc")
 # A restore rewrites these paths.
@@ -301,7 +302,7 @@ _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 
 
 def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
-    """What is wrong with a snapshot; empty if it can be restored.
+    """Empty if it can be restored.
 
     Its data objects are long enough (`deep`: and match their digests), and it has all files that a resume needs.
     """

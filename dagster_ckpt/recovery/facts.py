@@ -45,10 +45,10 @@ def recovery_facts(
     output: NamedOutput | None = None,
     examiner: Examiner | None = None,
 ) -> RecoveryFacts:
-    """Gather everything that a recovery plan depends on.
+    """A start by a user does not `remember` earlier recovery failures.
 
-    A start by a user does not `remember` earlier recovery failures. With an `examiner`, the state that the query will
-    load is read unless all executions in the live directory ended in order.
+    With an `examiner`, the state that the query will load is read unless all executions in the live directory ended in
+    order.
     """
     catalog = stream.catalog
     record = catalog.streams.get(stream.stream_id)
@@ -182,7 +182,7 @@ _Key = tuple[int | None, str]
 
 
 def state_digest(store: SnapshotStore, location: str) -> str | None:
-    """Digest over names and contents of a snapshot's state files, if any."""
+    """Over names and contents of a snapshot's state files; None without any."""
     digest, is_empty = blake3(), True
     for entry in sorted(store.manifest(location).files, key=attrgetter("path")):
         if entry.path.partition("/")[0] == STATE:
@@ -194,10 +194,7 @@ def state_digest(store: SnapshotStore, location: str) -> str | None:
 def with_equal_content(
     store: SnapshotStore, failures: Sequence[PointFailure], snapshots: Sequence[SnapshotRecord]
 ) -> list[PointFailure]:
-    """The failures, repeated for each other snapshot of the same batch and state.
-
-    A checkpoint of restored damage is damaged too.
-    """
+    """Repeat each failure for other snapshots of the same batch and state: restored damage is in their files too."""
     points = {snapshot_point(each.snapshot_id): each for each in snapshots}
     batches = {points[failure.point].batch_id for failure in failures if failure.point in points}
     alike = {name: each for name, each in points.items() if each.batch_id in batches}

@@ -52,7 +52,7 @@ from dagster_ckpt.values.durations import monotonic_ms
 class Fork:
     """A stream forked from another one, perhaps of another deployment (`import_snapshot`).
 
-    `outputs` maps folders of the original's file sinks to those that received their rows. The fork must not write to
+    `outputs`: folders of the original's file sinks, and those that received their rows. The fork must not write to
     `parent_outputs`.
     """
 
@@ -110,7 +110,7 @@ def fork(
 
 @dataclass(frozen=True)
 class ForkedState:
-    """Another stream's state in a prepared live directory, what it is, and what its first start must check."""
+    """Another stream's state in a prepared live directory, and what its first start must check."""
 
     live_directory: str
     query_id: str
@@ -238,10 +238,7 @@ def give_outputs(
     *,
     may_link: bool = True,
 ) -> None:
-    """Copy rows of another stream's folders up to a batch. May be repeated.
-
-    With `may_link`, files on the same disk are hard-linked.
-    """
+    """Copy rows of other folders up to a batch; may be repeated. `may_link`: by hard links on the same disk."""
     chosen: list[tuple[str, str]] = []
     for old, new in outputs.items():
         path = next((path for path in logs if same_folder(path, old)), None)
@@ -273,7 +270,7 @@ _QUERY_IDS = uuid.UUID("6f0c3f0e-6a0b-4e0b-9d43-8f1f6a3f9c21")
 
 @dataclass(frozen=True)
 class _MovedSink:
-    """A sink as the snapshot names it, the place in that name if any, and what replaces it."""
+    """The sink's name in the snapshot, the place in that name if any, and what replaces it."""
 
     name: str
     old: str | None
@@ -366,7 +363,7 @@ def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
             "to the same ones. Import another snapshot."
         )
     folders: dict[str, str | None] = {sink.place or sink.name: sink.place for sink in captured}
-    # A table that is known by its name only has no other place.
+    # A table known only by its name has no other place.
     return folders | {sink.name: sink.place if sink.place != sink.name else None for sink in others or ()}
 
 

@@ -55,10 +55,12 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
     """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
 
     A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog. So
-    does a folder that another deployment uses now.
+    does a
+    folder that another deployment uses now.
 
     A previous holder that may be alive is fenced first, and fenced directories stay: without its fence, its query would
-    keep writing.
+    keep
+    writing.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     if not acquired.predecessor_ended and not may_be_anothers(stream, record):
@@ -70,9 +72,9 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
 
 
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
-    """Delete the live directories that earlier starts left, not those of a successor (with a higher token).
+    """Delete those that earlier starts left, but no successor's (with a higher token) and no fenced one.
 
-    A fenced one stays: without its fence, a query that still runs there would plan further batches.
+    Without its fence, a query that still runs there would plan further batches.
     """
     built = _own_live_directories(stream, stream.catalog.streams.get(stream.stream_id))
     names = {each.live.url.rpartition("/")[2]: each for each in built}
@@ -144,7 +146,7 @@ def _is_in(folder: str, url: str) -> bool:
 
 
 def may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
-    """Whether the live directory may be another deployment's: elsewhere and not adopted, or of another owner."""
+    """It lies elsewhere and was not adopted, or its folder has another owner."""
     if adopted_directory(record) is not None:
         return False
     return lies_elsewhere(stream, record) or other_owner_of_live_folder(stream) is not None
@@ -186,7 +188,7 @@ class Building:
 
     @span("write_files")
     def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
-        """Create the directory; if its state is rewritten, from a temporary copy."""
+        """If the state is rewritten, `fill` gets a temporary copy."""
         if self._rewrite is None:
             fill(self.live)
             return
@@ -198,7 +200,7 @@ class Building:
             source.delete()
 
     def rewrite(self, source: LiveDirectory) -> None:
-        """Create the directory from one in which no query runs, with rewritten state."""
+        """`source` must have no running query."""
         rewrite = self._rewrite
         assert rewrite is not None
         made = rewrite.migration
@@ -219,11 +221,10 @@ class Building:
 
     @property
     def plan(self) -> Mapping[str, Any] | None:
-        """That of the migrated state."""
         return self._migration.after.as_record() if self._migration is not None else None
 
     def origin(self, origin: StateOrigin) -> StateOrigin:
-        """Of a migrated state, with the plan that its origin has."""
+        """With the plan that a migrated state had."""
         return origin.written_by(self._migration.before.as_record()) if self._migration is not None else origin
 
     @property
@@ -299,14 +300,14 @@ _IN_USE = ".in-use"
 
 @contextmanager
 def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
-    """The place for a temporary copy of state, deleted at the end."""
+    """Deleted at the end."""
     remove_leftovers(stream)
     folder = _folder(stream)
     name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
     scratch = folder.sibling(f"/{name}")
 
     def report() -> None:
-        # After six hours without a report the directory may be deleted; its user then fails.
+        # After `LEFT_AFTER_MS` without a report the directory may be deleted; its user then fails.
         folder.folder.write(f"{name}{_IN_USE}", [str(stream.catalog.now_ms()).encode()])
 
     try:
@@ -319,7 +320,7 @@ def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
 
 
 def remove_leftovers(stream: StreamHandle) -> None:
-    """Delete the copies of killed processes, by the catalog's clock."""
+    """Of killed processes, by the catalog's clock."""
     now_ms = stream.catalog.now_ms()
     folder = _folder(stream)
     for name, entry in folder.folder.list().items():

@@ -64,15 +64,14 @@ class _Plan:
 
         @property
         def point(self) -> str | None:
-            """Name of the point to continue from, under which failures are remembered."""
+            """The point's name, under which failures are remembered."""
 
         @property
         def rewound_ms(self) -> int | None:
-            """Time from the point to the query's last sign of life: the most that is processed again."""
+            """From the point to the query's last sign of life: the most that is processed again."""
 
     @property
     def came_from(self) -> str:
-        """What has the state to continue from, for messages."""
         return describe_snapshot(self.snapshot) if self.snapshot is not None else "its live directory"
 
     @property
@@ -109,8 +108,6 @@ class _OfTheLiveDirectory(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class StartEmpty(_OfTheLiveDirectory):
-    """Discard any state, and read the sources from the beginning."""
-
     kind = RecoveryKind.START_EMPTY
     to_batch: ClassVar[None] = None
     point: ClassVar[None] = None
@@ -118,8 +115,6 @@ class StartEmpty(_OfTheLiveDirectory):
 
 @dataclass(frozen=True, kw_only=True)
 class FinishRestore(_OfTheLiveDirectory):
-    """Finish a restore, rewind, fork or import whose directory is there."""
-
     kind = RecoveryKind.FINISH_RESTORE
     to_batch: ClassVar[None] = None
     point: str
@@ -160,7 +155,6 @@ class MappedSources:
     identities: tuple[SourceIdentity, ...] | None = None
 
     def offsets(self, before: Mapping[str, str | None]) -> dict[str, str | None]:
-        """The offsets of the query's sources, from those of the state."""
         continued, found = self.mapping.continued, dict[str, str | None]()
         for source in in_order(self.mapping.sources):
             is_new = source in self.mapping.new
@@ -194,7 +188,7 @@ class _GoBack(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class Restore(_GoBack):
-    """Restore a snapshot, which the stream then owns if it `claims` it; files of the `donor` may be linked."""
+    """The stream then owns the snapshot if it `claims` it; files of the `donor` may be linked."""
 
     kind = RecoveryKind.RESTORE
     directory: ClassVar[None] = None
@@ -217,7 +211,7 @@ class Restore(_GoBack):
 
 @dataclass(frozen=True, kw_only=True)
 class Rewind(_GoBack):
-    """Go back in a live directory's own files; `directory` None: the current one."""
+    """In a live directory's own files; `directory` None: the current one."""
 
     kind = RecoveryKind.REWIND
     to_batch: int
@@ -266,7 +260,7 @@ RecoveryPlan = StartEmpty | FinishRestore | Resume | Clone | Restore | Rewind | 
 
 @dataclass(frozen=True)
 class UnknownState:
-    """What exists in the folders of a stream that its catalog knows no start of; `sinks` are logs of file sinks."""
+    """In the folders of a stream that its catalog knows no start of; `sinks` are logs of file sinks."""
 
     directories: Sequence[str] = ()
     snapshots: Sequence[str] = ()
@@ -285,7 +279,6 @@ class RecoveryFacts:
         all_snapshots: Candidates for an explicit name: completed snapshots, and the one at a named location.
         last_batch: The newest batch that any execution reported as committed in the live directory.
         predecessor_ended: Whether the previous execution can write nothing more.
-        prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
         retained: Batches that the live directory can be rewound to, ascending; only determined if one is requested.
         ended_in_order: Whether every execution in the live directory ended deliberately, in this boot.
         failures: Recovery failures since the last good checkpoint, oldest first.
@@ -319,7 +312,7 @@ class RecoveryFacts:
 
     @property
     def before_the_edit(self) -> list[SnapshotRecord]:
-        """Snapshots without an edit of the stream's state, which no recovery uses."""
+        """Snapshots without an edit of the stream's state: no recovery uses them."""
         edits = set(self.stream.state_edits)
         return [snapshot for snapshot in self.all_snapshots if not edits <= set(snapshot.state_edits)]
 

@@ -49,7 +49,7 @@ class PreparedStart:
     """What Spark is started on.
 
     Attributes:
-        rolled_back: Places of the sinks that were rolled back.
+        rolled_back: Places of sinks.
         may_repeat: Names of sinks that this process cannot roll back.
         began: Positions in the live directory just before the query started.
     """
@@ -76,8 +76,10 @@ def prepare(
     An error before the switch to a new directory leaves everything as it was; after it, the next start finishes.
 
     Only the sinks of `output`, where the query will write, are changed; if unknown, the known ones. A `survey` for this
-    plan is used if nothing has happened since. With `rewrite`, the query always continues in a new directory. `watch`
-    is called while files are written and before the switch, and may raise.
+    plan
+    is used if nothing has happened since. With `rewrite`, the query always continues in a new directory. `watch` is
+    called
+    while files are written and before the switch, and may raise.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)
@@ -327,7 +329,6 @@ class _Preparation:
         )
 
     def _is_skipped_under(self, query_id: str | None, batch_id: int | None) -> bool:
-        """Whether a sink would skip the next batches of this query."""
         after = BEFORE_THE_FIRST_BATCH if batch_id is None else batch_id
         remembering = [sink for sink in self.sinks.of(Verdict.ROLL_BACK) if sink.remembers_undone]
         newest = (newest_batch(sink, query_id) for sink in remembering)
@@ -343,7 +344,7 @@ class _Preparation:
                 begin_log(sink.folder, self.sinks.aim.batch_id, still_mine=self.lease.step)
 
     def _settle_batch_in_flight(self, live: LiveDirectory) -> list[Sink]:
-        """Undo a batch that sinks have and the query does not have; returns these sinks."""
+        """Undo a batch that only sinks have; returns these sinks."""
         return settle_in_flight(
             live,
             self.sinks.to_settle,

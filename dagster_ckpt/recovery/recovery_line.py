@@ -2,8 +2,7 @@
 
 A snapshot of a stream is consistent with one of its upstream if all that it has read of it is contained there. What the
 upstream has written and the reader has not read is in a durable sink and arrives by itself. So a reader goes back
-because of its upstream, never the other way round, and one pass in topological order finds the line: there is no domino
-effect.
+because of its upstream, never the other way round, and one pass in topological order finds the line.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Point:
 
     Attributes:
         name: As it is shown, such as `chk-7`.
-        batch: Its last batch; -1 before the first.
+        batch: -1 before the first.
         begins: Of each timeline of the stream its parent, and the batch after which it branched off.
         reads: What it has read of other streams; None if that was not recorded.
     """
@@ -89,7 +88,7 @@ class RecoveryLine:
 
 
 def topological(streams: Iterable[str], edges: Iterable[Edge]) -> list[str]:
-    """These streams, each after those that it reads. Raises OptionError if they read each other in a circle."""
+    """Each after those that it reads; OptionError if they read each other in a circle."""
     left = {stream: set[str]() for stream in sorted(set(streams))}
     for edge in edges:
         if edge.reader in left and edge.upstream in left:
@@ -113,9 +112,9 @@ def recovery_line(
     """The newest point of each stream that has read nothing of its upstream that would be undone.
 
     Args:
-        order: The streams, upstream first. Other streams that they read do not go back.
+        order: Upstream first. Other streams that they read do not go back.
         points: Newest first.
-        edges: Between the streams. Those of unknown kind make the line not provable.
+        edges: Those of unknown kind make the line not provable.
     """
     edges = list(edges)
     chosen: dict[str, Point] = {}

@@ -174,7 +174,7 @@ def choose_snapshot(
     newest_batch: int | None,
     problems: Callable[[SnapshotRecord], Sequence[str]],
 ) -> SnapshotChoice:
-    """Choose the newest snapshot without `problems`, which is called from the newest on.
+    """The newest snapshot without `problems`, which is called from the newest on.
 
     One after `newest_batch`, the newest batch known to be committed, belongs to another history.
     """

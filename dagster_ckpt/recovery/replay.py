@@ -1,8 +1,8 @@
 """Exact replay: rebuild the state that was lost with a live directory, without rolling a sink back.
 
-A snapshot contains the state after batch N, the sinks have the batches up to M. If the query continued after N, Spark
-would divide the input of N+1 to M differently. Instead, a start runs these batches again with their offsets from the
-journal (`catalog/journal.py`), discards the rows, and continues after M.
+A snapshot has the state after batch N, the sinks have the batches up to M. A query that continued after N would divide
+the input of N+1 to M differently. Instead, a start runs these batches again with their offsets from the journal
+(`catalog/journal.py`), discards the rows, and continues after M.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LostBatches:
         return self.in_flight.batch_id - 1 if self.in_flight is not None else -1
 
     def plan(self, directory: str | None = None) -> RestoreAndReplay:
-        """The restore and replay; `directory` is where the batches were replayed."""
+        """`directory` is where the batches were replayed."""
         plan = self.restore
         if not self.batches:
             what = f"run batch {self.last + 1} as planned before"
@@ -128,7 +128,7 @@ def replay(
 ) -> RestoreAndReplay:
     """Restore a snapshot to a directory that no stream uses, and run the lost batches there without output.
 
-    `watch` is called while a batch runs, and may raise. Returns the plan to continue there.
+    `watch` is called while a batch runs, and may raise.
     """
 
     def stopped() -> bool:
@@ -184,7 +184,7 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
 
 
 def _has_parts(sink: Sink) -> bool:
-    """Whether a sink may have a batch in part, and drops that part when the query runs it again.
+    """A sink may have a batch in part, and drops that part when the query runs it again.
 
     Of several writers into Kafka, some may have been killed before their share.
     """

@@ -1,9 +1,9 @@
 """Retention of a stream's checkpoints, while it runs and when it has ended, and attempts that a dead process left.
 
-A deletion marks in the catalog, deletes the bytes, and forgets the row. A failed one stays visible as DELETING, and the
-next pass retries it.
+A deletion marks in the catalog, deletes the bytes, and forgets the row. A failed one stays DELETING, and the next pass
+retries it.
 
-The row of an attempt stays IN_PROGRESS if its process died before the catalog recorded how it ended. The next start, or
+An attempt stays IN_PROGRESS if its process died before the catalog recorded how it ended. The next start, or
 housekeeping of a stopped stream, registers a snapshot that is complete in storage; any other attempt has failed. A
 snapshot completed after its attempt was recorded as failed is deleted.
 """
@@ -111,9 +111,9 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     """The checkpoints that the retention policy does not keep, oldest first.
 
     The policy sees them by number, never by a clock; savepoints, which are never deleted here, only with
-    `count_savepoints`. Regardless of the policy these stay: what a recovery would use first, the newest proven one,
-    tagged ones, those at `protected` locations, which pending attempts build on, and the one that an upgrade would be
-    rolled back to.
+    `count_savepoints`.
+    Regardless of the policy these stay: what a recovery would use first, the newest proven one, tagged ones, those at
+    `protected` locations, which pending attempts build on, and the one that an upgrade would be rolled back to.
     """
     snapshots = retained_by_policy(stream)
     context = RetentionContext(stream.catalog.now_ms())
@@ -123,7 +123,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
 
 
 def retained_by_policy(stream: StreamHandle) -> list[SnapshotRecord]:
-    """What a policy decides about, oldest first: tagged checkpoints do not count towards its limits."""
+    """Oldest first; tagged checkpoints do not count towards a policy's limits."""
     tagged = stream.catalog.holds.tagged(stream.stream_id)
     snapshots = [
         snapshot
@@ -165,7 +165,6 @@ def subsumption(
 def to_retain(
     stream: StreamHandle, snapshots: Sequence[SnapshotRecord], policy: RetentionPolicy
 ) -> list[RetainedSnapshot]:
-    """Snapshots as a policy sees them."""
     queue = [retained(snapshot) for snapshot in snapshots]
     if not needs_objects(policy):
         return queue
@@ -201,7 +200,7 @@ def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:
 
 
 def newest_proven(restorable: Sequence[SnapshotRecord]) -> list[str]:
-    """Id of the restorable snapshot with the newest proven batch, in a list.
+    """A list with the id of the restorable snapshot of the newest proven batch.
 
     No policy deletes it: state that no query has loaded may turn out to be damaged.
     """
@@ -218,10 +217,11 @@ def discard(
     lease: LeaseKeeper | None,
     protected: Iterable[str] = (),
 ) -> RetentionReport:
-    """Delete snapshots. Bytes that the store lists or that are `protected` stay.
+    """Delete snapshots, except bytes that the store lists or that are `protected`.
 
     Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor. An
-    operator has no lease and deletes alongside any writer.
+    operator
+    has no lease and deletes alongside any writer.
     """
     record = lease.record if lease is not None else None
     deleted: list[str] = []
@@ -269,7 +269,8 @@ def apply_terminal_retention(
 
     Savepoints are deleted only if claimed. While the live directory is incomplete, the newest snapshot stays, except on
     canceling under DELETE_ON_CANCELLATION. If a newer execution holds the lease, nothing is deleted and the execution
-    stays unsettled.
+    stays
+    unsettled.
     """
     if dry_run:
         return _preview_at_end(stream, execution_id, state)
@@ -373,7 +374,8 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
     """Settle attempts, finish interrupted deletions, and remove bytes left by crashed attempts.
 
-    Bytes younger than `older_than_ms` by the storage's clock stay. Default: six hours, or twice the checkpoint timeout
+    Bytes younger than `older_than_ms` by the storage's clock stay; default: `ORPHAN_AGE_MS`, or twice the checkpoint
+    timeout
     if that is longer.
     """
     if older_than_ms is None:
@@ -396,7 +398,7 @@ def _of_status(stream: StreamHandle, status: SnapshotStatus) -> list[SnapshotRec
 
 
 def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
-    """Snapshots that a start may need although the stream has ended."""
+    """By a start, although the stream has ended."""
     needed: dict[str, KeptBecause] = {}
     live = stream.catalog.streams.get(stream.stream_id).live_directory
     is_whole = live is None or inspect_live_directory(LiveDirectory(live)).status in (LiveStatus.GOOD, LiveStatus.EMPTY)
@@ -416,7 +418,7 @@ def _rollback_snapshot(stream: StreamHandle) -> str | None:
 
 
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
-    """Settle attempts of earlier executions and abandoned savepoints, before new ones begin. Returns messages."""
+    """Those of earlier executions and abandoned savepoints, before new ones begin. Returns messages."""
     done = []
     for snapshot in _of_status(stream, SnapshotStatus.IN_PROGRESS):
         if snapshot.execution_id is None and _is_held(stream, snapshot):
@@ -525,7 +527,7 @@ def _found(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifes
 
 
 def _is_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Manifest | None:
-    # A damaged file or an unknown format must not block a start. An unknown outcome does: a later call settles the
+    # A damaged file or an unknown format must not block a start. An unknown outcome does; a later call settles the
     # attempt.
     manifest = readable_manifest(stream, location)
     return manifest if manifest is not None and manifest.header.snapshot_id == snapshot.snapshot_id else None

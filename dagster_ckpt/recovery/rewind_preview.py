@@ -85,11 +85,9 @@ class RewindPreview:
         left: Snapshots after the batch, newest first: they stay on the timeline that is left.
         undone_since_ms: Earliest time at which the first undone batch may have been written, in ms since the epoch.
         safety_savepoint: How the current state will be preserved, if left behind.
-        undone_edits: Edits of the state that the start undoes, each described.
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
-        inputs: Whether each source still has what is read again.
         source_changes: Where each source continues or begins if the sources change, one message each.
-        readers: The streams that read the output, and whether they have read undone rows.
+        readers: The streams that read the output.
     """
 
     plan: RecoveryPlan
@@ -169,8 +167,10 @@ def preview_rewind(
     """Determine what a planned start would undo and process again.
 
     For a plan that undoes nothing, the preview has only sinks that already have an uncommitted batch, or that the query
-    must not write to. A running query finishes its batch in flight before it is stopped. `session` is that of the query
-    to start, whose file systems its sources use.
+    must
+    not write to. A running query finishes its batch in flight before it is stopped. `session` is that of the query to
+    start,
+    whose file systems its sources use.
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
@@ -430,7 +430,7 @@ def take_safety_savepoint(
     *,
     migrates: bool = False,
 ) -> str | None:
-    """Before a rewind or a migration, take a savepoint of the current state; if that is impossible, tag its newest one.
+    """Before a rewind or a migration, take a savepoint of the current state, or tag its newest snapshot.
 
     Returns what was kept, for a message, if anything.
     """

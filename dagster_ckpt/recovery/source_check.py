@@ -85,7 +85,7 @@ def gone_records(
 def resolved_offsets(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter] | None
 ) -> RecoveryPlan:
-    """The plan with an offset for each partition positioned by time."""
+    """With an offset for each partition positioned by time."""
     if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
     chosen = plan.source_offsets
@@ -132,7 +132,6 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
 
 
 def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) -> dict[str, bytes]:
-    """The given files of the state to continue from, if they exist."""
     if plan.snapshot is not None:
         return read_files(stream.store, snapshot_location(plan.snapshot), lambda path: path in paths)
     url = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
@@ -144,7 +143,7 @@ def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) 
 
 
 def read_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dict[str, str | None]:
-    """Up to where each source was read in a batch of that state, if known."""
+    """Up to where each source was read in a batch of the state to continue from, if known."""
     name = f"{OFFSETS}/{batch_id}"
     data = state_files(stream, plan, [name]).get(name)
     return dict(parse_offset_entry(data, name).sources) if data is not None else {}
@@ -158,7 +157,7 @@ def _offsets_to_read(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) ->
 
 
 def topic_offsets(text: str | None) -> TopicOffsets | None:
-    """Parse a Kafka source's offset; None for any other."""
+    """None if it is not a Kafka source's offset."""
     try:
         return {
             str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
@@ -186,7 +185,7 @@ def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) ->
 
 
 def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
-    """Let the next batch of a new live directory begin at chosen offsets."""
+    """The next batch of a new live directory begins there."""
     batch_id = live.positions().commit
     if batch_id is None:
         raise RestoreError(f"{live.url} has no committed batch, so its sources have no position to change.")

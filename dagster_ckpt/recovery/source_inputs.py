@@ -78,7 +78,7 @@ class InputStatus(StrEnum):
 
 @dataclass(frozen=True)
 class SourceInput:
-    """What is read again from one source; `reason` is a sentence, or empty."""
+    """`reason` is a sentence, or empty."""
 
     source: str
     kind: str
@@ -276,7 +276,7 @@ def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
 
 
 def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | None:
-    """The files in a live directory's logs after some positions; None if unreadable."""
+    """Listed in its logs after some positions; None if unreadable."""
     try:
         return {source: files_after(directory.folder, source, position) for source, position in first.items()}
     except (FileNotFoundError, LiveDirectoryError, StorageAccessError):
@@ -316,7 +316,7 @@ def changed(files: Iterable[SourceFile], existing: Mapping[str, int | None]) -> 
 
 
 def forgotten(kept: Sequence[SourceFile], newest_ms: int, max_age_ms: int) -> list[SourceFile]:
-    """Files that Spark no longer remembers after reading one of this modification time."""
+    """Those that Spark no longer remembers after reading a file of this modification time."""
     return [each for each in kept if each.modified_at_ms is not None and each.modified_at_ms < newest_ms - max_age_ms]
 
 

@@ -1,4 +1,4 @@
-"""Changes of a query's sources (`map_sources`): where each continues or begins, for the plan and for people."""
+"""Changes of a query's sources (`map_sources`): where each continues or begins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def plan_of_start(
     """The recovery plan, with the positions that only the sources know.
 
     A mapping that an earlier start has carried out changes nothing, so a start that was killed can be repeated. To
-    carry it out once more, a user names a point.
+    carry it
+    out once more, a user names a point.
     """
     plan, mapping = plan_recovery(facts), facts.start_from.source_mapping
     if mapping is None:
@@ -124,7 +125,7 @@ def _positions(
 
 
 def source_changes(stream: StreamHandle, plan: RecoveryPlan) -> tuple[str, ...]:
-    """What a start does with each source, one message each; empty if it changes none."""
+    """One message per source; empty if the start changes none."""
     if not isinstance(plan, Restore | Rewind) or plan.sources is None or plan.to_batch is None:
         return ()
     sources = plan.sources

@@ -41,7 +41,7 @@ class Decision:
     """About one operator, or a watermark.
 
     Attributes:
-        was: Its place among the operators of the former plan; `now` likewise, None if it has none.
+        was: Its place among the operators of the former plan, and `now` of the new one; None: it has none.
         why: What differs; empty if nothing does.
         rule: The user's, by which it is migrated.
     """
@@ -61,11 +61,7 @@ class Decision:
 def evolve(
     before: PlanDescription, after: PlanDescription, rules: Sequence[StateMigration] = ()
 ) -> tuple[Decision, ...]:
-    """In the order of the old plan, then of the new one.
-
-    Raises:
-        OptionError: A rule names no operator with state.
-    """
+    """In the order of the old plan, then of the new one; OptionError if a rule names no operator with state."""
     old, new = before.operators, after.operators
     found: list[Decision] = []
     kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)
@@ -273,7 +269,7 @@ def ruled_operators(
     olds: Sequence[Operator],
     news: Sequence[Operator],
 ) -> list[RuledOperator]:
-    """The operators whose rows the user's rules give; likewise."""
+    """Likewise, the operators whose rows the user's rules give."""
     old_number, new_number = (_numbers(plan, stored) for plan, stored in ((before, olds), (after, news)))
     return [
         RuledOperator(

@@ -29,12 +29,7 @@ _SELECTION = re.compile(r"(?P<upstream>\+?)(?P<stream>[^+,\s]+)(?P<downstream>\+
 
 @dataclass(frozen=True)
 class StreamGraph:
-    """Streams of a catalog, each after those that it reads.
-
-    Attributes:
-        order: Upstream first.
-        edges: Between them.
-    """
+    """Streams of a catalog, upstream first, and the edges between them."""
 
     order: tuple[str, ...]
     edges: tuple[Edge, ...]
@@ -87,7 +82,7 @@ def graph_of(catalog: Catalog, selection: str) -> StreamGraph:
 
 
 def line_of(catalog: Catalog, graph: StreamGraph, given: Mapping[str, Point] | None = None) -> RecoveryLine:
-    """The recovery line over the retained snapshots of a graph; `given` are points to use instead."""
+    """Over the retained snapshots of a graph; `given` are points to use instead."""
     readers = {edge.reader for edge in graph.edges}
     points = {stream: points_of(catalog, stream, reads=stream in readers) for stream in graph.order}
     return recovery_line(
@@ -96,7 +91,7 @@ def line_of(catalog: Catalog, graph: StreamGraph, given: Mapping[str, Point] | N
 
 
 def points_of(catalog: Catalog, stream_id: str, *, reads: bool) -> list[Point]:
-    """The restorable snapshots of a stream, newest first; `reads`: it reads others of the graph."""
+    """Of the restorable snapshots, newest first; `reads`: the stream reads others of the graph."""
     return [point_of(catalog, each, reads=reads) for each in catalog.snapshots.restorable(stream_id)]
 
 
@@ -181,7 +176,7 @@ def _progress(reads: Iterable[Read], kept: Mapping[str, Point]) -> str:
 
 
 def _now(catalog: Catalog, stream_id: str, edges: Sequence[Edge]) -> Point:
-    """The position of a stream as its live directory shows it."""
+    """As its live directory shows it."""
     stream = catalog.streams.get(stream_id)
     begins = begins_of(catalog, stream_id)
     reads: tuple[Read, ...] | None = ()

@@ -37,11 +37,7 @@ _READ_CHANGES = frozenset({"readchangefeed", "readchangedata"})
 
 
 def refuse_unrestored_upstream(catalog: Catalog, stream_id: str, sources: Sequence[SourceIdentity] | None) -> None:
-    """Refuse a start that would read rows of a table that the start of its writer is about to undo.
-
-    Raises:
-        RestoreError: There is such a table.
-    """
+    """RestoreError if a start would read rows of a table that the start of its writer is about to undo."""
     edges = edges_to(catalog, stream_id, keyed(sources)) if sources else []
     for edge in edges:
         if edge.kind is not EdgeKind.TABLE:

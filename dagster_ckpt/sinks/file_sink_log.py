@@ -1,7 +1,8 @@
 """A file sink's log of its batches: capture it for a snapshot, compare it, and roll it back to an earlier batch.
 
 `FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, whichever query wrote it. Entries
-are files: `<batch>`, and every tenth batch `<batch>.compact` with all before (`CompactibleFileStreamLog`).
+are
+files: `<batch>`, and every tenth batch `<batch>.compact` with all before (`CompactibleFileStreamLog`).
 
 A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark rejects at the next
 compaction and read (`getAllValidBatches`). Such a folder first gets a log without files.
@@ -66,7 +67,7 @@ def needed_entries(names: Mapping[int, str]) -> range:
 
 
 def has_beginning(names: Mapping[int, str]) -> bool:
-    """Whether everything before the first needed entry is there."""
+    """Nothing is missing before the first needed entry."""
     first = needed_entries(names).start
     return first == 0 or names[first].endswith(COMPACT)
 
@@ -75,7 +76,8 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
     """Roll a file sink back to the batch of a snapshot; -1 empties the log. Durable on return.
 
     Files of later batches stay on disk. Repeatable after any interruption: the needed entries are durable before
-    anything is deleted, and the newest are deleted first, so the log never has a hole.
+    anything is
+    deleted, and the newest are deleted first, so the log never has a hole.
     """
     folder = open_file_io(path)
     wanted = {entry.name: entry.data for entry in entries}
@@ -157,7 +159,7 @@ def logged_batch(path: str) -> int | None:
 
 
 def begin_log(path: str, batch_id: int, *, still_mine: StillMine = nullcontext) -> None:
-    """A log that lists no file and ends at a batch, in a folder that may not exist; repeatable."""
+    """Write `_beginning` in a folder that may not exist; repeatable."""
     roll_back(path, -1, (), still_mine=still_mine)
     roll_back(path, batch_id, _beginning(batch_id), still_mine=still_mine)
 
@@ -180,10 +182,9 @@ class Past(StrEnum):
 
 @dataclass(frozen=True)
 class SinkLogAtHand:
-    """The files that a log lists, up to the requested batch and in later entries.
+    """The files that a log lists, up to the requested batch and in later entries (`later`).
 
-    Attributes:
-        later: With all earlier files after a compaction.
+    After a compaction, `later` has all earlier files too.
     """
 
     last_batch: int | None
@@ -198,7 +199,6 @@ class SinkLogAtHand:
 
 
 def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
-    """Pure."""
     if at_hand.last_batch is None:
         return Past.NONE
     known = at_hand.up_to | at_hand.later
@@ -229,13 +229,12 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
 
 
 def committed_files(path: str) -> list[str]:
-    """As local paths or URLs."""
     urls = [unquote(url) for url in read_log_at_hand(path, -1).later]
     return [str(local_path(url) or url) for url in urls]
 
 
 def files_of_batch(path: str, batch_id: int) -> list[str] | None:
-    """The part files that one batch added; None if its entry was merged into later ones or is missing."""
+    """None if the batch's entry was merged into later ones or is missing."""
     folder = open_file_io(path)
     names = log_entries(folder)
     if batch_id not in names:
@@ -319,7 +318,6 @@ def url_of(folder: str, name: str) -> str:
 
 
 def name_below(folder: str, where: str) -> str:
-    """Relative to the folder."""
     root, file = local_path(folder), local_path(unquote(where))
     if root is not None and file is not None and file.is_relative_to(root):
         return file.relative_to(root).as_posix()

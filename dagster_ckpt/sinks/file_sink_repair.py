@@ -149,7 +149,7 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
 
 
 def _is_anothers(name: str, files: _Files, noted: _Noted) -> bool:
-    """Whether an entry lists files that the snapshot, complete up to its batch, does not."""
+    """It lists files that the snapshot, complete up to its batch, does not."""
     if (entry_id(name) or 0) <= noted.last:
         return not files.keys() <= noted.files.keys()
     # A later compact entry has all before, within the sink's retention time.
@@ -285,12 +285,7 @@ def _examine_entries(folder: FileIO, names: Mapping[int, str]) -> Iterator[Findi
 
 @dataclass(frozen=True)
 class Relocation:
-    """A log whose paths were written for another folder.
-
-    Attributes:
-        files: How many the entries list elsewhere.
-        old_place: The folder of the first of them.
-    """
+    """A log whose paths were written for another folder: `files` of them, the first in `old_place`."""
 
     folder: str
     entries: tuple[SinkEntry, ...]

@@ -21,7 +21,6 @@ class Start(StrEnum):
     """Kind of start, as seen by a sink.
 
     TO_SNAPSHOT, TO_BATCH: Back to a snapshot, or to a batch in the live directory.
-    EMPTY: With empty state.
     FORKED: With the state of another stream, whose output it does not own.
     CLEAN: Nothing is started: files that no log lists are deleted.
     """
@@ -124,7 +123,6 @@ class Judgement:
 
 
 def judge(sink: Sink, facts: SinkFacts) -> Judgement:
-    """Pure."""
     if not facts.named:
         return Judgement(sink, Verdict.LEAVE)
     if facts.originals:
@@ -239,7 +237,7 @@ _RULES = {
 
 @dataclass(frozen=True)
 class NamedSinks:
-    """The sinks of the query about to start that can be rolled back; `is_seen` if they come from the query itself."""
+    """Those of the query about to start that can be rolled back; `is_seen` if they come from the query itself."""
 
     sinks: tuple[Sink, ...]
     is_seen: bool
@@ -262,6 +260,5 @@ class NamedSinks:
 
 
 def _may_be_that_of(sink: Sink, output: NamedOutput) -> bool:
-    """Whether a query whose description names no place may write there."""
     described = described_sink(replace(output, place=sink.place))
     return described is not None and described.is_same(sink) and not isinstance(sink, FileSink)

@@ -1,11 +1,13 @@
 """Iceberg tables: what one remembers of a stream, how it is rolled back, and access through a session's catalogs.
 
 Only a Spark session with the table's catalog knows the current table. Another process, such as a command line,
-forecasts from the newest metadata file in the table's folder.
+forecasts
+from the newest metadata file in the table's folder.
 
 A catalog refuses a commit made from metadata that is no longer current: a Hadoop table by the name of the next version,
 a JDBC or Hive catalog by a conditional update, a REST catalog by the requirement `assert-ref-snapshot-id`. Iceberg's
-own procedures retry on the newest metadata, so they are not used.
+own
+procedures retry on the newest metadata, so they are not used.
 """
 
 from __future__ import annotations
@@ -212,11 +214,7 @@ class IcebergTable(TableSink):
         )
 
     def _history(self) -> IcebergHistory:
-        """From its catalog, or else its newest metadata file.
-
-        Raises:
-            FileNotFoundError: There is no such table.
-        """
+        """From its catalog, or else its newest metadata file; FileNotFoundError if there is no such table."""
         session = active_session()
         try:
             opened = OpenIcebergTable.find(session, self.table) if session is not None else None
@@ -276,7 +274,6 @@ class OpenIcebergTable:
 
     @property
     def metadata(self) -> str:
-        """As JSON, when opened."""
         with _asking(self.name):
             return str(self._jvm.org.apache.iceberg.TableMetadataParser.toJson(self._base))
 

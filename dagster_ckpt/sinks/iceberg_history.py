@@ -1,8 +1,8 @@
 """The snapshots of an Iceberg table, and to which of them it is rolled back. Reads values only.
 
 A streaming write stores query id and epoch (the batch) in its snapshot's summary, and skips an epoch not greater than
-that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). After a roll-back the query
-has a new id.
+that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). So the query has a new id
+after a roll-back.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class IcebergPlan:
         moves: Whether anything has to be undone, or done again.
         snapshot_id: To make current; None if all rows are deleted. The newest of the branch if not `reaches_back`.
         others: Snapshots of others that this would undo too.
-        reaches_back: Whether the remaining snapshots are sufficient to decide.
+        reaches_back: The remaining snapshots are sufficient to decide.
         branch: The stream's; None for main. Not certain if not `reaches_back`.
     """
 
@@ -75,8 +75,6 @@ class _Ref(BaseModel):
 
 
 class MainEntry(BaseModel):
-    """Since when a snapshot was the current one."""
-
     snapshot: int = Field(alias="snapshot-id")
     at_ms: int = Field(default=0, alias="timestamp-ms")
 
@@ -127,7 +125,7 @@ class IcebergHistory:
         return max((batch for batch in batches if batch is not None), default=None)
 
     def snapshot_of(self, query_id: str, batch_id: int) -> IcebergSnapshot | None:
-        """The newest one that a query committed for a batch, on any timeline."""
+        """The newest one of a batch, on any timeline."""
         found = [each for each in self._snapshots.values() if each.batch_of([query_id]) == batch_id]
         return max(found, key=lambda each: each.at_ms, default=None)
 
@@ -147,7 +145,6 @@ class IcebergHistory:
         return max(newest, default=None), is_certain
 
     def read_up_to(self, offset: IcebergOffset, own: Collection[str]) -> ReadOfSink:
-        """How far a source has read the batches of a stream."""
         at = self._snapshots.get(offset.snapshot_id)
         if offset.is_before_the_first or (offset.reads_table and offset.position == 0):
             return ReadOfSink()
@@ -171,7 +168,6 @@ class IcebergHistory:
         return ReadOfSink(None, undone)
 
     def batch_after(self, to: RollBack) -> int | None:
-        """None if nothing moves, or it is unknown."""
         own = to.own_ids
         found = self.plan(to)
         if not found.reaches_back or not found.moves:
@@ -210,11 +206,11 @@ class IcebergHistory:
         return (name, found[name]) if name is not None and found[name] > of_main else (None, of_main)
 
     def _is_in_reach_of_log(self, at_ms: int) -> bool:
-        """Whether the log of main would have a snapshot committed then, had it been current."""
+        """The log of main would have a snapshot committed then, had it been current."""
         return self._log_begins_ms is not None and at_ms > self._log_begins_ms + _CLOCKS_DIFFER_MS
 
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
-        """The snapshot with the rows up to a batch; None if the stream has none."""
+        """None if the stream has no rows up to the batch."""
         if batch_id < 0:
             return None
         ofquery = [each for each in self._snapshots.values() if query_id is not None and _is_batch_of(each, query_id)]

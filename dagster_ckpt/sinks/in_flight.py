@@ -1,12 +1,12 @@
 """Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
 
-The delivery guarantees of a restored query follow from that, and from its execution mode.
-
 Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*: no
 state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after N, then the
-complete state of N+1 is available, or the sink is rolled back to N, or the query is not started. Checkpoint format v2
-identifies state by ids that only the missing commit would contain, so there the sink must go back: Spark 4.3 does not
-even resume in place (`assertion failed: CheckpointInfo length: 0`).
+complete
+state of N+1 is available, or the sink is rolled back to N, or the query is not started. Checkpoint format v2 identifies
+state by ids that only the missing commit would contain, so there the sink must go back: Spark 4.3 does not even resume
+in
+place (`assertion failed: CheckpointInfo length: 0`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class Unfinished:
 
 
 def decide_in_flight(at: Unfinished, *, in_sink: bool, can_go_back: bool) -> InFlight:
-    """Pure."""
     if not in_sink:
         return InFlight.RUN
     has_its_state = not at.stateful or (at.state_is_there and not at.unique_ids)
@@ -146,7 +145,6 @@ def keeps_state(live: LiveDirectory) -> bool:
 def forecast_in_flight(
     live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool = True
 ) -> list[SinkForecast]:
-    """Of the sinks that have the batch in flight."""
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     return [forecast for each in found if (forecast := each.forecast()) is not None]
 
@@ -176,11 +174,7 @@ def settle_in_flight(
 
 
 def refuse_skipped_batch(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[Decision]:
-    """Refuse a start if a sink would skip a batch whose state is missing and cannot be rolled back.
-
-    Raises:
-        RowsAtRiskError: There is such a sink.
-    """
+    """RowsAtRiskError if a sink would skip a batch whose state is missing, and cannot be rolled back."""
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     stops = (InFlight.REFUSE, InFlight.FOREIGN)
     forecasts = [each.forecast() for each in found if each.what in stops]
@@ -227,11 +221,11 @@ class Guarantee(StrEnum):
 
 @dataclass(frozen=True)
 class Guarantees:
-    """They require sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
+    """For sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
 
     Attributes:
         state: Also for its position in the input.
-        unaligned: Whether a snapshot may include the batch in flight, so that exactly it is replayed.
+        unaligned: A snapshot may include the batch in flight, so that exactly it is replayed.
     """
 
     mode: ExecutionMode
@@ -298,5 +292,4 @@ def _unsure(sink: Sink) -> str:
 
 
 def can_replay_a_batch(sinks: Sequence[str]) -> bool:
-    """Whether every sink shows a repeated batch once."""
     return all(sink.shows_rows_once for sink in sinks_of(sinks))

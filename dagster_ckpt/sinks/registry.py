@@ -1,4 +1,4 @@
-"""Finds the kind of a sink by Spark's name for it. `register_sink` adds a kind of your own.
+"""Finds the kind of a sink by Spark's name for it.
 
 Spark calls every `foreachBatch` query `ForeachBatchSink`. The package adds the writer's option `path` or `table`, as in
 `ForeachBatchSink[sqlite:/data/totals.db]`, for a kind of sink of your own to recognize.
@@ -121,15 +121,14 @@ _registered: list[type[Sink]] = []
 def register_sink(kind: type[Sink]) -> type[Sink]:
     """Teach the package a kind of sink. Can be used as a decorator.
 
-    The kind registered last is asked first, and the built-in kinds last. Register it where the streams are defined, so
-    that every process that starts, forks, rewinds or examines one imports it. A kind of the same module and name is
-    replaced, so that a code location can be reloaded.
+    The kind registered last is asked first, the built-in kinds last. Register it where the streams are defined, so that
+    every
+    process that starts, forks, rewinds or examines one imports it. A kind of the same module and name is replaced, so
+    that a
+    code location can be reloaded.
 
     Args:
         kind: A subclass of `Sink`, such as a `TableSink`, with its own `names` (or `of`).
-
-    Raises:
-        OptionTypeError: It is no such subclass.
 
     Example:
         >>> from dagster_ckpt import register_sink
@@ -178,13 +177,12 @@ def forecast(name: str, replay: Replay) -> SinkForecast:
 
 
 def captured_sinks(properties: Mapping[str, Any]) -> list[Sink] | None:
-    """None if the snapshot does not say which sinks its query wrote to."""
     described = properties.get("sinks")
     return [FileSink.at(str(sink["path"])) for sink in described] if isinstance(described, list) else None
 
 
 def other_sinks(properties: Mapping[str, Any]) -> list[Sink] | None:
-    """Named, not captured; None if the snapshot does not say."""
+    """None if the snapshot does not say."""
     named = properties.get("other_sinks")
     return sinks_of([str(sink) for sink in named]) if isinstance(named, list) else None
 
@@ -194,12 +192,10 @@ def sinks_in(properties: Mapping[str, Any]) -> list[Sink]:
 
 
 def names_of_others(sinks: Sequence[str]) -> list[str]:
-    """The sinks that a cut does not capture, for a snapshot's properties."""
     return [sink.name for sink in sinks_of(sinks) if not isinstance(sink, FileSink)]
 
 
 def logs_in_snapshot(store: SnapshotStore, location: str) -> dict[str, list[SinkEntry]]:
-    """By folder."""
     properties = store.manifest(location).header.properties
     return logs_of_sinks(properties, _files(store, location) if captured_sinks(properties) else {})
 

@@ -67,7 +67,7 @@ class SinkEffect(StrEnum):
 
 @dataclass(frozen=True)
 class SinkForecast:
-    """The expected effect on one sink, why, and how to make it exact."""
+    """How the rows of a sink fare, why, and how to make it exact."""
 
     sink: str
     effect: SinkEffect
@@ -270,10 +270,7 @@ class Sink:
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
         """What is now at its place; None if it has no identity, or if that cannot be told from here.
 
-        Without `query_ids`, no batch is looked for.
-
-        Raises:
-            StorageAccessError: It cannot be reached.
+        Without `query_ids`, no batch is looked for. StorageAccessError if the place cannot be reached.
         """
         return None
 
@@ -302,7 +299,6 @@ class Sink:
         return None
 
     def told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
-        """A forecast for this sink."""
         return SinkForecast(self.name, effect, reason, advice)
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
@@ -325,11 +321,7 @@ class Sink:
         )
 
     def check_roll_back(self, to: RollBack) -> None:
-        """Refuse a roll-back that is known to be impossible, before anything is changed.
-
-        Raises:
-            SinkRollbackError: It is.
-        """
+        """Raise a SinkRollbackError before anything is changed, if the roll-back is known to be impossible."""
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
         """Undo all batches after `to.batch_id`. The next start repeats an interrupted roll-back.

@@ -1,4 +1,4 @@
-"""Tables that remember batches and can go back: one decision for all of them.
+"""Tables that remember batches and can go back.
 
 One `verdict` decides whether a start may roll a table back, what the preview says, and why a start is refused (cases:
 tests/sinks/table_verdicts.yaml).

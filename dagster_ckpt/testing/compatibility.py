@@ -38,9 +38,6 @@ def assert_compatible(
         state_migrations: With a client: those of the code.
         allow_migration: Also accept code that needs options of the start, such as `map_sources`.
 
-    Returns:
-        The report, such as for its `options`.
-
     Raises:
         AssertionError: The code cannot continue; the message is the report.
 

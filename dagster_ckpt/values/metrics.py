@@ -25,8 +25,8 @@ class Metric:
         name: As in OpenTelemetry, without the prefix.
         unit: In UCUM's notation.
         kinds: The values of its label `kind`, if it has one.
-        flink: The metric of Flink that it corresponds to.
-        label: A label besides, such as `source`.
+        flink: The corresponding metric of Flink.
+        label: Another label, such as `source`.
     """
 
     name: str
@@ -54,7 +54,6 @@ class Metric:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of its labels."""
         return "stream", *(("kind",) if self.kinds else ()), *((self.label,) if self.label else ())
 
 
@@ -172,7 +171,6 @@ class Sample(NamedTuple):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Its labels by name."""
         return dict(zip(self.metric.labels, (self.stream_id, self.kind), strict=False))
 
 

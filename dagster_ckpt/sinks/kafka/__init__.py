@@ -1,8 +1,9 @@
 """Kafka topics: Spark's own sink, and the transactional one with one transaction for each writer and batch.
 
 A batch is divided among a fixed number of writers. Each sends its share of the rows in one Kafka transaction, which
-also commits the writer's *marker*: the offset of a consumer group of its own, with the query's id and the newest batch
-whose share is written. A share that runs again finds its batch in the marker and writes nothing.
+also
+commits the writer's *marker*: the offset of a consumer group of its own, with the query's id and the newest batch whose
+share is written. A share that runs again finds its batch in the marker and writes nothing.
 
 Two mechanisms fence a process that was replaced and does not know it yet:
 
@@ -14,7 +15,4 @@ Two mechanisms fence a process that was replaced and does not know it yet:
 
 A batch counts as written only if the marker has the digest of its plan, and a query that the stream left for another
 one (`new_query_id`) is not continued. A claim includes the markers of earlier topics and ids of the stream.
-
-`writer.py` divides the rows and runs Spark's job, `claim.py` is the driver's part of the protocol, `share.py` the
-executors'.
 """

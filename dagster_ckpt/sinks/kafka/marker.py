@@ -83,10 +83,7 @@ class Marker:
         return self.batch if self.query == query_id else self.earlier.get(query_id)
 
     def is_later(self, target: Transactions) -> bool:
-        """Whether its owner has replaced a run.
-
-        Tokens are compared within a deployment: a rebuilt catalog counts from 1 again.
-        """
+        """Tokens are compared within a deployment only: a rebuilt catalog counts from 1 again."""
         return self.deployment == target.deployment and self.epoch > target.epoch
 
     def is_anothers(self, target: Transactions) -> bool:
@@ -100,7 +97,7 @@ class Marker:
 
     @staticmethod
     def of(group: str, offset: int, metadata: str | None) -> Marker | None:
-        """Parse a committed offset; None if the group has none."""
+        """None if the group has no committed offset."""
         if offset < 0:
             return None
         fields = fields_of(metadata)

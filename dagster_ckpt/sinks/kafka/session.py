@@ -217,7 +217,6 @@ def _send(producer: Producer, topic: str, record: RecordFields) -> None:
 
 
 def _flush(producer: Producer) -> None:
-    """Wait as long as the queued records become fewer."""
     left = len(producer)
     deadline = time.monotonic() + PATIENCE_S
     while left and time.monotonic() < deadline:
@@ -347,7 +346,6 @@ def reason_of(error: Exception) -> KafkaError | None:
 
 
 def is_fenced(error: Exception) -> bool:
-    """Another producer of the writer was started since."""
     reason = reason_of(error)
     return reason is not None and reason.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "_FATAL")
 

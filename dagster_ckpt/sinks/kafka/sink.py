@@ -113,7 +113,6 @@ class TransactionalKafkaSink(Sink):
 
 
 def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
-    """Of all streams with the same topic and prefix."""
     try:
         from confluent_kafka import (
             ConsumerGroupTopicPartitions,

@@ -57,7 +57,6 @@ def flush_tree(root: Path) -> None:
 
     files = [path for path, is_folder in some if not is_folder]
     in_threads(_THREADS, [part for first in range(_THREADS) if (part := files[first::_THREADS])], flush_part)
-    # Targets before the names that lead to them.
     for path in reversed([path for path, is_folder in some if is_folder]):
         flush(path)
 
@@ -77,7 +76,6 @@ def sync_file_system(folder: Path) -> bool:
 
 
 def _tree(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Parents first, without symbolic links."""
     yield folder, True
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""`FsspecFileIO`: files of any fsspec file system, such as an object store or HDFS. Nothing else opens fsspec."""
+"""`FsspecFileIO`: files of any fsspec file system. Nothing else opens fsspec."""
 
 from __future__ import annotations
 
@@ -106,7 +106,6 @@ class FsspecFileIO(FileIO):
         return None
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """From one listing per directory."""
         sizes: dict[str, int] = {}
         for folder in {path.rpartition("/")[0] for path in paths}:
             prefix = f"{folder}/" if folder else ""
@@ -145,7 +144,7 @@ class FsspecFileIO(FileIO):
                     self._put(unfinished, spool)
                     before_visible()
                     is_new = not self._is_there(target)
-                    # Not every file system replaces a file by renaming another one.
+                    # Not every file system can rename onto a file.
                     if replace and not is_new:
                         self._fs.rm_file(target)
                     if replace or is_new:
@@ -320,8 +319,6 @@ class _Upload:
 
 
 class _Part(io.BytesIO):
-    """Addressed by offsets of the whole object."""
-
     def __init__(self, data: bytes, start: int) -> None:
         super().__init__(data)
         self._start = start
@@ -332,7 +329,6 @@ class _Part(io.BytesIO):
 
 def _status(info: Mapping[str, Any]) -> FileStatus:
     marks = [info[mark] for mark in _VERSION_MARKS if info.get(mark)]
-    # Some file systems return a number in a listing and a date elsewhere.
     texts = [str(mark.timestamp() if isinstance(mark, datetime) else mark).strip('"') for mark in marks]
     time_ms = next((ms for name in _TIMES if (ms := _ms(info.get(name))) is not None), None)
     return FileStatus(FileVersion(int(info["size"] or 0), ":".join(texts) or None), time_ms, time_ms)
@@ -340,5 +336,5 @@ def _status(info: Mapping[str, Any]) -> FileStatus:
 
 def _ms(value: object) -> int | None:
     seconds = value.timestamp() if isinstance(value, datetime) else value
-    # Seconds as a float deviate slightly from the exact millisecond.
+    # Seconds as a float deviate slightly.
     return round(seconds * 1000) if isinstance(seconds, int | float) else None

@@ -1,7 +1,8 @@
 """Hard-link files of other trees on this machine into a new tree.
 
 Resolving two long paths takes a third of the time of a link, so the roots are opened once. One thread links and
-compares small files: such short calls would wait for each other.
+compares
+small files: such short calls would wait for each other.
 """
 
 from __future__ import annotations
@@ -55,7 +56,6 @@ class Linker:
         self._descriptors: dict[str, int] = {}
 
     def link(self, tree: str, source: str, path: str) -> bool:
-        """False if the file systems do not support it."""
         self._make([_directory(path)])
         try:
             os.link(source, path, src_dir_fd=self._descriptor(tree), dst_dir_fd=self._target)

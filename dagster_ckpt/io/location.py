@@ -1,4 +1,4 @@
-"""Locations of files: one spelling each, so that they can be compared, and the `FileIO` that opens them."""
+"""Locations of files in one spelling each, and the `FileIO` that opens them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def same_folder(one: str, other: str) -> bool:
 
 
 def folders_overlap(one: str, other: str) -> bool:
-    """Or are the same."""
     return lies_in(one, other) or lies_in(other, one)
 
 

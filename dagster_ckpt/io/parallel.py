@@ -16,7 +16,7 @@ CancelCheck = Callable[[], None]
 
 
 def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCheck], Result]) -> list[Result]:
-    """Run tasks in up to `count` threads, with the results in the order of the inputs.
+    """In up to `count` threads, with the results in the order of the inputs.
 
     Raises the error of the task that failed first; a single task runs in the caller's thread.
     """
@@ -39,7 +39,6 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCh
     with ThreadPoolExecutor(count, thread_name_prefix="snapshot") as pool:
         futures = [pool.submit(do, part) for part in parts]
     errors = [error for future in futures if (error := future.exception()) is not None]
-    # Errors of canceled tasks come last.
     for error in sorted(errors, key=lambda error: isinstance(error, SnapshotAbortedError)):
         raise error
     return [future.result() for future in futures]

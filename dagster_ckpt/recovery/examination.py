@@ -167,7 +167,6 @@ class Examiner:
         return state if damage is None else replace(state, status=LiveStatus.BROKEN, reason=damage.detail)
 
     def damage_of_live(self, live: LiveDirectory, *, deep: bool = True) -> Damage | None:
-        """None if everything that a resume needs is intact."""
         positions = live.positions()
         damage = _damage(diagnose_live_directory(self._stream, live, deep=deep).findings, live)
         self._good = (live.url, positions) if deep and damage is None else None
@@ -250,7 +249,6 @@ def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
 
 
 def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: NamedOutput | None) -> None:
-    """Refuse if the log of the query's sinks, or of those it wrote to last, cannot be continued."""
     described = described_sink(output)
     sinks = [described] if described is not None else []
     if output is None:
@@ -290,7 +288,6 @@ def is_suspicious(error: Exception) -> bool:
 
 
 def is_suspicious_end(reason: str) -> bool:
-    """A query may have failed because of its live directory, unless it was interrupted."""
     return _ENDED.search(reason) is None
 
 

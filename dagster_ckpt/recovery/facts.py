@@ -109,7 +109,6 @@ def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> 
 
 
 def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
-    """Deliberately, and in this boot."""
     in_it = [each for each in executions if each.live_directory == live_directory]
     # Damage behind an earlier failure may still exist, even if the next attempt was canceled.
     return bool(in_it) and all(each.status in _IN_ORDER and each.boot_id == boot_id() for each in in_it)
@@ -182,7 +181,6 @@ _Key = tuple[int | None, str]
 
 
 def state_digest(store: SnapshotStore, location: str) -> str | None:
-    """Over names and contents of a snapshot's state files; None without any."""
     digest, is_empty = blake3(), True
     for entry in sorted(store.manifest(location).files, key=attrgetter("path")):
         if entry.path.partition("/")[0] == STATE:

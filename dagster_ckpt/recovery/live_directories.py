@@ -224,7 +224,6 @@ class Building:
         return self._migration.after.as_record() if self._migration is not None else None
 
     def origin(self, origin: StateOrigin) -> StateOrigin:
-        """With the plan that a migrated state had."""
         return origin.written_by(self._migration.before.as_record()) if self._migration is not None else origin
 
     @property
@@ -300,7 +299,6 @@ _IN_USE = ".in-use"
 
 @contextmanager
 def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
-    """Deleted at the end."""
     remove_leftovers(stream)
     folder = _folder(stream)
     name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
@@ -320,7 +318,6 @@ def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
 
 
 def remove_leftovers(stream: StreamHandle) -> None:
-    """Of killed processes, by the catalog's clock."""
     now_ms = stream.catalog.now_ms()
     folder = _folder(stream)
     for name, entry in folder.folder.list().items():

@@ -345,7 +345,6 @@ class RewindDistance:
 
 
 def skipped_distance(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
-    """How far `chosen` is behind the first of these snapshots, newest first."""
     newer = snapshots[: next(at for at, snapshot in enumerate(snapshots) if snapshot.snapshot_id == chosen.snapshot_id)]
     if not newer:
         return None

@@ -55,14 +55,12 @@ _NOTHING = "nothing"
 
 
 def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
-    """Those that affect the state, one line each."""
     if before.as_record() == after.as_record():
         return ()
     return tuple(_differences(before, after))
 
 
 def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from: str, fingerprint: str) -> NoReturn:
-    """`came_from` describes the state that the code would read differently."""
     raise PlanChangedError(
         f"Stream {stream_id!r} is not started, nothing was changed: the code would continue from {came_from} with a "
         f"plan that differs from the one that wrote this state. {describe_differences(differences)} Spark compares "
@@ -197,7 +195,6 @@ def _wanted_partitions(stream: StreamHandle, start_from: StartFrom, shape: State
 def _wanted_backend(
     stream: StreamHandle, plan: RecoveryPlan, shape: StateShape | None
 ) -> tuple[str | None, int | None, tuple[str, ...]]:
-    """Provider and checkpoint format to convert the state to, and what Spark keeps."""
     if stream.backend is None:
         return None, None, ()
     change = backend_change(_pinned(stream, plan), stream.backend)
@@ -268,7 +265,6 @@ class PlanChange:
 
 
 def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
-    """None if the plans agree, there is no state, or a plan is unknown."""
     old = old_plan(record, recovery)
     differences = plan_differences(old, new) if old is not None and new is not None else ()
     if new is None or not differences:
@@ -277,7 +273,6 @@ def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescripti
 
 
 def old_plan(record: StreamRecord, recovery: RecoveryPlan) -> PlanDescription | None:
-    """Of the state to continue from, if known."""
     if isinstance(recovery, StartEmpty):
         return None
     if isinstance(recovery, Restore):

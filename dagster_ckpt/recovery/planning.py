@@ -397,7 +397,6 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
 
 
 def refuse_unconfirmed(facts: RecoveryFacts) -> None:
-    """Refuse an unconfirmed empty start that would discard state."""
     if facts.start_from.discard_state:
         return
     given_up = []

@@ -317,7 +317,6 @@ class _Preparation:
     def _point(
         self, batch_id: int, pending: SinkRollBack | None, entries: Sequence[SinkEntry] | None = None
     ) -> RollBack:
-        """`entries` is the log of the sink as the snapshot has it."""
         undone = pending or SinkRollBack()
         return RollBack(
             batch_id,
@@ -344,7 +343,6 @@ class _Preparation:
                 begin_log(sink.folder, self.sinks.aim.batch_id, still_mine=self.lease.step)
 
     def _settle_batch_in_flight(self, live: LiveDirectory) -> list[Sink]:
-        """Undo a batch that only sinks have; returns these sinks."""
         return settle_in_flight(
             live,
             self.sinks.to_settle,

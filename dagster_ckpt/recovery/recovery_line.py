@@ -34,7 +34,6 @@ class Point:
     snapshot_id: str | None = None
 
     def contains(self, read: Read) -> bool:
-        """Whether its sinks have everything that was read."""
         if read.undone or read.batch is None:
             return not read.undone
         written_on = read.timeline
@@ -127,7 +126,6 @@ def recovery_line(
 
 
 def orphaned(name: str, reads: Iterable[Read], chosen: Mapping[str, Point]) -> str | None:
-    """Why a position is not consistent with the chosen points of its upstream, if it is not."""
     for read in reads:
         upstream = chosen.get(read.upstream)
         if upstream is None or read.kind is EdgeKind.UNKNOWN or upstream.contains(read):
@@ -143,7 +141,6 @@ def orphaned(name: str, reads: Iterable[Read], chosen: Mapping[str, Point]) -> s
 
 
 def unproven(stream: str, point: Point, chosen: Mapping[str, Point], edges: Iterable[Edge] = ()) -> tuple[str, ...]:
-    """Why it is not known whether a position is consistent with the chosen points of its upstream."""
     if point.reads is None:
         return (f"{point.name} of {stream} does not record what it has read",)
     doubtful: list[Read | Edge] = [*point.reads, *(edge for edge in edges if edge.reader == stream)]

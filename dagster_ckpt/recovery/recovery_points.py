@@ -131,7 +131,6 @@ def _insert(points: list[RecoveryPoint], point: RecoveryPoint) -> None:
 
 
 def batch_of(point: RecoveryPoint) -> int:
-    """-1 if unknown or before the first one."""
     return -1 if point.batch_id is None else point.batch_id
 
 

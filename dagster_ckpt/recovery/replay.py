@@ -60,7 +60,6 @@ class LostBatches:
         return self.in_flight.batch_id - 1 if self.in_flight is not None else -1
 
     def plan(self, directory: str | None = None) -> RestoreAndReplay:
-        """`directory` is where the batches were replayed."""
         plan = self.restore
         if not self.batches:
             what = f"run batch {self.last + 1} as planned before"

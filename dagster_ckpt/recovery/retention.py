@@ -92,7 +92,6 @@ class RetentionReport:
         )
 
     def messages(self, *, unlogged: bool = False) -> list[str]:
-        """`unlogged`: without what the catalog has logged as events."""
         would = "would have " if self.dry_run else ""
         logged = [f"{would}deleted {name}" for name in self.deleted]
         lines = [] if unlogged and not self.dry_run else logged
@@ -141,7 +140,6 @@ def subsumption(
     *,
     protected: Iterable[str] = (),
 ) -> RetentionDecision:
-    """What a policy and its guard keep of a stream's snapshots, oldest first."""
     queue = to_retain(stream, snapshots, policy)
     needed = needed_for_recovery(queue)
     decision = decide_retention(policy, queue, context, needed=needed)
@@ -398,7 +396,6 @@ def _of_status(stream: StreamHandle, status: SnapshotStatus) -> list[SnapshotRec
 
 
 def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
-    """By a start, although the stream has ended."""
     needed: dict[str, KeptBecause] = {}
     live = stream.catalog.streams.get(stream.stream_id).live_directory
     is_whole = live is None or inspect_live_directory(LiveDirectory(live)).status in (LiveStatus.GOOD, LiveStatus.EMPTY)

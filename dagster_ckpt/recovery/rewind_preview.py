@@ -107,12 +107,10 @@ class RewindPreview:
 
     @property
     def gone(self) -> str:
-        """What the sources no longer have of what is read again, in sentences."""
         return reasons(self.inputs, InputStatus.GONE)
 
     @property
     def repeated(self) -> str:
-        """What the sources would hand out a second time, in sentences."""
         return reasons(self.inputs, InputStatus.REPEATED)
 
     @property

@@ -91,7 +91,6 @@ class Survey:
         return [each.sink for each in self.judgements if each.verdict is verdict]
 
     def forecasts(self) -> list[SinkForecast]:
-        """Of sinks that are not simply continued or rolled back."""
         told = [_forecast(each, self.aim) for each in self.judgements]
         return [each for each in told if each is not None]
 
@@ -141,7 +140,6 @@ _ADVICE = "Let the query write to a new, empty folder, or to the one that its st
 
 
 def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
-    """If `output` is unknown, of the stream's known sinks."""
     return _survey(stream, _aim(stream, plan), output)
 
 
@@ -161,7 +159,6 @@ def refuse_to_clean(stream: StreamHandle) -> None:
 
 
 def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tuple[str, str]], batch_id: int) -> None:
-    """Refuse to copy rows to the second folder of a pair if that is in use."""
     judgements = []
     originals = [FileSink.at(path) for path in logs]
     for old, new in outputs:

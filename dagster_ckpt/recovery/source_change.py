@@ -77,7 +77,6 @@ class SourceJudgement:
 def judge_sources(
     stream: StreamHandle, plan: RecoveryPlan, now: Sequence[SourceIdentity] | None
 ) -> SourceJudgement | None:
-    """None if there is nothing to compare."""
     batch_id = state_batch(stream, plan)
     if now is None or batch_id is None:
         return None
@@ -138,7 +137,6 @@ def mapping_of(plan: RecoveryPlan) -> SourceMapping | None:
 def compared(
     was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity], mapping: SourceMapping | None
 ) -> tuple[Mapping[str, ReadSource], Mapping[str, SourceIdentity]]:
-    """The sources of the state and of the query that stand for each other, by the query's keys."""
     if mapping is None:
         return was, now
     kept = {source: was[former] for source, former in mapping.continued.items() if former in was}
@@ -163,7 +161,6 @@ def crossing(
 
 
 def proposed_mapping(was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity]) -> SourceMapping:
-    """Each source continues the former one that it reads on, if there is one."""
     continued: dict[str, str] = {}
     for is_certain in (True, False):
         for source, identity in now.items():
@@ -197,7 +194,6 @@ def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceId
 
 
 def read_sources(stream: StreamHandle, plan: RecoveryPlan, batch_id: int, expected: int) -> dict[str, ReadSource]:
-    """By name or position; the query has `expected` ones."""
     recorded = recorded_sources(stream, plan)
     read = partial(state_files, stream, plan)
     offsets = read_offsets(stream, plan, batch_id)
@@ -278,7 +274,6 @@ class SourceDifference:
 def source_differences(
     was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity]
 ) -> tuple[SourceDifference, ...]:
-    """By name or position."""
     found: list[SourceDifference] = []
     for key in dict.fromkeys([*was, *now]):
         before, after = was.get(key), now.get(key)

@@ -55,7 +55,6 @@ def gone_records(
     read_to: Callable[[], Mapping[str, str | None]],
     chosen: SourceOffsets | None = None,
 ) -> list[str]:
-    """What Kafka, Delta and Iceberg lack of the input after some offsets, or after the `chosen` ones of Kafka."""
     sources, tables, iceberg = kafka_sources(writer), delta_sources(writer), iceberg_sources(writer)
     if all(each is None for each in (*sources, *tables, *iceberg)):
         return []
@@ -85,7 +84,6 @@ def gone_records(
 def resolved_offsets(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter] | None
 ) -> RecoveryPlan:
-    """With an offset for each partition positioned by time."""
     if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
     chosen = plan.source_offsets
@@ -143,21 +141,18 @@ def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) 
 
 
 def read_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dict[str, str | None]:
-    """Up to where each source was read in a batch of the state to continue from, if known."""
     name = f"{OFFSETS}/{batch_id}"
     data = state_files(stream, plan, [name]).get(name)
     return dict(parse_offset_entry(data, name).sources) if data is not None else {}
 
 
 def _offsets_to_read(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dict[str, str | None]:
-    """Where the sources of the query continue."""
     offsets = read_offsets(stream, plan, batch_id)
     sources = plan.sources if isinstance(plan, Restore | Rewind) else None
     return offsets if sources is None else sources.offsets(offsets)
 
 
 def topic_offsets(text: str | None) -> TopicOffsets | None:
-    """None if it is not a Kafka source's offset."""
     try:
         return {
             str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
@@ -185,7 +180,6 @@ def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) ->
 
 
 def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
-    """The next batch of a new live directory begins there."""
     batch_id = live.positions().commit
     if batch_id is None:
         raise RestoreError(f"{live.url} has no committed batch, so its sources have no position to change.")

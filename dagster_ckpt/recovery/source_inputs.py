@@ -237,7 +237,6 @@ def _read_once_more(
     existing: Mapping[str, int | None],
     session: SparkSession | None,
 ) -> list[str]:
-    """Files of the kept batches that Spark would take for new ones."""
     kept = again.kept[key]
     max_age = age_ms(identity.options.get("maxfileage", DEFAULT_MAX_AGE) if identity is not None else DEFAULT_MAX_AGE)
     times = [*(each.modified_at_ms for each in kept), *existing.values()]
@@ -276,7 +275,6 @@ def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
 
 
 def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | None:
-    """Listed in its logs after some positions; None if unreadable."""
     try:
         return {source: files_after(directory.folder, source, position) for source, position in first.items()}
     except (FileNotFoundError, LiveDirectoryError, StorageAccessError):
@@ -305,7 +303,6 @@ _SAME_MS = 1_000
 
 
 def age_ms(text: str) -> int | None:
-    """Spark's option `maxFileAge` in ms; None if unreadable."""
     found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
     unit = _UNITS.get(found.group(2) or "ms") if found is not None else None
     return int(int(found.group(1)) * unit) if found is not None and unit is not None else None

@@ -125,7 +125,6 @@ def _positions(
 
 
 def source_changes(stream: StreamHandle, plan: RecoveryPlan) -> tuple[str, ...]:
-    """One message per source; empty if the start changes none."""
     if not isinstance(plan, Restore | Rewind) or plan.sources is None or plan.to_batch is None:
         return ()
     sources = plan.sources

@@ -269,7 +269,6 @@ def ruled_operators(
     olds: Sequence[Operator],
     news: Sequence[Operator],
 ) -> list[RuledOperator]:
-    """Likewise, the operators whose rows the user's rules give."""
     old_number, new_number = (_numbers(plan, stored) for plan, stored in ((before, olds), (after, news)))
     return [
         RuledOperator(
@@ -322,7 +321,6 @@ def _values(
 
 
 def _places(decision: Decision, operator: PlanOperator, stored: Sequence[Mapping[str, Any]]) -> dict[str, slice]:
-    """Where each function has its buffer."""
     found, at = {}, 0
     for text, _ in operator.values:
         buffer = _BUFFERS.get(_function(text))

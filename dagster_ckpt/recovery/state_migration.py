@@ -124,7 +124,6 @@ def state_migration(
 
 
 def refuse_two_rewrites(stream_id: str, shape: StateShape | None) -> None:
-    """Refuse to migrate state that is also to be stored in another shape."""
     if shape is not None:
         raise StateRewriteError(
             f"Stream {stream_id!r} is not started, nothing was changed: its state would be migrated, and rewritten as "
@@ -133,7 +132,6 @@ def refuse_two_rewrites(stream_id: str, shape: StateShape | None) -> None:
 
 
 def refuse_gone_input(writer: DataStreamWriter, live: LiveDirectory) -> None:
-    """State cannot be built from sources that no longer have all input that was read."""
     found: list[str] = []
     for key, identity in keyed(source_identities(writer) or ()).items():
         if identity.kind not in (FILE, KAFKA, *GENERATED):

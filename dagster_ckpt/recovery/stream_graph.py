@@ -82,7 +82,6 @@ def graph_of(catalog: Catalog, selection: str) -> StreamGraph:
 
 
 def line_of(catalog: Catalog, graph: StreamGraph, given: Mapping[str, Point] | None = None) -> RecoveryLine:
-    """Over the retained snapshots of a graph; `given` are points to use instead."""
     readers = {edge.reader for edge in graph.edges}
     points = {stream: points_of(catalog, stream, reads=stream in readers) for stream in graph.order}
     return recovery_line(
@@ -107,7 +106,6 @@ def point_of(catalog: Catalog, snapshot: SnapshotRecord, *, reads: bool = True) 
 
 
 def point_of_plan(catalog: Catalog, stream_id: str, plan: RecoveryPlan) -> Point:
-    """Where a start goes back to."""
     if plan.to_batch is None:
         return EMPTY
     if plan.snapshot is not None:
@@ -142,7 +140,6 @@ class ReaderOfStream:
 
 
 def downstream_readers(catalog: Catalog, stream_id: str, plan: RecoveryPlan) -> tuple[ReaderOfStream, ...]:
-    """What a start that goes back means for the streams downstream, upstream first."""
     graph = graph_of(catalog, f"{stream_id}+")
     if len(graph.order) == 1:
         return ()
@@ -176,7 +173,6 @@ def _progress(reads: Iterable[Read], kept: Mapping[str, Point]) -> str:
 
 
 def _now(catalog: Catalog, stream_id: str, edges: Sequence[Edge]) -> Point:
-    """As its live directory shows it."""
     stream = catalog.streams.get(stream_id)
     begins = begins_of(catalog, stream_id)
     reads: tuple[Read, ...] | None = ()

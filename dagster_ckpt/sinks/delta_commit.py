@@ -30,7 +30,6 @@ _DIGITS = len(str(_NEVER))
 
 
 def app_id_of(query_id: str, write: str = "") -> str:
-    """One query, or one named write of its batches."""
     return f"{query_id}{_NAME_FOLLOWS}{write}" if write else query_id
 
 
@@ -176,7 +175,6 @@ class _Table:
         return files.select(key.alias(_KEY), F.to_json(F.struct("*")).alias(_ADD))
 
     def ordered(self, version: int) -> DataFrame:
-        """With a key by which a source orders the files of a version."""
         from pyspark.sql import functions as F
 
         of_session: Any = type(self._session.range(0))

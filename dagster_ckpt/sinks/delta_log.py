@@ -134,7 +134,6 @@ class DeltaLog:
         return next((batch for batch in batches if batch is not None), None)
 
     def version_of(self, query_id: str, batch_id: int) -> int | None:
-        """The newest version of a batch."""
         versions = (version for version in sorted(self._versions, reverse=True))
         return next((each for each in versions if self.commit(each).batches.get(query_id) == batch_id), None)
 

@@ -67,7 +67,6 @@ def needed_entries(names: Mapping[int, str]) -> range:
 
 
 def has_beginning(names: Mapping[int, str]) -> bool:
-    """Nothing is missing before the first needed entry."""
     first = needed_entries(names).start
     return first == 0 or names[first].endswith(COMPACT)
 
@@ -262,7 +261,6 @@ def listed_by(entry: SinkEntry, path: str) -> dict[str, object]:
 
 
 def listed(data: bytes, where: str) -> dict[str, object]:
-    """As the entry spells them, with their sizes."""
     return {str(line.get("path")): line.get("size") for line in parse_log_lines(data, where)}
 
 

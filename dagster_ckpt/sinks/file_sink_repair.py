@@ -89,7 +89,6 @@ def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None 
 
 
 def missing_part_files(path: str, captured: Sequence[SinkEntry]) -> list[str]:
-    """Missing, or of another length."""
     return _absent(open_file_io(path), _Noted.of(captured, path).files)
 
 
@@ -402,7 +401,6 @@ def rebuild_log(rebuilt: RebuiltLog, still_mine: StillMine) -> None:
 
 
 def is_intact(there: FileIO, name: str) -> bool:
-    """It can be parsed and matches Hadoop's checksum, if any."""
     data = there.read(f"{LOG}/{name}")
     try:
         parse_log_lines(data, name)

@@ -244,7 +244,6 @@ class NamedSinks:
 
     @staticmethod
     def of(output: NamedOutput | None, last_sinks: Sequence[Sink], noted: Sequence[Sink] = ()) -> NamedSinks:
-        """Without a description, those to which the stream is known to write."""
         if output is None:
             known = [sink for sink in (*last_sinks, *noted) if sink.rolls_back]
             return NamedSinks(tuple(distinct(known)), is_seen=False)

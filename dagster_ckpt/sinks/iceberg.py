@@ -124,7 +124,6 @@ class IcebergTable(TableSink):
             return None
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """On any timeline of the table."""
         try:
             return self._history().last_batch(query_id) if query_id is not None else None
         except FileNotFoundError:

@@ -125,7 +125,6 @@ class IcebergHistory:
         return max((batch for batch in batches if batch is not None), default=None)
 
     def snapshot_of(self, query_id: str, batch_id: int) -> IcebergSnapshot | None:
-        """The newest one of a batch, on any timeline."""
         found = [each for each in self._snapshots.values() if each.batch_of([query_id]) == batch_id]
         return max(found, key=lambda each: each.at_ms, default=None)
 
@@ -210,7 +209,6 @@ class IcebergHistory:
         return self._log_begins_ms is not None and at_ms > self._log_begins_ms + _CLOCKS_DIFFER_MS
 
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
-        """None if the stream has no rows up to the batch."""
         if batch_id < 0:
             return None
         ofquery = [each for each in self._snapshots.values() if query_id is not None and _is_batch_of(each, query_id)]
@@ -229,7 +227,6 @@ class IcebergHistory:
         return None
 
     def _back(self, wanted: IcebergSnapshot | None, own: Collection[str], batch_id: int) -> IcebergPlan:
-        """To a snapshot, or, without one, undo the batches above `batch_id`."""
         oldest: IcebergSnapshot | None = None
         foreign: list[int] = []
         others: list[int] = []
@@ -268,7 +265,6 @@ class IcebergHistory:
         return IcebergPlan(True, wanted.id, tuple(sorted(others)))
 
     def _from(self, snapshot: IcebergSnapshot | None) -> Iterator[IcebergSnapshot]:
-        """The snapshot first."""
         seen: set[int] = set()
         # A damaged snapshot may be its own ancestor.
         while snapshot is not None and snapshot.id not in seen:

@@ -86,7 +86,6 @@ class Decision:
     what: InFlight
 
     def forecast(self) -> SinkForecast | None:
-        """None if the sink does not have the batch."""
         told, next_batch = self.sink.told, self.batch_id + 1
         has = f"It has batch {next_batch} already, which is not committed"
         match self.what:

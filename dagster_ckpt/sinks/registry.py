@@ -157,7 +157,6 @@ def sinks_of(names: Sequence[str]) -> list[Sink]:
 
 
 def described_sink(output: NamedOutput | None) -> Sink | None:
-    """None if its name cannot be known before the start."""
     if output is not None and output.sink is not None:
         return sink_of(output.sink)
     if output is None or output.place is None:
@@ -167,7 +166,6 @@ def described_sink(output: NamedOutput | None) -> Sink | None:
 
 
 def output_of(names: Sequence[str]) -> NamedOutput:
-    """The first of the reported sinks that can be rolled back."""
     sink = next((sink for sink in sinks_of(names) if sink.rolls_back), None)
     return NamedOutput("", sink.place, sink.name) if sink is not None else NamedOutput("", None)
 
@@ -182,7 +180,6 @@ def captured_sinks(properties: Mapping[str, Any]) -> list[Sink] | None:
 
 
 def other_sinks(properties: Mapping[str, Any]) -> list[Sink] | None:
-    """None if the snapshot does not say."""
     named = properties.get("other_sinks")
     return sinks_of([str(sink) for sink in named]) if isinstance(named, list) else None
 

@@ -24,7 +24,6 @@ SAVEPOINT = "savepoint-"
 DELETING_NAME = "_deleting"
 # First object of a savepoint until it is complete: distinguishes a crashed savepoint from a user's copy in progress.
 INCOMPLETE_NAME = "_incomplete"
-# To which savepoint set a savepoint belongs.
 SET_NAME = "_set"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
@@ -46,13 +45,13 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
     """Delete a snapshot, or resume an interrupted deletion; a missing snapshot is not an error.
 
     Shared objects are kept if a snapshot that may use them cannot be read. Returns the freed bytes: of a shared object
-    those that this snapshot needed.
+    those
+    that this snapshot needed.
 
     Args:
         file_io: The folder of the snapshot and of all snapshots that may share its objects.
         protected: Directories of snapshots whose objects must be kept, listed or not.
     """
-    # Another process may be deleting the same snapshot.
     metadata = _read_if_there(file_io, f"{directory}/{METADATA_NAME}")
     if metadata is not None:
         file_io.write(f"{directory}/{DELETING_NAME}", [metadata])
@@ -84,7 +83,7 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
 
 @dataclass(frozen=True)
 class Garbage:
-    """`age_ms` is the time since its last change."""
+    """`age_ms` counts from its last change."""
 
     location: str
     reason: str
@@ -109,8 +108,8 @@ class Sweep:
     Objects are listed before the snapshots are read, so those of a snapshot published meanwhile count as used.
 
     Attributes:
-        now_ms: The time by the storage's clock, ms since the epoch.
-        older_than_ms: Minimum age: younger objects may belong to an attempt in progress.
+        now_ms: By the storage's clock, since the epoch.
+        older_than_ms: Younger objects may belong to an attempt in progress.
         under_way: Numbers of attempts whose process is alive: their objects are kept.
     """
 
@@ -191,7 +190,6 @@ class Sweep:
         return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
 
     def _changes(self, directory: str) -> dict[str, int | None]:
-        """By name; None for a directory, or if it is unknown."""
         found: dict[str, int | None] = {}
         for name, entry in self.file_io.list(directory, hidden=True).items():
             with suppress(FileNotFoundError):
@@ -250,7 +248,6 @@ def _disposable(file_io: FileIO, objects: frozenset[str], directory: str, protec
 
 
 def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
-    """None if the references of a snapshot are unknown."""
     used: set[str] = set()
     wanted = set(protected)
     for directory in sorted({*listed} | wanted):

@@ -39,7 +39,6 @@ def checkpoint_directory(number: int) -> str:
 
 
 def checkpoint_number(directory: str) -> int | None:
-    """None if the name is not a checkpoint's."""
     match = _CHECKPOINT.fullmatch(directory)
     return int(match[1]) if match is not None else None
 
@@ -56,8 +55,8 @@ class SnapshotHeader(BaseModel):
     """Header of a snapshot.
 
     Attributes:
-        number: Number of the attempt that took it.
-        created_at_ms: When the attempt began, ms since the epoch.
+        number: Of the attempt that took it.
+        created_at_ms: When the attempt began, since the epoch.
         batch_id: The batch after which a restored query resumes.
         properties: The caller's; nothing in this package reads it.
     """
@@ -76,7 +75,7 @@ class SnapshotHeader(BaseModel):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Header and files of a snapshot, the oldest blocks first."""
+    """The oldest blocks first."""
 
     header: SnapshotHeader
     blocks: tuple[Block, ...] = ()
@@ -91,7 +90,6 @@ class Manifest:
 
     @property
     def uses(self) -> dict[str, ObjectUse]:
-        """Relative to its directory."""
         return merge_uses(self.blocks)
 
     @property
@@ -121,7 +119,6 @@ class Manifest:
 
     @property
     def full_bytes(self) -> int:
-        """That a restore writes."""
         return sum(block.full_bytes for block in self.blocks)
 
     @property
@@ -211,7 +208,6 @@ def _one_key_a_line(described: dict[str, Any]) -> str:
 
 
 def decode_metadata(data: bytes, location: str) -> Metadata:
-    """Decode and validate; `location` is for messages."""
     with _opened(data, location) as (archive, described):
         header = SnapshotHeader.model_validate(described["header"])
         manifest = Manifest(header, tuple(_blocks(_member(archive, FILES_NAME), described["blocks"])))
@@ -226,7 +222,7 @@ def decode_metadata(data: bytes, location: str) -> Metadata:
 
 
 def decode_references(data: bytes, location: str) -> dict[str, int]:
-    """Each data object with the bytes that the snapshot needs of it. Does not decode the list of files."""
+    """Bytes that the snapshot needs of each data object, without decoding the list of files."""
     with _opened(data, location) as (_, described):
         uses = described["objects"]
         return {name: _length(uses[name]) for name in _listed_objects(described)}

@@ -70,8 +70,8 @@ class StoreLayout:
 
     Attributes:
         stream_root: URL of the folder with `chk-<n>/_metadata` and `shared/`.
-        savepoint_root: URL of the savepoint folder; None if none is configured.
-        max_bytes: Size limit of a checkpoint; None: no limit.
+        savepoint_root: None if none is configured.
+        max_bytes: Size limit of a checkpoint.
     """
 
     stream_id: str
@@ -237,10 +237,7 @@ class ObjectSnapshotStore:
         progress: Progress = lambda _done, _total: None,
         again: bool = False,
     ) -> StoredSnapshot:
-        """Copy a snapshot of another storage byte for byte, without those of its objects that are here already.
-
-        `again` writes these too.
-        """
+        """Copy a snapshot of another storage byte for byte; its objects that are here already only with `again`."""
         source_io, directory = source._at(location)
         root = self._layout.stream_root if checkpoint_number(directory) is not None else self._layout.savepoint_root
         if root is None:
@@ -261,7 +258,7 @@ class ObjectSnapshotStore:
             return None
 
     def put_set(self, location: str, content: bytes | None) -> None:
-        """Note beside a savepoint, until it is deleted, to which savepoint set it belongs; None: to none."""
+        """Note to which savepoint set a savepoint belongs; None: to none."""
         file_io, directory = self._at(location)
         if content is not None:
             file_io.write(f"{directory}/{SET_NAME}", [content])
@@ -358,7 +355,6 @@ class ObjectSnapshotStore:
 
 
 def _folder(location: str) -> str:
-    """Given that or the path of its metadata."""
     return normalised(location).removesuffix(f"/{METADATA_NAME}")
 
 

@@ -73,7 +73,6 @@ def open_store(
 
 
 def stream_folders(storage: CheckpointStorage) -> list[str]:
-    """The ids of streams with checkpoints, sorted."""
     location = getattr(storage, "checkpoint_location", None)
     if not isinstance(location, StoragePath):
         raise OptionError(
@@ -133,7 +132,6 @@ def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
 
 
 def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> dict[str, Any]:
-    """Parameters of the factory that the settings do not set."""
     try:
         parameters = inspect.signature(factory).parameters
     except ValueError:
@@ -174,7 +172,6 @@ def _file_io(
     url: str, options: Mapping[str, Any], *, buffer_bytes: int, users: Mapping[tuple[str, str], str] | None = None
 ) -> FileIO:
     if url.startswith("file://"):
-        # Housekeeping deletes what it lists.
         return LocalFileIO(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes, follow_links=False)
     path = StoragePath.parse("location", url)
     # A location has no user info: use that of the configured storage on the same host.

@@ -18,8 +18,7 @@ from dagster_ckpt.snapshot.reuse import ContentCheck, Source
 
 # Smaller pieces cost more than they save.
 CHUNK_BYTES = 1024 * 1024
-# A call per file costs more than its bytes. Aborts are not checked within a batch, and each read from an object store
-# may be slow.
+# A call per file costs more than its bytes. Within a batch aborts are not checked, and each read may be slow.
 _TOGETHER_FILES = 50
 _TOGETHER_BYTES = 256 * 1024
 # Equal files of one snapshot are stored once, as far as this many digests show.
@@ -28,7 +27,6 @@ _REMEMBERED_DIGESTS = 1_024
 # Below this size a second thread costs more than it saves.
 BYTES_WORTH_A_THREAD = 16 * 1024 * 1024
 
-# Name of a data object, and an offset in it.
 Place = tuple[str, int]
 Create = Callable[[str], AbstractContextManager[BinaryIO]]
 
@@ -88,7 +86,6 @@ class Packed:
 
 
 def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Packed:
-    """`create` opens a data object by name."""
     with _PackWriter(task, create, callbacks) as writer:
         while task.files:
             callbacks.check_aborted()
@@ -115,12 +112,12 @@ class PackRunner(Protocol):
         """Number of tasks to create."""
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
-        """Write every task. Files are in order of path within a task and from task to task."""
+        """Files are in order of path within a task and from task to task."""
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Writes in up to `count` threads of this process."""
+    """In up to `count` threads of this process."""
 
     count: int
 
@@ -181,7 +178,6 @@ class _PackWriter:
         self._open = contextlib.ExitStack()
         self._stream: BinaryIO | None = None
         self._length = 0
-        # Where content is stored, by digest.
         self._places: dict[str, Place] = {}
         self._packs: list[str] = []
         self._pending: list[bytes] = []
@@ -228,7 +224,6 @@ class _PackWriter:
         self._add(file, digest.hexdigest(), place)
 
     def _is_stored(self, file: Source, digest: str) -> bool:
-        """If the content is stored already."""
         place = self._callbacks.stored_at(file, digest) or self._places.get(digest)
         if place is None:
             return False
@@ -263,7 +258,6 @@ class _PackWriter:
 
 
 def _next_small(files: deque[Source]) -> list[Source]:
-    """Empty if a large file is next."""
     some: list[Source] = []
     size = 0
     while files and len(some) < _TOGETHER_FILES and (not some or size + files[0].size <= _TOGETHER_BYTES):

@@ -76,7 +76,8 @@ def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> li
     """Problems of a snapshot; an empty list means that it is intact.
 
     Without `deep`, only checks that the data objects exist and are long enough. StorageAccessError says nothing about
-    the snapshot.
+    the
+    snapshot.
     """
     try:
         metadata = read_metadata(file_io, directory)
@@ -101,11 +102,9 @@ def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> li
 
 
 def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
-    """As work items."""
     for _, group in groupby(entries, key=lambda entry: entry.object):
         share: list[FileEntry] = []
         for entry in group:
-            # Gaps are fetched as well.
             if share and entry.offset + entry.size - share[0].offset > _SHARE_BYTES:
                 yield share
                 share = []

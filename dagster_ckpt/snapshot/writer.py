@@ -23,9 +23,7 @@ from dagster_ckpt.snapshot.packs import PackCallbacks, PackRunner, PackTask, Thr
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Reuse, Source
 
 METADATA_NAME = "_metadata"
-# See `SnapshotStore.write_checkpoint`.
 Stage = Callable[[list[Source]], Sequence[Source]]
-# See `SnapshotStore.write_savepoint`.
 Progress = Callable[[int, int], None]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
 PACKS_PER_SNAPSHOT = 64
@@ -45,7 +43,7 @@ class WriteOptions:
         pack_target_bytes: Size from which a data object takes no further file.
         pack_least_bytes: The same for small snapshots, because object stores write small objects faster: up to
             `PACKS_PER_SNAPSHOT` data objects of this size are created before they grow.
-        object_prefix: Prefix of data object names, relative to the snapshot's directory.
+        object_prefix: Of data object names, relative to the snapshot's directory.
     """
 
     inline_threshold: int | None = 20_480
@@ -57,11 +55,7 @@ class WriteOptions:
 
 @dataclass(frozen=True)
 class WrittenSnapshot:
-    """`incremental_bytes` were written for it, including metadata.
-
-    Attributes:
-        sizes: Of its data objects, by name in the parent folder, as listed before it became visible.
-    """
+    """`incremental_bytes` include metadata; `sizes` are of its data objects, as listed before it became visible."""
 
     metadata: Metadata
     incremental_bytes: int
@@ -86,8 +80,9 @@ def write_snapshot(
     """Write a snapshot: data objects first, then `_metadata` atomically (docs/snapshot-format.md, section 4).
 
     A crash leaves either unreferenced data objects or a complete snapshot. After an error the written objects are
-    removed, unless `_metadata` may be visible. The cost of a snapshot that `extends` its base depends only on the new
-    files. Parameters: `SnapshotStore.write_checkpoint`.
+    removed,
+    unless `_metadata` may be visible. The cost of a snapshot that `extends` its base depends only on the new files.
+    Parameters: `SnapshotStore.write_checkpoint`.
     """
     writer = _Writer(file_io, directory, header, options, base, extends=extends)
 
@@ -150,7 +145,6 @@ class _Writer:
         # A retry of the same snapshot must not touch the objects of an earlier attempt.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
         self._created: list[str] = []
-        # Overlaps with encoding the metadata.
         self._completing: list[Future[None]] = []
         self._adopted = 0
         self._written = 0
@@ -182,7 +176,8 @@ class _Writer:
         """Into files to inline and files to pack.
 
         If a data object is written anyway, small files that the next snapshots will share go there too, so as not to be
-        written again each time.
+        written
+        again each time.
         """
         inline, packed = [], []
         size = len(self._inline)
@@ -252,7 +247,6 @@ class _Writer:
         try:
             self._completing.append(start_in_thread(work))
         except RuntimeError:
-            # The system cannot start another thread.
             work()
 
     def _complete(self, manifest: Manifest) -> None:
@@ -307,7 +301,6 @@ class _Writer:
 
     def _may_inline(self, size: int, inlined: int | None = None) -> bool:
         threshold = self._options.inline_threshold
-        # An empty file needs no object.
         if threshold is None or size == 0:
             return True
         inlined = len(self._inline) if inlined is None else inlined
@@ -338,8 +331,6 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Objects:
-    """Creates the data objects of a snapshot, in any process."""
-
     file_io: FileIO
     directory: str
 

@@ -64,7 +64,8 @@ def in_job_group(
     """Run Spark jobs in a thread and a job group of their own; returns what `work` returns.
 
     An interrupt would leave a main thread that blocks in the JVM in the middle of a reply. If `check_aborted`, called
-    several times a second, raises, the jobs are canceled.
+    several
+    times a second, raises, the jobs are canceled.
     """
     group = f"dagster-ckpt-{uuid.uuid4()}"
 
@@ -138,7 +139,6 @@ class ExecutorCopy:
 
 
 def executors_above(total_bytes: int) -> ExecutorCopy | None:
-    """None without an application."""
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context

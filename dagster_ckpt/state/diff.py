@@ -47,7 +47,6 @@ class StateDifference:
 
     @cached_property
     def counts(self) -> Mapping[Change, int]:
-        """Rows by change; computed once."""
         from pyspark.sql import functions as F
 
         totals = self.rows.groupBy(CHANGE).agg(F.sum(ROWS).alias(ROWS))
@@ -73,7 +72,6 @@ def differences(
 
 
 def paired(before: Sequence[StateName], after: Sequence[StateName]) -> list[tuple[StateName | None, StateName | None]]:
-    """Side by side: same operator number and name."""
     old = {(name.operator_id, name.state): name for name in before}
     new = {(name.operator_id, name.state): name for name in after}
     return [(old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())]

@@ -39,7 +39,7 @@ _END = _LENGTH.pack(-1)
 
 @dataclass(frozen=True)
 class HeapStore:
-    """One store of one operator, at a version, with the codec of its files; tasks receive it."""
+    """At a version, with the codec of its files; tasks receive it."""
 
     folder: FileIO
     operator: int
@@ -64,7 +64,6 @@ class HeapStore:
             refuse = partial(_refuse, f"{self.folder.url}/{file.source}")
             with reading(refuse):
                 data = self.folder.read(file.source)
-                # Only LZ4 has checksums of its own.
                 if self.codec != HEAP_CODEC and fits_hadoop(self.folder, file.source, data) is False:
                     raise ValueError("it does not have the checksum that Hadoop wrote beside it")
                 for key, value in _records(Pieces(_plain(data, self.codec))):
@@ -80,7 +79,6 @@ def _refuse(where: str, why: str) -> LiveDirectoryError:
 
 
 def heap_snapshot(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    """Uncompressed."""
     for key, value in rows:
         yield b"".join((_LENGTH.pack(len(key)), key, _LENGTH.pack(len(value)), value))
     yield _END

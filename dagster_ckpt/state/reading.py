@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class StateKind(StrEnum):
-    """What the rows of a state are: one for each key (`VALUE`, `LIST` with all elements), or for each key of a map.
+    """One row for each key (`VALUE`, `LIST` with all elements), or for each key of a map.
 
     A `JOIN_SIDE` has a row for each kept row, and `TIMERS` one for each timer, so a key may have several.
     """
@@ -150,11 +150,9 @@ class StateReader:
 
     @cached_property
     def states(self) -> tuple[StateName, ...]:
-        """In the operators' order."""
         return tuple(name for operator, stores in self._operators for name in _states(operator, stores))
 
     def select(self, operator: int | str | None = None, state: str | None = None) -> list[StateName]:
-        """An error if there is none. `operator` is a number or name."""
         wanted = None if operator is None else str(operator)
         found = [
             name
@@ -293,7 +291,6 @@ def _with_type(kind: DataType) -> DataType:
 
 
 def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
-    """A failure is reported as that of the directory."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

@@ -4,8 +4,7 @@ The batch keeps its number, so sinks, sources and watermarks do not notice. (Spa
 misplaces the row of an aggregation without a key.) Spark's `StateRewriter` writes RocksDB, tasks of this package heap
 state. Finally, count and hash of the rows of each store and partition are compared with the source.
 
-As a program, this is the child process in which another Spark rewrites (`rewriter.py`): orders and answers are lines of
-JSON.
+As a program, this is the child process of `rewriter.py`: orders and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """The rows that a store is to have, and the partition in which the query looks for each."""
+    """The partition is where the query looks for a row."""
 
     rows: DataFrame
     partition: Column
@@ -118,7 +117,6 @@ def _total(partitions: Mapping[int, StoreDigest]) -> StoreDigest:
 
 
 def check_directories(rewritten: StoppedState, partitions: int) -> None:
-    """Check that the new state has exactly one directory for each partition."""
     for operator in rewritten.operators:
         names = rewritten.live.folder.list(f"{STATE}/{operator.number}")
         found = {number for name in names if (number := number_in(name)) is not None}
@@ -144,7 +142,7 @@ class Rewritten:
 
     Attributes:
         rewrite_id: No snapshot of the directory shares state with one from before.
-        stores: The stores that were written and compared, without copied ones.
+        stores: Written and compared, without copied ones.
     """
 
     live: LiveDirectory
@@ -159,12 +157,10 @@ class Rewritten:
 
     @property
     def rows(self) -> int:
-        """Rows that were compared."""
         return sum(each.rows for each in self.stores.values())
 
 
 def shape_in(live: LiveDirectory) -> StateShape | None:
-    """From its newest log entries; None without state."""
     pinned, partitions, commit = pinned_state(live), pinned_partitions(live), live.positions().commit
     if pinned.provider is None or partitions is None or commit is None:
         return None
@@ -191,11 +187,11 @@ def rewrite_state(
     watch: Watch = no_op,
     report: Report = lambda _message: None,
 ) -> Rewritten:
-    """Rewrite the state after the newest batch of a directory into a new directory.
+    """Rewrite the state after the newest batch of a directory into a new directory, which is deleted on any error.
 
-    Executors do it, or for a Spark without `StateRewriter` another Spark: see `rewriter.py`.
-
-    The batch in flight is replayed there. On any error, the new directory is deleted.
+    Executors do it, or for a Spark without `StateRewriter` another Spark: see `rewriter.py`. The batch in flight is
+    replayed
+    there.
 
     Args:
         spark: Its settings of the state store apply.
@@ -208,7 +204,6 @@ def rewrite_state(
         report: Called with the progress every few seconds.
     """
     elsewhere = rewriter_for(spark, changes_rows=change_rows is not None)
-    # An error would delete what is built.
     refuse_existing(target)
     state = StoppedState.read(source)
     if graft is not None:
@@ -229,8 +224,7 @@ def rewrite_state(
     progress = JobProgress(report)
     rewrite = _Rewrite(spark, state, target, shape, change_rows, progress, state.batch_id)
     if before.provider == HEAP and rewrite.written and (moves or shape.provider == HEAP):
-        # Heap files hold only bytes; Spark's reader of RocksDB decodes the keys, which decide the
-        # partition.
+        # Heap files hold only bytes; Spark's reader of RocksDB decodes the keys, which decide the partition.
         staged = target.sibling(".staged")
         staged.delete()
         try:
@@ -349,7 +343,6 @@ class _Rewrite:
     change_rows: RowChange | None
     progress: JobProgress
     batch_id: int
-    # For a graft: the state of the former query, and the rows that an operator takes from it.
     former: StoppedState | None = None
     taken: Mapping[int, TakenRows] = field(default_factory=dict)
     given: Mapping[int, LiveDirectory] = field(default_factory=dict)
@@ -380,7 +373,6 @@ class _Rewrite:
         self.progress.step = f"{what} {store}, store {stores.index(store) + 1} of {len(stores)}"
 
     def partition_of(self, operator: Operator) -> Column:
-        """Where the query looks for a row of an operator."""
         from pyspark.sql import functions as F
 
         if operator.single_partition:
@@ -393,7 +385,6 @@ class _Rewrite:
         return F.pmod(F.hash(PARTITION_KEY), F.lit(self.shape.partitions))
 
     def rows(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:
-        """Partitioned as Spark looks for them."""
         if operator.number in self.taken:
             return self.take(session, operator, store)
         given = self.given.get(operator.number)

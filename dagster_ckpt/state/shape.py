@@ -39,15 +39,12 @@ class StateShape:
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state of a query, as far as the decision needs it."""
-
     shape: StateShape
     operators: tuple[str, ...]
     settings: Mapping[str, str]
 
     @staticmethod
     def of_properties(properties: Mapping[str, Any]) -> StoredState | None:
-        """From the properties in a snapshot's header; None for a stateless query."""
         operators = properties.get("state_operators") or ()
         provider, partitions = properties.get("state_store_provider"), properties.get("state_partitions")
         if not operators or not provider or not partitions:
@@ -62,14 +59,13 @@ class StoredState:
 
 @dataclass(frozen=True)
 class WantedShape:
-    """How state is to be stored; None leaves that as it is."""
+    """None leaves that as it is."""
 
     partitions: int | None = None
     provider: str | None = None
     checkpoint_format: int | None = None
 
     def of(self, shape: StateShape) -> StateShape:
-        """The target shape for state of another shape."""
         wanted = {name: value for name, value in vars(self).items() if value is not None}
         changed = replace(shape, **wanted)
         # Only RocksDB has format v2.
@@ -77,7 +73,6 @@ class WantedShape:
 
 
 def check_rewrite(stored: StoredState, wanted: StateShape, *, changes_rows: bool = False) -> None:
-    """Check that a rewrite can store some state in another shape, or in the same with other rows."""
     why = _why_not(stored, wanted, moves=changes_rows or wanted.partitions != stored.shape.partitions)
     if why is not None:
         raise StateRewriteError(
@@ -93,7 +88,6 @@ def _why_not(stored: StoredState, wanted: StateShape, *, moves: bool) -> str | N
         if shape.provider not in _NAMES:
             return f"the files of {shape.provider} are not known, only those of Spark's own providers."
     if moves and stored.settings.get(_STRICT) != "true":
-        # A conversion keeps each row in its partition.
         return (
             f"the query began on Spark 3.2 or older ({_STRICT} is not true), which may place a key by some of its "
             "columns, so the partition of a row is not known. Its backend and checkpoint format can be changed, "

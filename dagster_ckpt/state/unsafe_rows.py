@@ -4,7 +4,8 @@ The bytes equal those of Spark's `UnsafeProjection`: another bit is another key.
 refused.
 
 Layout: null bits in words of 8 bytes; a slot of 8 bytes per field; then what does not fit, padded to 8 bytes, with
-offset and length in the slot. Arrays have their length first, and elements as wide as their type.
+offset
+and length in the slot. Arrays have their length first, and elements as wide as their type.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
-# Format and width of types that fit into a slot or an array element.
 _FIXED = {
     "boolean": ("<?", 1),
     "tinyint": ("<b", 1),
@@ -137,7 +137,6 @@ def _array(values: Sequence[Any], kind: EncodedType) -> bytes:
 
 
 def _data(value: Any, kind: EncodedType) -> bytes:
-    """For a value that does not fit into a slot."""
     if kind in _TEXT:
         return value.encode() if isinstance(value, str) else bytes(value)
     name, inner = kind

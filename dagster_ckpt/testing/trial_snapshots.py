@@ -63,7 +63,6 @@ class TrialStream:
         return self.store.write_checkpoint(header(number), files, **how)
 
     def checkpoint(self, number: int, files: Mapping[str, bytes], base: str | None = None) -> str:
-        """Returns its location."""
         return self.stored(number, files, base).location
 
     def stored_savepoint(
@@ -75,7 +74,6 @@ class TrialStream:
     def savepoint(
         self, number: int, files: Mapping[str, bytes], target: str | None = None, base: str | None = None
     ) -> str:
-        """Returns its location."""
         return self.stored_savepoint(number, files, target, base).location
 
     def restored(self, location: str) -> dict[str, bytes]:

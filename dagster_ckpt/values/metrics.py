@@ -39,7 +39,6 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """In OpenTelemetry."""
         return f"{PREFIX}.{self.name}"
 
     @property
@@ -49,7 +48,6 @@ class Metric:
 
     @property
     def prometheus_name(self) -> str:
-        """In Prometheus."""
         return f"{self.family}_total" if self.is_counter else self.family
 
     @property
@@ -178,7 +176,6 @@ Change = tuple[Metric, str, int]
 
 
 def as_table() -> Iterator[str]:
-    """The table of the documentation, in Markdown."""
     yield "| in Prometheus | in OpenTelemetry | labels | meaning | in Flink |"
     yield "|---|---|---|---|---|"
     for metric in METRICS:

@@ -230,7 +230,6 @@ class Option(Generic[Given_contra, Value_co]):
 
 
 def options_of(kind: type) -> dict[str, Option[Any, Any]]:
-    """Of a dataclass, by name."""
     return {each.name: getattr_static(kind, each.name) for each in fields(kind)}
 
 

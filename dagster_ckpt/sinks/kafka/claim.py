@@ -52,7 +52,6 @@ class Past:
 
 
 def place_in(sink: str) -> KafkaPlace | None:
-    """In Spark's name for a transactional sink; None for any other."""
     match = _SINK_NAME.fullmatch(sink)
     return KafkaPlace.parse(match["place"]) if match else None
 

@@ -97,7 +97,6 @@ class Marker:
 
     @staticmethod
     def of(group: str, offset: int, metadata: str | None) -> Marker | None:
-        """None if the group has no committed offset."""
         if offset < 0:
             return None
         fields = fields_of(metadata)
@@ -131,7 +130,6 @@ class Marker:
 
 
 def fields_of(metadata: str | None) -> dict[str, Any] | None:
-    """None for an offset of another application."""
     try:
         fields = json.loads(metadata or "")
     except ValueError:
@@ -140,7 +138,6 @@ def fields_of(metadata: str | None) -> dict[str, Any] | None:
 
 
 def earlier_queries(markers: Iterable[Marker], query_id: str) -> dict[str, int]:
-    """The newest last, each with its newest batch."""
     found: dict[str, int] = {}
     for marker in markers:
         for query, batch in (*marker.earlier.items(), (marker.query, marker.batch)):

@@ -106,7 +106,6 @@ def _keep(name: str, session: Session) -> None:
 
 
 def batch_property(owner: str, batch: int, entry: str) -> tuple[str, str]:
-    """Tells a job's tasks their batch and the digest of its plan."""
     return f"dagster_ckpt.kafka.{owner}", f"{batch} {entry}"
 
 

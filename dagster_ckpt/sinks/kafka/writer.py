@@ -297,7 +297,6 @@ class Division:
 
 
 def division_of(batch: DataFrame, writers: int) -> Division:
-    """`batch` only gives the columns."""
     from pyspark.sql import functions as F
 
     columns = record_columns(batch)
@@ -315,7 +314,6 @@ def division_of(batch: DataFrame, writers: int) -> Division:
 
 
 def hash_of_each_writer(session: SparkSession, writers: int) -> list[int]:
-    """For each writer, an integer that Spark hashes to its partition."""
     from pyspark.sql import functions as F
 
     # Enough to reach every partition.

@@ -61,7 +61,6 @@ class LiveDirectory:
 
     @property
     def local_path(self) -> Path | None:
-        """None if it is remote."""
         return local_path(self.url)
 
     @property
@@ -78,16 +77,14 @@ class LiveDirectory:
         return NOT_IN_USE in self.folder.list()
 
     def note_in_use(self) -> None:
-        """Remove the mark, if any."""
         self.folder.delete(NOT_IN_USE)
 
     def delete(self) -> None:
-        """Delete the directory; a missing one is not an error.
+        """A missing directory is not an error.
 
         Its not-in-use mark goes last: without it, the rest of a killed deletion would count as in use.
         """
         path = self.local_path
-        # Only the link itself is deleted.
         marked = {} if path is not None and path.is_symlink() else self.folder.list(hidden=True)
         if NOT_IN_USE in marked:
             for name, entry in marked.items():
@@ -98,7 +95,6 @@ class LiveDirectory:
         self.folder.delete_all()
 
     def positions(self) -> Positions:
-        """From the names in the two logs."""
         # A batch that commits in between still counts as in flight.
         commits = batch_ids(self.folder, COMMITS)
         offsets = batch_ids(self.folder, OFFSETS)
@@ -109,7 +105,6 @@ class LiveDirectory:
         return fenced_at(self.folder)
 
     def sibling(self, suffix: str) -> LiveDirectory:
-        """On the same file system."""
         return LiveDirectory(self.url.rstrip("/") + suffix, self.storage_options)
 
 
@@ -141,7 +136,6 @@ def _is_fenced(folder: FileIO, batch: int, names: Set[str]) -> bool:
 
 
 def store_directory(operator: int, partition: int, store: str) -> str:
-    """The default store has its partition's."""
     path = f"{STATE}/{operator}/{partition}"
     return path if store == DEFAULT_STORE else f"{path}/{store}"
 
@@ -152,7 +146,6 @@ class NeededFile:
 
     Attributes:
         source: Its path in `folder`; `path` is that in the snapshot.
-        token: See `FileVersion.token`.
         identity: A name unique to this content (with a uuid).
         data: Its content, if already read.
         stable: The next snapshots will probably contain it too.

@@ -1,7 +1,8 @@
 """Parse Spark's query metadata and the entries of its offset and commit logs.
 
 Formats: `StreamMetadata`, `OffsetSeqLog` (v1, v2) and `CommitLog` (v1, v2, v3) of Spark 3.5 to 4.3. An entry is one
-file, named by its batch: a line with the version, then JSON lines.
+file,
+named by its batch: a line with the version, then JSON lines.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ PLAN = "dagsterCkptPlan"
 # A file with more is damaged and would exhaust the memory.
 _MOST_PARTITIONS = 1_000_000
 _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
-# Part of file names.
 _UniqueId = Annotated[str, Field(pattern=r"^[\w-]+$")]
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -43,7 +43,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class OffsetEntry:
-    """One entry of the offset log: the plan of a batch.
+    """The plan of a batch: one entry of the offset log.
 
     Attributes:
         conf: Settings that Spark pins for the life of the query.
@@ -60,7 +60,6 @@ class OffsetEntry:
 
     @property
     def partitions(self) -> int | None:
-        """None if the query keeps no state."""
         return partitions_in(self.conf)
 
     @property
@@ -225,7 +224,7 @@ def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
 
 
 def plan_without_data(folder: FileIO, batch_id: int, *, now_ms: int) -> bytes:
-    """The plan of a batch without input after a committed one, which only moves the watermark.
+    """A batch without input after a committed one, which only moves the watermark.
 
     `now_ms` is the batch's `current_timestamp()`.
     """
@@ -245,7 +244,6 @@ def plan_without_data(folder: FileIO, batch_id: int, *, now_ms: int) -> bytes:
 
 
 def with_watermark(data: bytes, where: str, watermark_ms: int) -> bytes:
-    """The plan of a batch with another watermark."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     with reading(lambda why: _malformed(where, why)):
         metadata = {**from_json(lines[0]), _WATERMARK: watermark_ms}
@@ -284,7 +282,6 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
 
 
 def log_entry(lines: Iterable[object]) -> bytes:
-    """An entry of the log of a file source or file sink."""
     return "\n".join(["v1", *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode()
 
 

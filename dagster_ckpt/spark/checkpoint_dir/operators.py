@@ -1,7 +1,8 @@
 """Read Spark's metadata of stateful operators: their stores, partitions and schemas; widen schemas of Spark 3.5.
 
 Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4. Spark 3.5 writes only schemas,
-by which its operators are found.
+by
+which its operators are found.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Operator:
     """A stateful operator.
 
     Attributes:
-        number: Its number in the plan, and the name of its directory.
+        number: In the plan, and the name of its directory.
         name: Spark's name, such as `stateStoreSave`; `unnamed` without metadata.
         single_partition: All its state is in partition 0.
         metadata_version: 0 if Spark 3.5 wrote the directory.
@@ -102,7 +103,6 @@ def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partition
 
 
 def is_operator_metadata(path: str) -> bool:
-    """Of any version, by its path in a live directory."""
     return is_metadata_v2(path) or (path.startswith(f"{STATE}/") and path.endswith("/_metadata/metadata"))
 
 
@@ -211,12 +211,10 @@ def _key_types(schema: NeededFile) -> list[object]:
 
 
 def key_columns(schema: NeededFile) -> list[dict[str, Any]]:
-    """The columns of a state's key, as Spark describes them in JSON."""
     return _columns(schema, 1)
 
 
 def value_columns(schema: NeededFile) -> list[dict[str, Any]]:
-    """Likewise of its values."""
     return _columns(schema, 2)
 
 
@@ -253,8 +251,10 @@ def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[
     """Let the state schemas that Spark 3.5 wrote allow nulls, so that any Spark continues; returns those changed.
 
     Spark refuses state if a column may be null in the query but not in the stored schema. Spark 3.5 infers from a
-    join's condition that columns are never null, except in a batch in which one side has no rows: a start that begins
-    with such a batch fails. Rows are stored alike, and Spark 4.3 stores only nullable schemas.
+    join's
+    condition that columns are never null, except in a batch in which one side has no rows: a start that begins with
+    such a
+    batch fails. Rows are stored alike, and Spark 4.3 stores only nullable schemas.
     """
     changed = []
     for operator in read_operators(folder, batch_id):
@@ -296,7 +296,6 @@ def _widened(schema: NeededFile) -> bytes:
         return b"".join(parts)
 
 
-# What Spark requires of each kind of type.
 _PARTS: Mapping[str, Mapping[str, type]] = {
     "struct": {"fields": list},
     "array": {"elementType": object, "containsNull": bool},
@@ -306,7 +305,7 @@ _COLUMN = {"name": str, "type": object, "nullable": bool}
 
 
 def _check_type(found: Any) -> None:
-    """Whether a type has the parts that Spark needs; names of atomic types are not checked."""
+    """Names of atomic types are not checked."""
     if isinstance(found, str):
         return
     kind = found["type"]

@@ -1,13 +1,16 @@
 """What Spark plans for a batch: read it, plan the same batch in another live directory, or prevent its planning.
 
 A file source's offset only numbers an entry of its log, so these entries belong to the plan. So does the query id,
-under which a sink may have the batch.
+under
+which a sink may have the batch.
 
 A *fence* prevents an unreachable query from planning another batch, so that it ends. Spark plans a batch by writing
 `offsets/<batch>`, and fails if that entry exists ("Multiple streaming queries are concurrently using ..."). A fence is
 such an entry for the first unplanned batch. Spark cannot read it, so no query can start there; a successor continues
-from a clone. The marker `offsets/fenced-at-<batch>` shows it in listings. Written first, it means nothing without the
-entry: if the query was faster, the next batch is fenced.
+from
+a clone. The marker `offsets/fenced-at-<batch>` shows it in listings. Written first, it means nothing without the entry:
+if
+the query was faster, the next batch is fenced.
 """
 
 from __future__ import annotations
@@ -49,7 +52,6 @@ _LONGEST_LIST = 8 << 20
 
 
 def read_planned(live: LiveDirectory, numbers: Iterable[int]) -> Iterator[PlannedBatch]:
-    """Ascending, without incomplete ones."""
     metadata: bytes | None = None
     for batch_id in numbers:
         # Spark purges the oldest entries.
@@ -178,7 +180,7 @@ def fence(
     """Prevent a query from planning another batch, and wait for the batch in flight. Safe to repeat concurrently.
 
     Args:
-        wait_s: How long to wait for the batch in flight, which may still write to its sink.
+        wait_s: For the batch in flight, which may still write to its sink.
         still_mine: Called before each step; raises if the caller may not continue.
         step: Entered around the writes, if a successor could run a query there.
     """

@@ -35,7 +35,8 @@ class DonorCheck(Enum):
     """What to compare between a linked file and the file in the snapshot.
 
     Same device, inode, time and length means the same file, because Spark renames finished files into place, but does
-    not reveal damage by disk, power or a user.
+    not
+    reveal damage by disk, power or a user.
 
     Attributes:
         DIGEST: The content.
@@ -54,7 +55,6 @@ class Donor:
     check: DonorCheck = DonorCheck.DIGEST
 
     def is_recognized_by_version(self, entry: FileEntry) -> bool:
-        """Whether the content need not be compared."""
         return self.check is DonorCheck.IDENTITY and entry.path.endswith(_LARGE_STATE)
 
 
@@ -94,7 +94,7 @@ def materialize(
         new_query_id: For a fork. None continues the query, which sinks recognize by its id.
         is_whole: `fill` passes a checked cut, so only the logs are checked again.
         is_scratch: It need not survive a power failure.
-        marked: Mark it as not in use, until `LiveDirectory.note_in_use`.
+        marked: As not in use, until `LiveDirectory.note_in_use`.
         watch: Called from the threads that place files; an exception aborts the restore.
     """
     if target.exists():
@@ -137,7 +137,7 @@ def clone(
     marked: bool = False,
     watch: Watch = no_op,
 ) -> Materialized:
-    """Clone a live directory, so that a query continues in the clone even if an old writer is alive.
+    """Let a query continue in a copy, even if an old writer is alive.
 
     The batch in flight is included and replayed. Local files are hard-linked: writers never modify them.
 
@@ -224,12 +224,10 @@ class Filler:
 
     def write_logs(self) -> None:
         """Offsets first, then commits, the newest commit last."""
-        # A commit means that a query has run here.
         for log, name in sorted(self._logs, key=lambda entry: (_LOGS.index(entry[0]), entry[1].zfill(20))):
             self._folder.place(f"{log}/{name}", [self._logs[log, name]])
 
     def link(self, file: NeededFile) -> bool:
-        """False if the file has to be passed as bytes."""
         if not isinstance(file.folder, LocalFileIO) or self._linker is None:
             return False
         if not self.takes_as_it_is(file.path):

@@ -36,7 +36,6 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 
 _MARK = ".cut-"
 _COPIED_BYTES = 1024 * 1024
-# Most large files kept open.
 HELD_OPEN_FILES = 64
 # Linux reopens a file by its descriptor, even without its name.
 _OPEN_FILES = LocalFileIO(Path("/proc/self/fd"))
@@ -48,7 +47,8 @@ class StagedCut:
     """A cut (`cut`, without files), with protection for the files that will be read.
 
     Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked or copied.
-    Remote files with a uuid in their name never change and are read in place; others are copied to this machine.
+    Remote
+    files with a uuid in their name never change and are read in place; others are copied to this machine.
     """
 
     def __init__(self, taken: Cut, live: LiveDirectory, release: contextlib.ExitStack) -> None:

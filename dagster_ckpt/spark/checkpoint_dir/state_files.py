@@ -1,8 +1,9 @@
 """The files of a query's state: detect its format, and list those of one version, or those since a snapshot.
 
 After batch N, the state has version N+1 (`IncrementalExecution`). Heap deltas and RocksDB changelogs add one file per
-store and batch, so a snapshot that grows from an earlier one inspects no older file. An occasional full snapshot finds
-newer state snapshots, which shorten the chain. Nothing here knows sources or sinks.
+store
+and batch, so a snapshot that grows from an earlier one inspects no older file. An occasional full snapshot finds newer
+state snapshots, which shorten the chain.
 """
 
 from __future__ import annotations
@@ -170,8 +171,6 @@ _SUFFIXES = {HEAP: ".delta", ROCKSDB: ".changelog"}
 
 @dataclass(frozen=True)
 class _Look:
-    """Reads new state files of up to `at_most` bytes."""
-
     folder: FileIO
     at_most: int
 
@@ -197,7 +196,6 @@ def rewrite_of(properties: Mapping[str, Any]) -> str | None:
 
 
 def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] | None:
-    """None if that cannot be determined."""
     folder, offsets, commit = state.folder, state.offsets, state.commit
     header = base.manifest.header
     chain = header.properties.get(CHAIN)
@@ -215,7 +213,6 @@ def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] |
     versions = range(header.batch_id + 2, commit.batch_id + 2)
     look = _Look(folder, _max_inline_read(len(versions), state))
 
-    # As the base lists their files.
     places = sorted(store_places(state), key=lambda place: place.path)
 
     def with_ids(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:

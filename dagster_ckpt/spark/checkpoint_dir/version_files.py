@@ -4,7 +4,8 @@
 - RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` up to it, the SST and log files that it
   lists, and every later `.changelog`.
 - RocksDB in checkpoint format v2: file names contain the unique id of the attempt that wrote them, so leftovers of
-  failed attempts do not count. The commit log has the newest id, the head of the changelog earlier ones.
+failed
+  attempts do not count. The commit log has the newest id, the head of the changelog earlier ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ _SSTS = "SSTs"
 _LOGS = "logs"
 
 
-# Directory, name and size.
 _Named = tuple[str, str, int]
 
 
@@ -189,7 +189,6 @@ class StoreDirectory:
         return max((number for number in numbers if number is not None and number <= at_most), default=0)
 
     def need(self, name: str, why: str, *, identity: str | None = None) -> NeededFile:
-        """Raises if it is missing, with the reason `why` it is needed."""
         try:
             size, token = self._listing.version(name)
         except FileNotFoundError as error:
@@ -201,7 +200,6 @@ class StoreDirectory:
         return NeededFile(self.folder, path, path, size, token, identity, stable=True)
 
     def need_read(self, name: str, why: str) -> NeededFile:
-        """With its content; for a small file."""
         if name not in self.names:
             raise self.incomplete(name, why)
         file = read_needed(self.folder, f"{self.path}/{name}")
@@ -233,7 +231,6 @@ _HARMLESS_FLAGS = 0x0808
 
 
 def read_member(archive: bytes, name: str) -> bytes:
-    """Verified with its checksum."""
     try:
         content = _read_plain(archive, name.encode())
     except (struct.error, zlib.error, EOFError, ValueError):
@@ -281,7 +278,6 @@ _WITH_LINEAGE = {3, 4}
 
 class _Item(BaseModel):
     version: int
-    # Part of file names.
     unique_id: str = Field(alias="checkpointUniqueId", pattern=r"^[\w-]+$")
 
 

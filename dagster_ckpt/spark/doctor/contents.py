@@ -25,12 +25,10 @@ from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
-# Files read concurrently.
 _READERS = 8
 
 
 def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
-    """Of files that a resume needs, with all available checksums."""
 
     def examined(file: NeededFile, _check: CancelCheck) -> list[Finding]:
         try:
@@ -130,12 +128,10 @@ _SUM = ".crc"
 
 
 def examine_log_contents(subject: Subject) -> Iterator[Finding]:
-    """By their checksum files, if any."""
     for hidden in sorted(path for path in subject.hidden_files() if path.endswith(_SUM)):
         directory, slash, name = hidden.rpartition("/")
         summed = name[1 : -len(_SUM)]
         path = f"{directory}{slash}{summed}"
-        # Spark is writing it.
         if summed.startswith(".") or not _is_log(path):
             continue
         is_read = _is_read_by_a_start(subject, path)

@@ -18,7 +18,8 @@ def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str,
     """Add the time column that a stream's windows and timers use.
 
     Ingestion and processing time are `current_timestamp()`: one time per batch, which Spark writes to the offset log,
-    so a replayed batch has the same time. Processing time has no watermark.
+    so a
+    replayed batch has the same time. Processing time has no watermark.
     """
     from pyspark.sql import functions as F
 
@@ -49,7 +50,6 @@ class QueryToStart:
         self._writer: DataStreamWriter | None = None
 
     def described(self) -> DataStreamWriter:
-        """For the next start."""
         if self._writer is None:
             self._writer = self._describe()
         return self._writer
@@ -90,10 +90,11 @@ def brings_a_trigger(writer: DataStreamWriter) -> bool:
 
 
 def execution_plan(writers: Mapping[str, DataStreamWriter], parallelism: int) -> str:
-    """The plans of queries that are not started, as JSON in the form of Flink's execution plans.
+    """Of queries that are not started, as JSON in the form of Flink's execution plans.
 
     `{"nodes": [...]}`: each node has `id`, `type`, `pact` (Data Source, Operator, Data Sink), `contents`,
-    `parallelism`, and `predecessors` with the `id` of each. Sinks have their query's name in `contents`.
+    `parallelism`, and
+    `predecessors` with the `id` of each. Sinks have their query's name in `contents`.
     """
     nodes: list[_Node] = []
     for name, writer in writers.items():
@@ -134,7 +135,7 @@ def execution_of(query: StreamingQuery) -> Any | None:
 
 
 def seen_in(query: StreamingQuery, look: Callable[[Any], _Seen]) -> _Seen | None:
-    """What is seen in the query's `StreamExecution`; None if that fails, which must not end the query."""
+    """In the query's `StreamExecution`; None if that fails, which must not end the query."""
     from py4j.protocol import Py4JError
 
     try:
@@ -145,7 +146,6 @@ def seen_in(query: StreamingQuery, look: Callable[[Any], _Seen]) -> _Seen | None
 
 
 def items_of(sequence: Any) -> list[Any]:
-    """Of a Scala sequence."""
     return [sequence.apply(index) for index in range(sequence.size())]
 
 

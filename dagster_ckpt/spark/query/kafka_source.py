@@ -58,7 +58,6 @@ def kafka_sources(writer: DataStreamWriter) -> list[KafkaSource | None]:
 
 
 def kafka_source(leaf: Any) -> KafkaSource | None:
-    """None for another source."""
     if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2" or str(leaf.sourceName()) != "kafka":
         return None
     options = {str(name): str(value) for name, value in dict(leaf.extraOptions().asCaseSensitiveMap()).items()}
@@ -80,7 +79,6 @@ def _topics(options: Mapping[str, str]) -> frozenset[str]:
 
 
 def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
-    """As of now, with the ids of cluster and topics if Kafka reports them."""
     known = ReadTopics(source.topics, source.pattern)
     try:
         with _admin(writer, source) as (jvm, client):
@@ -96,7 +94,6 @@ def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
                 asked.add(name)
             ids: dict[str, str] = {}
             for name, answer in dict(client.describeTopics(asked).topicNameValues()).items():
-                # A topic that does not exist yet.
                 with suppress(Exception):
                     ids[str(name)] = str(answer.get(_ASK_S, seconds).topicId())
             return replace(known, topic_ids=ids)
@@ -115,7 +112,6 @@ def matches(pattern: str, topic: str) -> bool:
 def kept_offsets(
     writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], range | None]:
-    """None for a partition that is gone."""
     with _admin(writer, source) as (jvm, client):
         specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[tuple[str, int], range | None] = {}

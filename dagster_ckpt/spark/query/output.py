@@ -2,7 +2,8 @@
 
 Spark reports many kinds of table by their catalog name; of Iceberg this package records `IcebergTable[<name> at
 <location>]`. The option `kafka.transactional.id` selects Kafka in transactions; Spark's own producer refuses every
-record under it.
+record
+under it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# Spark's format, and its name for every such sink.
 FOREACH_BATCH = "foreachbatch"
 _FOREACH_BATCH_SINK = "ForeachBatchSink"
 _ICEBERG = "iceberg"
 
-# Name and type of each.
 Columns = tuple[tuple[str, str], ...]
 # Each snapshot records them.
 MOST_COLUMNS = 300
@@ -59,7 +58,8 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
     """None for Spark Connect, whose writer cannot be inspected.
 
     `foreachBatch` has no location of its own: the option `path` or `table` names it. A table of a catalog is looked up
-    in the session of the query.
+    in the
+    session of the query.
     """
     described: Any = getattr(writer, "_jwrite", None)
     if described is None:
@@ -92,7 +92,7 @@ def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> N
 
 
 def columns_of_query(query: StreamingQuery) -> Columns | None:
-    """Of the rows that it writes; None over Spark Connect, for a function of a batch, and for a very wide table."""
+    """None over Spark Connect, for a function of a batch, and for a very wide table."""
     return seen_in(query, _columns_of)
 
 
@@ -104,7 +104,6 @@ def _columns_of(execution: Any) -> Columns | None:
 
 
 def foreach_batch_name(place: str) -> str:
-    """For a writer that says where it writes."""
     return f"{_FOREACH_BATCH_SINK}[{place}]"
 
 
@@ -113,7 +112,6 @@ def is_foreach_batch(sink: str) -> bool:
 
 
 def qualified(sink: str, output: NamedOutput | None) -> str:
-    """With the place where the query writes, if the name lacks it."""
     if output is not None and output.sink is not None:
         return output.sink
     if sink != _FOREACH_BATCH_SINK or output is None or output.format != FOREACH_BATCH or output.place is None:
@@ -130,14 +128,12 @@ def to_table(writer: DataStreamWriter, table: str) -> DataStreamWriter:
     """Let a described query write to a table of a catalog, as `DataStreamWriter.toTable` does.
 
     Spark's `toTable` starts the query at once; here it starts once its checkpoint location is known. As with Spark, a
-    table that does not exist is created.
+    table
+    that does not exist is created.
 
     Args:
         writer: The result of `DataFrame.writeStream`, not started.
-        table: Name of the table, such as `lake.db.orders`.
-
-    Raises:
-        OptionTypeError: The name is not a string, or is empty.
+        table: Such as `lake.db.orders`.
 
     Example:
         >>> def orders(spark):
@@ -156,7 +152,6 @@ def table_of(writer: DataStreamWriter) -> str | None:
 
 
 def iceberg_name(table: str, location: str | None = None) -> str:
-    """Its name in a catalog, and its folder if known."""
     if location is None or "/" in table:
         return f"IcebergTable[{table}]"
     return f"IcebergTable[{table} at {location}]"
@@ -228,7 +223,6 @@ def is_delta(table: Any) -> bool:
 
 
 def sink_of(table: Any) -> str | None:
-    """None for other tables than Delta and Iceberg."""
     if is_iceberg(table):
         return iceberg_name(str(table.table().name()), str(table.table().location()))
     if is_delta(table):
@@ -237,7 +231,6 @@ def sink_of(table: Any) -> str | None:
 
 
 def sink_of_name(session: SparkSession, table: str) -> str | None:
-    """None if the table does not exist or cannot be looked up."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -257,7 +250,7 @@ _PLACE = re.compile(r"kafka://(?P<servers>[^/]+)/(?P<topic>[^/?]+)\?id=(?P<prefi
 
 @dataclass(frozen=True)
 class KafkaPlace:
-    """A topic that a query writes to in transactions; `client`, the options below `kafka.`, may contain secrets."""
+    """`client`, the options below `kafka.`, may contain secrets."""
 
     servers: str
     topic: str
@@ -289,7 +282,6 @@ _clients: dict[str, Mapping[str, str]] = {}
 
 
 def kafka_place(options: Mapping[str, str]) -> KafkaPlace | None:
-    """None for a query without transactions."""
     prefix = options.get(TRANSACTIONAL_ID)
     if prefix is None:
         return None

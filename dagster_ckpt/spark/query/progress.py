@@ -1,6 +1,6 @@
 """Progress of a running query: the report of each batch, and whether the query works, waits or hangs.
 
-Spark reports what a query does, not since when. No listener is used: the JVM would need a Python thread to call.
+No listener is used: the JVM would need a Python thread to call.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class QueryProgress:
 
     Attributes:
         timestamp: Start of the trigger, ISO-8601 in UTC; so is the watermark.
-        state_rows: Rows in all state stores after the batch; `state_memory` are bytes.
+        state_rows: In all state stores after the batch; `state_memory` are bytes.
         ran: False if there was nothing to do.
     """
 
@@ -71,7 +71,6 @@ class QueryProgress:
 
     @staticmethod
     def of(report: Mapping[str, Any], output: NamedOutput | None = None) -> QueryProgress:
-        """`output` qualifies the sink's name."""
         durations = report.get("durationMs") or {}
         sink = (report.get("sink") or {}).get("description")
         return QueryProgress(
@@ -137,7 +136,7 @@ class TaskCounts:
 
 @dataclass(frozen=True)
 class QueryActivity:
-    """Activity of a query.
+    """What a query does now; Spark does not report since when.
 
     Attributes:
         doing: Spark's status message, such as `Initializing sources`.
@@ -183,7 +182,6 @@ def stack_of(query: StreamingQuery) -> list[str]:
 def _tasks(execution: Any, group: str) -> TaskCounts:
     tracker = execution.sparkSession().sparkContext().statusTracker()
     active = _numbers(tracker.getActiveJobIds())
-    # Also contains up to a thousand finished jobs.
     own = active and active & _numbers(tracker.getJobIdsForGroup(group))
     stages: set[int] = set()
     for job_id in own:

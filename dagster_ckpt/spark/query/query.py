@@ -76,7 +76,6 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
 
 
 def jvm_pid(spark: SparkSession) -> int | None:
-    """None for Spark Connect."""
     from pyspark.sql import SparkSession as ClassicSession
 
     jvm: Any = spark.sparkContext._jvm if isinstance(spark, ClassicSession) else None
@@ -180,10 +179,9 @@ class SupervisedQuery:
         return stack_of(self._query)
 
     def stop(self, *, within_ms: int | None = None) -> None:
-        """Stop the query and wait until it has stopped; no error if it has already ended.
+        """Wait until the query has stopped; no error if it has already ended, QueryStopError if it may still run.
 
-        Without `within_ms`, `spark.sql.streaming.stopTimeout` limits the wait (unlimited by default). Raises
-        `QueryStopError` if the query may still run.
+        Without `within_ms`, `spark.sql.streaming.stopTimeout` limits the wait (unlimited by default).
         """
         try:
             if within_ms is not None:

@@ -31,7 +31,6 @@ def active_session() -> SparkSession | None:
         return None
     if SparkContext._active_spark_context is None:
         return None
-    # Only the creating thread has an active session.
     return ClassicSession.getActiveSession() or ClassicSession.builder.getOrCreate()
 
 
@@ -77,7 +76,6 @@ def is_classic_session(candidate: object) -> bool:
     return isinstance(candidate, ClassicSession)
 
 
-# Progress bars would bury the log.
 _QUIET = {"spark.ui.showConsoleProgress": "false"}
 
 
@@ -100,10 +98,9 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
 
 
 def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession:
-    """Start Spark, or use the application of this process.
+    """Keeps the master of `spark-submit` or PYSPARK_SUBMIT_ARGS.
 
-    Keeps the master of `spark-submit` or PYSPARK_SUBMIT_ARGS; otherwise runs on this machine with `threads` task
-    threads.
+    Otherwise Spark runs on this machine with `threads` task threads.
     """
     master = {} if _names_a_master(os.environ) else {"spark.master": f"local[{threads}]"}
     return session_with(master | dict(settings))
@@ -120,7 +117,6 @@ class SparkApplication:
 
 
 def application_of(spark: SparkSession) -> SparkApplication | None:
-    """None for Spark Connect."""
     if not is_classic_session(spark):
         return None
     context = spark.sparkContext
@@ -128,12 +124,10 @@ def application_of(spark: SparkSession) -> SparkApplication | None:
 
 
 def application_settings(spark: SparkSession) -> dict[str, str]:
-    """Those with which it was started."""
     return dict(spark.sparkContext.getConf().getAll())
 
 
 def unknown_classes(spark: SparkSession, names: Sequence[str]) -> list[str]:
-    """The classes that the driver's JVM cannot load."""
     from py4j.protocol import Py4JJavaError
 
     jvm: Any = spark._jvm

@@ -66,7 +66,6 @@ def delta_sources(writer: DataStreamWriter) -> list[str | None]:
 
 
 def delta_folder(leaf: Any) -> str | None:
-    """None for another source."""
     kind = str(leaf.getClass().getSimpleName())
     if kind == "StreamingRelationV2" and is_delta(leaf.table()):
         return str(leaf.table().path())
@@ -88,7 +87,6 @@ class TableFiles(Protocol):
 
 
 def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
-    """One message for each reason."""
     entries = {(int(match[1]), match[2]) for match in map(_ENTRY.match, files.log()) if match}
     versions = {version for version, kind in entries if kind == "json"}
     if not versions:
@@ -150,7 +148,6 @@ def _adds_rows(action: _Action) -> bool:
 
 
 def gone_from(writer: DataStreamWriter, folder: str, offset: DeltaOffset) -> list[str]:
-    """For a source of a described query."""
     try:
         return list(gone(folder, offset, _HadoopFiles(session_of(writer), folder)))
     except Exception as error:  # py4j raises what the file system raises
@@ -170,7 +167,6 @@ class _HadoopFiles:
     def log(self) -> list[str]:
         if not self._system.exists(self._log):
             return []
-        # One JVM call for all files.
         listed = str(self._jvm.scala.runtime.ScalaRunTime.stringOf(self._system.listStatus(self._log)))
         return re.findall(rf"path=[^;]*/{LOG}/([^;/]+);", listed)
 
@@ -220,7 +216,6 @@ def iceberg_offset(text: str | None) -> IcebergOffset | None:
 
 
 def iceberg_table(leaf: Any) -> Any | None:
-    """An `org.apache.iceberg.Table`; None for another source."""
     if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2":
         return None
     table = leaf.table()

@@ -34,13 +34,7 @@ _DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KA
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of a trial.
-
-    Attributes:
-        batch_id: None if no batch could be run.
-        error: Spark's; None if the batch succeeded.
-        rows: That its sources read; None if not reported.
-    """
+    """`batch_id` is None if no batch could be run, `error` if it succeeded, `rows` (read) if not reported."""
 
     batch_id: int | None
     error: str | None = None
@@ -66,7 +60,6 @@ def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_ba
         if not before_last_batch:
             raise
         return False
-    # As a start does.
     widen_schemas(target.folder, target.positions().commit or 0, nullcontext)
     # To run beside the original in one session.
     give_query_id(target, str(uuid.uuid4()))
@@ -131,7 +124,6 @@ def _without_output(writer: DataStreamWriter) -> DataStreamWriter:
     return frame.writeStream.outputMode(mode).format("noop")
 
 
-# Schemas of a few hundred columns.
 _MAX_MESSAGE = 20_000
 _REASONS = {
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": (

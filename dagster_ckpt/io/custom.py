@@ -13,7 +13,6 @@ from typing import BinaryIO, cast
 from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Guarded, Hook, accessing, no_op
 from dagster_ckpt.io.memory import entries_below
 
-# Larger files are spooled to disk.
 SPOOLED_BYTES = 16 * 1024 * 1024
 
 
@@ -39,10 +38,8 @@ class CustomFileIO(FileIO):
     methods concurrently.
 
     Users see any exception as a StorageAccessError that names the object. Data objects have up to 64 MB, or the size of
-    the
-    largest file of a state store; override `create` and `open` to stream them, and `adopt` if your storage can copy an
-    object
-    itself.
+    the largest file of a state store; override `create` and `open` to stream them, and `adopt` if your storage can copy
+    an object itself.
 
     Attributes:
         url: Of your choice, with a scheme and a host, such as "blobs://orders", for locations of snapshots.

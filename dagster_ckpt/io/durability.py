@@ -57,6 +57,7 @@ def flush_tree(root: Path) -> None:
 
     files = [path for path, is_folder in some if not is_folder]
     in_threads(_THREADS, [part for first in range(_THREADS) if (part := files[first::_THREADS])], flush_part)
+    # Targets before the names that lead to them.
     for path in reversed([path for path, is_folder in some if is_folder]):
         flush(path)
 
@@ -111,7 +112,6 @@ if _SYNC_FILE_RANGE is not None:
 _SYNC_FILE_RANGE_WRITE = 2
 # Start write-back each time this many bytes are written; for smaller files the hint may block and gains nothing.
 _BEGIN_BYTES = 8 * 1024 * 1024
-# Pieces per call on Linux, macOS and the BSDs.
 _PIECES_OF_A_CALL = 1024
 
 
@@ -157,7 +157,6 @@ class PieceWriter:
             self._written += size
         if self._written - self._begun >= _BEGIN_BYTES:
             if _SYNC_FILE_RANGE is not None:
-                # Only a hint.
                 size = self._written - self._begun
                 _SYNC_FILE_RANGE(self._stream.fileno(), self._begun, size, _SYNC_FILE_RANGE_WRITE)
             self._begun = self._written

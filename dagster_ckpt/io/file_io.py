@@ -86,8 +86,7 @@ class FileIO(ABC):
     """A tree of files. Paths are POSIX paths relative to its root, without a leading slash or `..`.
 
     A missing file raises FileNotFoundError; every other failure is a StorageAccessError. A write that raises may still
-    have
-    succeeded: a server's response can be lost. Several threads call the methods concurrently.
+    have succeeded: a server's response can be lost. Several threads call the methods concurrently.
 
     Attributes:
         url: URL of the root, without user name and password.
@@ -250,6 +249,7 @@ class FileIO(ABC):
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
+        # Large, and only useful in this process.
         return {name: value for name, value in self.__dict__.items() if name != "seen"}
 
 
@@ -260,7 +260,6 @@ class accessing:  # noqa: N801 - used as a statement: `with accessing("read", ur
     """Raise failures as StorageAccessError, or FileNotFoundError for a missing path to read, list or flush.
 
     Args:
-        verb: Such as "write".
         only: The exceptions to translate. Drivers raise types without a common base class (botocore, gcsfs, ...). A
             local disk raises only OSError, so errors of callers pass through.
     """

@@ -26,7 +26,6 @@ BLOCK_BYTES = 8 * 1024 * 1024
 SINGLE_PUT_BYTES = 12 * 1024 * 1024
 SINGLE_FETCH_BYTES = 16 * 1024 * 1024
 _COPIED_BYTES = 1024 * 1024
-# An entity tag, a generation or a modification time.
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 
@@ -276,7 +275,6 @@ def _send_at_once(fs: Any) -> None:
         from aiobotocore.session import AioSession  # noqa: PLC0415 - of S3 only
         from botocore.handlers import add_expect_header  # noqa: PLC0415
     except ImportError:
-        # Another release of the driver.
         return
     session = AioSession(**fs.kwargs)
     session.unregister("before-call.s3", add_expect_header)
@@ -329,6 +327,7 @@ class _Part(io.BytesIO):
 
 def _status(info: Mapping[str, Any]) -> FileStatus:
     marks = [info[mark] for mark in _VERSION_MARKS if info.get(mark)]
+    # Some file systems return a number in a listing and a date elsewhere.
     texts = [str(mark.timestamp() if isinstance(mark, datetime) else mark).strip('"') for mark in marks]
     time_ms = next((ms for name in _TIMES if (ms := _ms(info.get(name))) is not None), None)
     return FileStatus(FileVersion(int(info["size"] or 0), ":".join(texts) or None), time_ms, time_ms)
@@ -336,5 +335,5 @@ def _status(info: Mapping[str, Any]) -> FileStatus:
 
 def _ms(value: object) -> int | None:
     seconds = value.timestamp() if isinstance(value, datetime) else value
-    # Seconds as a float deviate slightly.
+    # Seconds as a float deviate slightly from the exact millisecond.
     return round(seconds * 1000) if isinstance(seconds, int | float) else None

@@ -1,8 +1,7 @@
 """Hard-link files of other trees on this machine into a new tree.
 
 Resolving two long paths takes a third of the time of a link, so the roots are opened once. One thread links and
-compares
-small files: such short calls would wait for each other.
+compares small files: such short calls would wait for each other.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from dagster_ckpt.io.parallel import CancelCheck, in_threads
 # Larger files are read in pieces, in threads.
 _READ_WHOLE_BYTES = 1024 * 1024
 _READ_BYTES = 4 * 1024 * 1024
-# Files between two calls of a watch.
 _UNWATCHED_FILES = 64
 
 

@@ -152,6 +152,7 @@ class LocalFileIO(FileIO):
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
         found: dict[str, int] = {}
+        # The error itself names the file.
         with _accessing("look at", self.url):
             for path in paths:
                 with suppress(FileNotFoundError):
@@ -222,6 +223,7 @@ class LocalFileIO(FileIO):
             try:
                 target.hardlink_to(source.root / source_path)
             except OSError:
+                # The bytes are written again.
                 return False
         return True
 
@@ -236,6 +238,7 @@ class LocalFileIO(FileIO):
     def delete_all(self) -> None:
         with self._accessing("delete"), suppress(FileNotFoundError, NotADirectoryError):
             if self.root.is_symlink():
+                # The target belongs to the link's creator.
                 self.root.unlink()
                 return
             for _ in range(_DELETE_ATTEMPTS - 1):

@@ -13,7 +13,6 @@ from dagster_ckpt.io.fsspec import FsspecFileIO
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.values.storage_path import StoragePath, local_path, with_authority
 
-# Drivers of the same storage.
 _DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 

@@ -39,6 +39,7 @@ def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCh
     with ThreadPoolExecutor(count, thread_name_prefix="snapshot") as pool:
         futures = [pool.submit(do, part) for part in parts]
     errors = [error for future in futures if (error := future.exception()) is not None]
+    # Errors of canceled tasks come last.
     for error in sorted(errors, key=lambda error: isinstance(error, SnapshotAbortedError)):
         raise error
     return [future.result() for future in futures]

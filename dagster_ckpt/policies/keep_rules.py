@@ -27,8 +27,7 @@ class KeepRules(Rule):
     """Keep what at least one of restic's rules keeps.
 
     A periodic rule keeps the newest snapshot of each of the last periods that have one and, as in restic, also the
-    oldest
-    snapshot if it may keep more than there are.
+    oldest snapshot if it may keep more than there are.
 
     Attributes:
         last: The newest snapshots; -1: all of them.

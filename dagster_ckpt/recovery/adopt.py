@@ -105,8 +105,7 @@ def adopt(
     """Adopt a checkpoint directory of plain Spark; the stream's next start, from `latest`, continues its query.
 
     Until that start, adopting may be repeated, also with other options. An interrupted adoption refuses every start
-    until it
-    is repeated or dropped (`undo_adoption`).
+    until it is repeated or dropped (`undo_adoption`).
 
     Args:
         sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's name; an
@@ -416,10 +415,8 @@ def take_over(
 ) -> bool:
     """Take over a stream's adopted directory, if no start has done so. May be repeated.
 
-    Plans must be made again if it returns True: the directory may have changed.
-
-    Args:
-        resumes: The start continues in a directory that was adopted in place.
+    Plans must be made again if it returns True. `resumes`: the start continues in a directory that was adopted in
+    place.
     """
     adopted = adopted_directory(stream.catalog.streams.get(stream.stream_id))
     if adopted is None or not adopted.is_pending:

@@ -1,7 +1,6 @@
 """From where one batch can be replayed: the state before it, and the plans of the batches up to it.
 
-A plan is in the journal, in the offset log of the live directory, or in a snapshot taken then. Everything happens in a
-temporary directory; nothing of the stream is changed.
+A plan is in the journal, in the offset log of the live directory, or in a snapshot taken then.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class ReplayPoint:
     Attributes:
         after: The state's batch; -1 is before the first.
         batches: The plans of all later ones up to the batch to replay.
-        live: The stream's live directory, if that has the state.
-        snapshot: Else the snapshot that has it; neither before the first batch.
+        live: The live directory, if that has the state; else `snapshot` has it, or there is none before the first
+        batch.
     """
 
     after: int
@@ -66,16 +65,12 @@ class ReplayPoint:
             target.folder.make()
             target.folder.place(METADATA, [query_metadata(planned_by(self.batch) or "")])
             return
+        # As a start does.
         widen_schemas(target.folder, self.after, nullcontext)
 
 
 def replay_points(stream: StreamHandle, batch_id: int) -> Iterator[ReplayPoint]:
-    """Where the state before a batch can come from, the nearest first.
-
-    Raises:
-        OptionError: The batch was not planned yet.
-        RestoreError: No state before it is left, or the plans between are not recorded.
-    """
+    """Nearest first; RestoreError if no state before it is left, or the plans between are not recorded."""
     if batch_id < 0:
         raise OptionError(f"batch is {batch_id}, but batches are numbered from 0.")
     plans = _Plans.of(stream)

@@ -1,7 +1,6 @@
 """How the code of a stream fits the state that its next start continues from, and what the start would do. Pure.
 
-A start and a check without a start judge by the same functions: sources by `source_change`, settings of the state and
-operators by `plan_check`.
+A start and a check without a start judge by the same functions.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class Compatibility(StrEnum):
 class Part(StrEnum):
     SOURCE = "source"
     OPERATOR = "operator"
-    # Partitions, backend and checkpoint format.
     STATE = "state"
     SINK = "sink"
 
@@ -57,7 +55,6 @@ class Step:
 
     Attributes:
         name: Such as `0` for a source, or `1 (aggregation by site)` for an operator.
-        reason: What differs; empty if nothing does.
         options: Of the start, that this step needs, as `StartFrom` takes them.
     """
 
@@ -187,8 +184,7 @@ def operator_steps(
     """A step for each operator with state, in the order of the old plan, then of the new one.
 
     Empty if a plan is unknown: then the start compares nothing either. A change that can be migrated is taken for one
-    that
-    is to be.
+    that is to be.
     """
     if before is None or after is None:
         return ()

@@ -1,7 +1,7 @@
 """Examines recovery points: damage is read there, never inferred from an error's words.
 
-The doctor, previews, preflights and starts agree, because all examine a live directory here. If a start fails and its
-point is intact, the cause is code, source, sink or environment, and no point is skipped.
+Doctor, previews, preflights and starts agree, because all examine a live directory here. A failed start whose point is
+intact skips no point: the cause is code, source, sink or environment.
 """
 
 from __future__ import annotations
@@ -129,9 +129,7 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
         if (snapshot.batch_id or 0) > (commit if commit is not None else -1):
             continue
         manifest = readable_manifest(stream, snapshot.location or "")
-        # An unreadable one is reported when it is used. From before a rewrite of the state, files have the same names
-        # but other
-        # content.
+        # From before a rewrite of the state, files have the same names but other content.
         if manifest is None or rewrite_of(manifest.header.properties) != rewrite_id:
             continue
         entries = list(manifest.files)

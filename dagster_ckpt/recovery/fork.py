@@ -1,7 +1,6 @@
 """Forking and importing: a stream continues from another's state as an independent query.
 
-The original of a fork may be running. An import continues from a snapshot of another deployment, which this catalog
-cannot hold, so it reads all of it at once and keeps no reference.
+An import continues from a snapshot of another deployment, which this catalog cannot hold: it reads all of it at once.
 
 A crash is harmless: the directory is built under a temporary name, and one transaction assigns it and its output to the
 new stream. What its first start must check stays recorded until that has succeeded.
@@ -110,8 +109,6 @@ def fork(
 
 @dataclass(frozen=True)
 class ForkedState:
-    """Another stream's state in a prepared live directory, and what its first start must check."""
-
     live_directory: str
     query_id: str
     source: str
@@ -363,7 +360,7 @@ def _sinks_of(snapshot: SnapshotRecord) -> dict[str, str | None]:
             "to the same ones. Import another snapshot."
         )
     folders: dict[str, str | None] = {sink.place or sink.name: sink.place for sink in captured}
-    # A table known only by its name has no other place.
+    # A table that is known by its name only has no other place.
     return folders | {sink.name: sink.place if sink.place != sink.name else None for sink in others or ()}
 
 

@@ -2,8 +2,8 @@
 
 Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses.
 
-Temporary copies are next to the live directories, where every executor can reach them. While one is in use, a thread
-writes the catalog's time into a file next to it, which distinguishes it from copies of killed processes.
+Temporary copies are next to the live directories, where every executor can reach them. A thread writes the catalog's
+time into a file next to one in use, which tells it from copies of killed processes.
 """
 
 from __future__ import annotations
@@ -55,12 +55,10 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
     """Delete every live directory of a stream and forget it. Returns the folder, or None if there was none.
 
     A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog. So
-    does a
-    folder that another deployment uses now.
+    does a folder that another deployment uses now.
 
     A previous holder that may be alive is fenced first, and fenced directories stay: without its fence, its query would
-    keep
-    writing.
+    keep writing.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     if not acquired.predecessor_ended and not may_be_anothers(stream, record):
@@ -95,7 +93,6 @@ def delete_forgotten_live_directories(stream: StreamHandle) -> str | None:
     try:
         record = stream.catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:
-        # The housekeeping schedule also covers streams that were never started.
         return None
     if record.live_directory is not None or stream.catalog.leases.current(stream.stream_id) is not None:
         return None
@@ -260,7 +257,6 @@ def restore_into(
     Args:
         new_query_id: Lets the query run alongside the original; None keeps the snapshot's.
         donor: A good live directory whose matching files are linked.
-        is_scratch: The directory need not survive a power loss.
         progress: Called from several threads with the numbers of placed and of all files.
     """
     placed = itertools.count(1)

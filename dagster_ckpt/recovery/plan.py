@@ -33,8 +33,6 @@ class RecoveryKind(Enum):
 
 @dataclass(frozen=True)
 class PassedPoint:
-    """A better point that a recovery skips, and its distance from the current state."""
-
     name: str
     why: str
     rewound_batches: int | None = None
@@ -136,8 +134,6 @@ class Resume(_Continue):
 
 @dataclass(frozen=True, kw_only=True)
 class Clone(_Continue):
-    """Continue in a copy of the live directory, whose last writer may be alive."""
-
     kind = RecoveryKind.CLONE
 
 
@@ -228,7 +224,6 @@ class RestoreAndReplay(_Plan):
     Attributes:
         to_batch: The last lost batch.
         query_id: The id under which the sinks have these batches.
-        in_flight: The next batch, if its plan is known: exactly its rows are processed first.
         directory: Where the batches were replayed; None if not yet.
     """
 
@@ -277,11 +272,9 @@ class RecoveryFacts:
     Attributes:
         snapshots: Restorable snapshots of the current timeline, newest first.
         all_snapshots: Candidates for an explicit name: completed snapshots, and the one at a named location.
-        last_batch: The newest batch that any execution reported as committed in the live directory.
-        predecessor_ended: Whether the previous execution can write nothing more.
+        last_batch: The newest one that any execution reported as committed in the live directory.
         retained: Batches that the live directory can be rewound to, ascending; only determined if one is requested.
         ended_in_order: Whether every execution in the live directory ended deliberately, in this boot.
-        failures: Recovery failures since the last good checkpoint, oldest first.
         is_automatic: No user requested this start: snapshots known to be broken are not tried.
         depth: Number of points considered besides the live directory; None: all.
         last_sign_ms: The last sign of life of a query in the live directory, by the catalog's clock.
@@ -331,8 +324,6 @@ class RecoveryFacts:
 
 @dataclass(frozen=True)
 class RewindDistance:
-    """Committed batches, recorded input rows and ms between two snapshots of one timeline."""
-
     batches: int | None
     rows: int | None
     span_ms: int | None

@@ -256,8 +256,6 @@ def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
 
 @dataclass(frozen=True)
 class PlanChange:
-    """How a plan differs from that of a state, and whether a user has accepted it."""
-
     differences: tuple[str, ...]
     came_from: str
     fingerprint: str

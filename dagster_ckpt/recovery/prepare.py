@@ -49,7 +49,6 @@ class PreparedStart:
     """What Spark is started on.
 
     Attributes:
-        rolled_back: Places of sinks.
         may_repeat: Names of sinks that this process cannot roll back.
         began: Positions in the live directory just before the query started.
     """
@@ -76,10 +75,8 @@ def prepare(
     An error before the switch to a new directory leaves everything as it was; after it, the next start finishes.
 
     Only the sinks of `output`, where the query will write, are changed; if unknown, the known ones. A `survey` for this
-    plan
-    is used if nothing has happened since. With `rewrite`, the query always continues in a new directory. `watch` is
-    called
-    while files are written and before the switch, and may raise.
+    plan is used if nothing has happened since. With `rewrite`, the query always continues in a new directory. `watch`
+    is called while files are written and before the switch, and may raise.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)
@@ -98,8 +95,6 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Preparation:
-    """`record` is the stream as it was found."""
-
     stream: StreamHandle
     record: StreamRecord
     lease: LeaseKeeper
@@ -368,7 +363,6 @@ class _Preparation:
                 ours = self.sinks.of(Verdict.ROLL_BACK)
                 logs = with_moved_logs(logs_in_snapshot(stream.store, location), ours)
                 batch_id, sinks = header.batch_id, sinks_in(header.properties)
-                # What the stream wrote to since then.
                 sinks += [sink for sink in ours if not sink.is_among(sinks)]
             case ToBatch(batch_id=batch_id, sinks=names):
                 sinks = sinks_of(names)

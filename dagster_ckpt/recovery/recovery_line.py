@@ -20,7 +20,6 @@ class Point:
     """A position of a stream that it can go back to.
 
     Attributes:
-        name: As it is shown, such as `chk-7`.
         batch: -1 before the first.
         begins: Of each timeline of the stream its parent, and the batch after which it branched off.
         reads: What it has read of other streams; None if that was not recorded.
@@ -44,7 +43,6 @@ class Point:
         return read.batch <= min(history.get(written_on, -1), self.batch)
 
 
-# Empty state: nothing is written and nothing was read.
 EMPTY = Point("empty state", -1)
 
 
@@ -70,8 +68,6 @@ class Member:
 
 @dataclass(frozen=True)
 class RecoveryLine:
-    """A consistent line, upstream first."""
-
     members: tuple[Member, ...]
 
     @property

@@ -30,8 +30,6 @@ _LIVE = "live:"
 
 @dataclass(frozen=True)
 class RecoveryPoint:
-    """A snapshot, or a batch of an earlier live directory."""
-
     name: str
     batch_id: int | None
     snapshot: SnapshotRecord | None = None
@@ -142,8 +140,6 @@ class SkippedSnapshot:
 
 @dataclass(frozen=True)
 class SnapshotChoice:
-    """The snapshot to use, the batches that it replays if known, and newer ones that cannot be restored."""
-
     snapshot: SnapshotRecord | None
     replayed_batches: int | None
     skipped: tuple[SkippedSnapshot, ...]

@@ -175,7 +175,6 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
     try:
         newest = newest_batch(sink, query_id)
     except CkptError:
-        # The start reports that.
         return -1
     if newest is None:
         return -1

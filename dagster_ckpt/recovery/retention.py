@@ -68,8 +68,7 @@ class RetentionReport:
     """What a retention pass did.
 
     Attributes:
-        held: Snapshots in use, for a later pass.
-        failed: Failed deletions, for the next pass.
+        held: In use; like `failed` deletions, for a later pass.
         swept: Objects that nothing needed any more.
         settled: Attempts whose process had died, each with the outcome.
     """
@@ -110,9 +109,9 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     """The checkpoints that the retention policy does not keep, oldest first.
 
     The policy sees them by number, never by a clock; savepoints, which are never deleted here, only with
-    `count_savepoints`.
-    Regardless of the policy these stay: what a recovery would use first, the newest proven one, tagged ones, those at
-    `protected` locations, which pending attempts build on, and the one that an upgrade would be rolled back to.
+    `count_savepoints`. Regardless of the policy these stay: what a recovery would use first, the newest proven one,
+    tagged ones, those at `protected` locations, which pending attempts build on, and the one that an upgrade would be
+    rolled back to.
     """
     snapshots = retained_by_policy(stream)
     context = RetentionContext(stream.catalog.now_ms())
@@ -145,7 +144,6 @@ def subsumption(
     decision = decide_retention(policy, queue, context, needed=needed)
     if not decision.dropped:
         return decision
-    # These take further queries, and usually there is nothing to delete.
     restorable = stream.catalog.snapshots.restorable(stream.stream_id)
     needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
     needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
@@ -218,8 +216,7 @@ def discard(
     """Delete snapshots, except bytes that the store lists or that are `protected`.
 
     Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor. An
-    operator
-    has no lease and deletes alongside any writer.
+    operator has no lease and deletes alongside any writer.
     """
     record = lease.record if lease is not None else None
     deleted: list[str] = []
@@ -267,8 +264,7 @@ def apply_terminal_retention(
 
     Savepoints are deleted only if claimed. While the live directory is incomplete, the newest snapshot stays, except on
     canceling under DELETE_ON_CANCELLATION. If a newer execution holds the lease, nothing is deleted and the execution
-    stays
-    unsettled.
+    stays unsettled.
     """
     if dry_run:
         return _preview_at_end(stream, execution_id, state)
@@ -373,8 +369,7 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
     """Settle attempts, finish interrupted deletions, and remove bytes left by crashed attempts.
 
     Bytes younger than `older_than_ms` by the storage's clock stay; default: `ORPHAN_AGE_MS`, or twice the checkpoint
-    timeout
-    if that is longer.
+    timeout if that is longer.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)

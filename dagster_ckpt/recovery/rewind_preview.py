@@ -64,8 +64,6 @@ _EFFECTS = {
 
 @dataclass(frozen=True)
 class RowCount:
-    """Rows that are processed again; a lower bound if not exact."""
-
     rows: int | None
     is_exact: bool
 
@@ -81,13 +79,10 @@ class RewindPreview:
 
     Attributes:
         sources: What is read again, by source, if the offsets show it.
-        span_ms: Processing time that is repeated.
         left: Snapshots after the batch, newest first: they stay on the timeline that is left.
         undone_since_ms: Earliest time at which the first undone batch may have been written, in ms since the epoch.
-        safety_savepoint: How the current state will be preserved, if left behind.
         state: How the start rewrites the state, and settings that Spark keeps, one message each.
         source_changes: Where each source continues or begins if the sources change, one message each.
-        readers: The streams that read the output.
     """
 
     plan: RecoveryPlan
@@ -165,10 +160,8 @@ def preview_rewind(
     """Determine what a planned start would undo and process again.
 
     For a plan that undoes nothing, the preview has only sinks that already have an uncommitted batch, or that the query
-    must
-    not write to. A running query finishes its batch in flight before it is stopped. `session` is that of the query to
-    start,
-    whose file systems its sources use.
+    must not write to. A running query finishes its batch in flight before it is stopped. `session` is that of the query
+    to start, whose file systems its sources use.
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
@@ -353,7 +346,6 @@ def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
         case RestoreAndReplay():
             return plan.in_flight
         case Rewind(source_offsets=None, sources=None):
-            # Its planned offsets are retained, so exactly that batch is replayed.
             return to_batch + 1
         case Restore(source_offsets=None, sources=None):
             carried = plan.snapshot.properties.get("in_flight_batch")

@@ -50,7 +50,6 @@ class Aim:
 
     Attributes:
         batch_id: The batch it continues after; -1 is before the first.
-        sinks: Those that the stream wrote to before.
         originals: Folders of the stream that a fork comes from.
         is_unfinished: The start was judged before, and interrupted while sinks were rolled back.
         noted_batch: The batch of the snapshot, if another.
@@ -363,8 +362,7 @@ def missing_batches(
     """Decide whether a sink is known to lack batches that the query does not write again. Pure.
 
     Such a table or topic was created again, or restored from an older copy. `brought_back`: the newest undone batch
-    that the
-    roll-back of the start brings back.
+    that the roll-back of the start brings back.
     """
     expected = known.expected(batch_id)
     if expected is None or expected < 0:

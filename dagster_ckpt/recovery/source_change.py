@@ -53,8 +53,6 @@ class SourceJudgement:
     """The sources of a query, compared with those of the state that a start continues from.
 
     Attributes:
-        read: The sources of the state.
-        now: Those of the query.
         differences: Between sources that stand for each other.
         crossed: Why sources cannot continue others.
     """

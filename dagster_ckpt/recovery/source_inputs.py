@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SHOWN = 5
-# The newest folders of files that were read before.
 _FOLDERS_LOOKED_IN = 100
 
 

@@ -39,8 +39,7 @@ def plan_of_start(
     """The recovery plan, with the positions that only the sources know.
 
     A mapping that an earlier start has carried out changes nothing, so a start that was killed can be repeated. To
-    carry it
-    out once more, a user names a point.
+    carry it out once more, a user names a point.
     """
     plan, mapping = plan_recovery(facts), facts.start_from.source_mapping
     if mapping is None:

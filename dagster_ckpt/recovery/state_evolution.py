@@ -26,11 +26,8 @@ _WITHOUT_ROWS = ": it begins without rows"
 
 
 class Fate(StrEnum):
-    """What a migration does with an operator's state."""
-
     KEEP = "keep"
     MIGRATE = "migrate"
-    # It begins without rows.
     ADD = "add"
     DROP = "drop"
     REFUSE = "refuse"
@@ -205,7 +202,6 @@ def refused_reasons(decisions: Sequence[Decision]) -> list[str]:
 
 class _Buffer(NamedTuple):
     names: tuple[str, ...]
-    # Of a group without rows.
     starts: tuple[int | float | bool | None, ...]
 
 

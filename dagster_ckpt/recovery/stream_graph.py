@@ -29,8 +29,6 @@ _SELECTION = re.compile(r"(?P<upstream>\+?)(?P<stream>[^+,\s]+)(?P<downstream>\+
 
 @dataclass(frozen=True)
 class StreamGraph:
-    """Streams of a catalog, upstream first, and the edges between them."""
-
     order: tuple[str, ...]
     edges: tuple[Edge, ...]
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# Of a source that reads a version from its first file on.
 _FROM_ITS_START = -1
 _READ_CHANGES = frozenset({"readchangefeed", "readchangedata"})
 

@@ -17,7 +17,6 @@ from dagster_ckpt.spark.query.description import quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Options of the writer that concern the query, not the files.
 _NOT_OF_FILES = ("path", "checkpointlocation")
 _AS_TEXT = ("csv", "json", "text", "xml")
 

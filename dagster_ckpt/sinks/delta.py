@@ -3,9 +3,8 @@
 After a roll-back the query continues under a new id: the table still skips the undone batches of the old one.
 
 Delta drops a write whose `txnAppId` and `txnVersion` it has already; `delta_transaction` sets them to the query's id
-and
-the batch, as Delta's own sink does. The session forgets the version after the first write (`autoReset`), so that Delta
-refuses a second one. Writes of one batch have names, not numbers: changed code may make another write first.
+and the batch, as Delta's own sink does. The session forgets the version after the first write (`autoReset`), so that
+Delta refuses a second one. Writes of one batch have names, not numbers: changed code may make another write first.
 """
 
 from __future__ import annotations
@@ -234,9 +233,8 @@ def delta_transaction(batch: DataFrame, batch_id: int, write: str = "") -> Itera
     """Let a `foreachBatch` function's write to a Delta table take effect once, even if the batch is repeated.
 
     Write through `batch.sparkSession`, in one command. Name the table in the option `path` of the query, as `delta:`
-    and
-    its folder, so that a start rolls it back with the stream. Use one `with` statement for each write, and name all but
-    one.
+    and its folder, so that a start rolls it back with the stream. Use one `with` statement for each write, and name all
+    but one.
 
     Args:
         write: Name of the write, if the function has several, in any number of tables. Keep it: under another name, a

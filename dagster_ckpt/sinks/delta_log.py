@@ -24,7 +24,6 @@ from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
-# Searched for the table's id and the stream's newest batch.
 _COMMITS_LOOKED_AT = 200
 # The predicate of a statement without a WHERE.
 _NO_PREDICATE = (None, "[]", '["true"]')
@@ -37,9 +36,7 @@ class DeltaCommit:
     Attributes:
         batches: By query id (`txn` actions).
         restored_to: For a RESTORE, the version of its files.
-        empties: It removed all rows.
         is_roll_back: This package undid batches with it.
-        changes: It changed rows, schema or settings.
     """
 
     version: int
@@ -59,7 +56,6 @@ class DeltaPlan:
 
     Attributes:
         version: To restore; -1 is before the first, None if nothing has to be undone.
-        others: Versions of others that this would undo too.
         reaches_back: The readable commits are sufficient to decide.
     """
 
@@ -209,7 +205,6 @@ class DeltaLog:
             at = self._before(at)
         if roll_back < 0:
             return None
-        # A part of the last version may be unread.
         is_part = offset.index >= 0 and not offset.is_initial
         unread = self._added_rows(offset.version)[offset.index + 1 :] if is_part else []
         for version in reversed(kept):

@@ -178,7 +178,6 @@ def part_files(path: str) -> list[PartFile]:
 
 
 def storage_time_ms(path: str) -> int | None:
-    # Hidden, so that readers ignore it.
     return open_file_io(path).clock_ms(f".dagster_ckpt-probe-{uuid.uuid4().hex}")
 
 

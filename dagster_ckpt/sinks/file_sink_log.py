@@ -1,8 +1,7 @@
 """A file sink's log of its batches: capture it for a snapshot, compare it, and roll it back to an earlier batch.
 
 `FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, whichever query wrote it. Entries
-are
-files: `<batch>`, and every tenth batch `<batch>.compact` with all before (`CompactibleFileStreamLog`).
+are files: `<batch>`, and every tenth batch `<batch>.compact` with all before (`CompactibleFileStreamLog`).
 
 A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark rejects at the next
 compaction and read (`getAllValidBatches`). Such a folder first gets a log without files.
@@ -75,8 +74,7 @@ def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_m
     """Roll a file sink back to the batch of a snapshot; -1 empties the log. Durable on return.
 
     Files of later batches stay on disk. Repeatable after any interruption: the needed entries are durable before
-    anything is
-    deleted, and the newest are deleted first, so the log never has a hole.
+    anything is deleted, and the newest are deleted first, so the log never has a hole.
     """
     folder = open_file_io(path)
     wanted = {entry.name: entry.data for entry in entries}
@@ -241,7 +239,6 @@ def files_of_batch(path: str, batch_id: int) -> list[str] | None:
     entry = folder.read(f"{LOG}/{names[batch_id]}")
     files = listed(entry, f"{path}/{LOG}/{names[batch_id]}")
     if names[batch_id].endswith(COMPACT):
-        # It lists the files of all batches.
         before = {number: name for number, name in names.items() if number < batch_id}
         needed = needed_entries(before)
         if not has_beginning(before) or any(number not in before for number in range(needed.start, batch_id)):

@@ -2,8 +2,8 @@
 
 A log of another query or timeline is not damaged: only the guard judges it.
 
-A repair relocates the log after its folder was moved or copied, or rebuilds it from a snapshot. Both only write entries
-whose part files exist with the listed length, delete only the Hadoop checksum of an entry that changes, and are
+A repair relocates the log after its folder was moved or copied, or rebuilds it from a snapshot. It only writes entries
+whose part files exist with the listed length, deletes only the Hadoop checksum of an entry that changes, and is
 repeatable.
 """
 
@@ -381,7 +381,6 @@ def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int 
                 "the sink back."
             )
     whole = {**at_hand, **{number: entry.name for number, entry in noted.items()}}
-    # A later compact entry has everything before it.
     needed = needed_entries(whole)
     reached = max(noted, default=-1)
     if needed.start > reached and has_beginning(whole):

@@ -36,7 +36,6 @@ class Start(StrEnum):
 class Verdict(StrEnum):
     """What happens to the log of a folder.
 
-    LEAVE: The query does not write there.
     CONTINUE: It is at the query's batch.
     ROLL_BACK: It goes back to the batch, or is emptied for a start with empty state.
     BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole.
@@ -82,14 +81,12 @@ class SinkFacts:
         originals: It is the output of the stream that a fork or an import comes from.
         anothers: By the catalog, another stream wrote there last.
         mapped: The start is not an import, or the import maps a sink to the folder.
-        last: Newest batch of its log, if any.
+        last: Newest batch of its log.
         planned: Newest planned batch of the query, if known, read after the log.
-        blank: Its log lists no file.
         past: Relation of its log to the snapshot's; for a fork, to the log that it gets.
         left_behind: The snapshot's timeline is abandoned: the log may have diverged since.
         has_log: It is a file sink. In another kind, only what its own stream wrote is undone.
         former: An earlier execution of this stream wrote there, and a later one elsewhere.
-        trouble: Why its log cannot be continued.
     """
 
     start: Start

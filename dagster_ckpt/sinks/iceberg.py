@@ -1,13 +1,11 @@
 """Iceberg tables: what one remembers of a stream, how it is rolled back, and access through a session's catalogs.
 
 Only a Spark session with the table's catalog knows the current table. Another process, such as a command line,
-forecasts
-from the newest metadata file in the table's folder.
+forecasts from the newest metadata file in the table's folder.
 
 A catalog refuses a commit made from metadata that is no longer current: a Hadoop table by the name of the next version,
 a JDBC or Hive catalog by a conditional update, a REST catalog by the requirement `assert-ref-snapshot-id`. Iceberg's
-own
-procedures retry on the newest metadata, so they are not used.
+own procedures retry on the newest metadata, so they are not used.
 """
 
 from __future__ import annotations
@@ -250,8 +248,6 @@ _TO_EXAMINE_AGAIN = ("CommitFailedException", "CommitStateUnknownException", "Va
 
 
 class OpenIcebergTable:
-    """As its catalog had it when it was opened."""
-
     def __init__(self, jvm: Any, table: Any) -> None:
         self._jvm = jvm
         self._table = table

@@ -20,12 +20,10 @@ from dagster_ckpt.spark.query.table_sources import IcebergOffset
 from dagster_ckpt.values.untrusted import inflated, number_in, reading
 
 METADATA_FOLDER = "metadata"
-# In the summaries of this package's own snapshots.
 FENCE, EMPTIED = "dagster-ckpt.fence", "dagster-ckpt.emptied"
 _MAIN = "main"
 _QUERY = "spark.sql.streaming.queryId"
 _EPOCH = "spark.sql.streaming.epochId"
-# The zlib `wbits` value for a gzip header.
 _GZIP = 31
 # Iceberg refuses a commit if the clocks of two writers differ by more.
 _CLOCKS_DIFFER_MS = 60_000
@@ -57,7 +55,6 @@ class IcebergPlan:
     Attributes:
         moves: Whether anything has to be undone, or done again.
         snapshot_id: To make current; None if all rows are deleted. The newest of the branch if not `reaches_back`.
-        others: Snapshots of others that this would undo too.
         reaches_back: The remaining snapshots are sufficient to decide.
         branch: The stream's; None for main. Not certain if not `reaches_back`.
     """
@@ -245,7 +242,6 @@ class IcebergHistory:
             elif each.changes_rows:
                 foreign.append(each.id)
         if last is not None and last.parent is not None and self._parent(last) is None:
-            # Older snapshots have expired.
             return IcebergPlan(reaches_back=False)
         if oldest is None:
             return IcebergPlan()

@@ -2,11 +2,9 @@
 
 Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*: no
 state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after N, then the
-complete
-state of N+1 is available, or the sink is rolled back to N, or the query is not started. Checkpoint format v2 identifies
-state by ids that only the missing commit would contain, so there the sink must go back: Spark 4.3 does not even resume
-in
-place (`assertion failed: CheckpointInfo length: 0`).
+complete state of N+1 is available, or the sink is rolled back to N, or the query is not started. Checkpoint format v2
+identifies state by ids that only the missing commit would contain, so there the sink must go back: Spark 4.3 does not
+even resume in place (`assertion failed: CheckpointInfo length: 0`).
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ BEFORE_THE_FIRST_BATCH = -1
 class InFlight(StrEnum):
     """What happens to the batch after the committed one.
 
-    RUN: The sink does not have it.
     SKIPPED: The sink has it, and its state is available or the query keeps none.
     ROLL_BACK: The sink has it without its state: it goes back, and Spark runs the batch again.
     REFUSE: As ROLL_BACK, but the sink cannot be rolled back.
@@ -79,7 +76,7 @@ def decide_in_flight(at: Unfinished, *, in_sink: bool, can_go_back: bool) -> InF
 
 @dataclass(frozen=True)
 class Decision:
-    """For one sink; `batch_id` is the committed batch."""
+    """`batch_id` is the committed batch."""
 
     sink: Sink
     batch_id: int

@@ -45,7 +45,6 @@ class MemorySink(Sink):
 
 class ForeachBatchSink(Sink):
     names = re.compile(r"ForeachBatchSink(\[(?P<place>.+)\])?")
-    # As far as is known.
     knows_queries = True
 
     reason = (
@@ -122,10 +121,8 @@ def register_sink(kind: type[Sink]) -> type[Sink]:
     """Teach the package a kind of sink. Can be used as a decorator.
 
     The kind registered last is asked first, the built-in kinds last. Register it where the streams are defined, so that
-    every
-    process that starts, forks, rewinds or examines one imports it. A kind of the same module and name is replaced, so
-    that a
-    code location can be reloaded.
+    every process that starts, forks, rewinds or examines one imports it. A kind of the same module and name is
+    replaced, so that a code location can be reloaded.
 
     Args:
         kind: A subclass of `Sink`, such as a `TableSink`, with its own `names` (or `of`).

@@ -81,7 +81,6 @@ class Replay:
 
     Attributes:
         to_batch: The batch to which the query goes back; -1 is before the first.
-        query_id: That of the query before the start.
         in_flight: The batch after `to_batch` if exactly its rows are replayed.
         log_entries: Log of each file sink in a snapshot, by folder; None: the sink's own log counts.
         query_ids: All ids that the stream's query has had.
@@ -115,7 +114,6 @@ class RollBack:
     Attributes:
         batch_id: The last batch that the sink keeps; -1 keeps none.
         entries: The sink's log in a snapshot; None: the sink's own memory counts.
-        query_id: The query that committed that batch, if known.
         query_ids: All ids that the stream's query has had.
         may_repeat: A new query id was requested: a table with later writes of others stays as it is, and gets the
             batches again.
@@ -207,8 +205,6 @@ class Sink:
 
     Attributes:
         names: The names that Spark gives such a sink; the group `place` is its folder, topic or table.
-        noun: What it is, for messages.
-        on_repeat: What it does with a batch that it already has.
         is_proven: Whether a test with the real sink shows that.
         rolls_back: Whether `roll_back` brings it back to an earlier batch.
         knows_queries: Whether it keeps the batches of different queries apart, so that several streams may write there.

@@ -1,8 +1,4 @@
-"""Tables that remember batches and can go back.
-
-One `verdict` decides whether a start may roll a table back, what the preview says, and why a start is refused (cases:
-tests/sinks/table_verdicts.yaml).
-"""
+"""Tables that remember batches and can go back. Cases of `verdict`: tests/sinks/table_verdicts.yaml."""
 
 from __future__ import annotations
 
@@ -49,7 +45,6 @@ class TablePlan:
         how: Begins a sentence, such as "The table is restored to version 3".
         command: For a person to do the same; may be empty.
         others: What others have written since and would lose, such as "versions 4, 5"; may be empty.
-        obstacle: Why it cannot be done.
         basis: What `commit` needs, such as the table's version at the time.
     """
 
@@ -71,8 +66,6 @@ class Step(StrEnum):
 
 @dataclass(frozen=True)
 class TableVerdict:
-    """What a start does to a table, and what becomes of its rows."""
-
     step: Step
     effect: SinkEffect
     reason: str
@@ -196,7 +189,6 @@ class TableSink(Sink):
         for _ in range(_ATTEMPTS):
             plan = self.plan(to)
             if plan is None:
-                # Nothing was ever written.
                 return
             # A successor's writes are no reason to refuse.
             with still_mine():

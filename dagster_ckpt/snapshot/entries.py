@@ -26,7 +26,6 @@ BLOCK_BYTES = 1024 * 1024
 _DECODED_BLOCKS = 16
 # Digests hardly compress; level 1 takes a third of the time of 6.
 _COMPRESSION_LEVEL = 1
-# zlib's `wbits` for a gzip header.
 _GZIP = 31
 _REFERENCE = re.compile(r"(\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*")
 _PLAIN_PATH = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))+")
@@ -72,7 +71,6 @@ class Block:
     Attributes:
         packed: Entries as lines of JSON, compressed with gzip.
         stable: Whether the next snapshot will probably contain all of them.
-        inline_length: End offset of the last inlined file.
         uses: Data objects, relative to the snapshot's directory.
     """
 
@@ -197,8 +195,6 @@ class BlockBuilder:
 
 
 class Paths:
-    """Each path occurs once, and none is a folder of another."""
-
     def __init__(self) -> None:
         self._files: set[str] = set()
         self._folders: set[str] = set()

@@ -45,13 +45,13 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
     """Delete a snapshot, or resume an interrupted deletion; a missing snapshot is not an error.
 
     Shared objects are kept if a snapshot that may use them cannot be read. Returns the freed bytes: of a shared object
-    those
-    that this snapshot needed.
+    those that this snapshot needed.
 
     Args:
         file_io: The folder of the snapshot and of all snapshots that may share its objects.
         protected: Directories of snapshots whose objects must be kept, listed or not.
     """
+    # Another process may be deleting the same snapshot.
     metadata = _read_if_there(file_io, f"{directory}/{METADATA_NAME}")
     if metadata is not None:
         file_io.write(f"{directory}/{DELETING_NAME}", [metadata])

@@ -57,7 +57,6 @@ class SnapshotHeader(BaseModel):
     Attributes:
         number: Of the attempt that took it.
         created_at_ms: When the attempt began, since the epoch.
-        batch_id: The batch after which a restored query resumes.
         properties: The caller's; nothing in this package reads it.
     """
 
@@ -172,8 +171,6 @@ _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Metadata:
-    """The manifest, and the inlined files back to back."""
-
     manifest: Manifest
     inline: bytes
 

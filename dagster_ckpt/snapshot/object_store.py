@@ -70,8 +70,6 @@ class StoreLayout:
 
     Attributes:
         stream_root: URL of the folder with `chk-<n>/_metadata` and `shared/`.
-        savepoint_root: None if none is configured.
-        max_bytes: Size limit of a checkpoint.
     """
 
     stream_id: str
@@ -205,7 +203,6 @@ class ObjectSnapshotStore:
         try:
             metadata, sizes = self._remembered.get(folder) or (read_metadata(file_io, directory), None)
         except (SnapshotNotFoundError, SnapshotCorruptError):
-            # The snapshot is then written in full.
             return None
         self._remember(folder, metadata, sizes)
         return BaseSnapshot(metadata, file_io, directory, file_io.url == self._stream_io.url, sizes)

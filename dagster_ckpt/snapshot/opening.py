@@ -135,7 +135,6 @@ def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> 
     try:
         parameters = inspect.signature(factory).parameters
     except ValueError:
-        # Some classes written in C have no readable signature.
         return {}
     configured = {name: value for name, value in vars(storage.deployment).items() if value not in (None, -1, {})}
     return {name: value for name, value in configured.items() if name in parameters and name not in storage.settings}
@@ -172,6 +171,7 @@ def _file_io(
     url: str, options: Mapping[str, Any], *, buffer_bytes: int, users: Mapping[tuple[str, str], str] | None = None
 ) -> FileIO:
     if url.startswith("file://"):
+        # Housekeeping deletes what it lists.
         return LocalFileIO(Path(url.partition("://")[2]), buffer_bytes=buffer_bytes, follow_links=False)
     path = StoragePath.parse("location", url)
     # A location has no user info: use that of the configured storage on the same host.

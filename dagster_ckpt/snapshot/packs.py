@@ -36,7 +36,6 @@ class PackTask:
     """Files that one worker writes.
 
     Attributes:
-        name: Unique prefix of the names of its data objects.
         files: Each is removed when it is written, to free its memory.
         target_bytes: Size from which a data object takes no further file. A file is never split.
     """

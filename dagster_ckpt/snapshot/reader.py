@@ -19,7 +19,6 @@ from dagster_ckpt.snapshot.packs import CHUNK_BYTES
 from dagster_ckpt.snapshot.writer import METADATA_NAME
 
 WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
-# Large enough that reopening the object does not matter.
 _SHARE_BYTES = 16 * 1024 * 1024
 
 
@@ -76,8 +75,7 @@ def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> li
     """Problems of a snapshot; an empty list means that it is intact.
 
     Without `deep`, only checks that the data objects exist and are long enough. StorageAccessError says nothing about
-    the
-    snapshot.
+    the snapshot.
     """
     try:
         metadata = read_metadata(file_io, directory)
@@ -105,6 +103,7 @@ def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
     for _, group in groupby(entries, key=lambda entry: entry.object):
         share: list[FileEntry] = []
         for entry in group:
+            # Gaps are fetched as well.
             if share and entry.offset + entry.size - share[0].offset > _SHARE_BYTES:
                 yield share
                 share = []

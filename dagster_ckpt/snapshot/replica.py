@@ -26,7 +26,6 @@ def copy_snapshot(
 
     Args:
         source: The parent folder of the snapshot, with all objects that it may share.
-        width: How many objects to copy concurrently.
         progress: Called with (done, all) after each object.
         again: Also write the objects that are there: a byte of them differs.
 

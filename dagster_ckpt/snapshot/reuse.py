@@ -80,7 +80,6 @@ class SourceFile:
 # An object with a smaller share in use is written again, at a cost of at most a third of what its deletion frees.
 SPARSE = 0.25
 
-# Returns the new reference to an object of the base, or None if it cannot be shared.
 ShareObject = Callable[[str], str | None]
 
 

@@ -22,7 +22,6 @@ class StoredSnapshot:
     """A snapshot that is complete in storage.
 
     Attributes:
-        full_bytes: Bytes that a restore writes.
         incremental_bytes: Bytes written for it.
     """
 
@@ -36,8 +35,7 @@ class SnapshotStore(Protocol):
     """The snapshots of one stream. Thread-safe.
 
     A location is the URL of a snapshot's folder, or the path of its `_metadata`. Every method raises StorageAccessError
-    if
-    the storage cannot be used.
+    if the storage cannot be used.
     """
 
     def check_access(self) -> None:

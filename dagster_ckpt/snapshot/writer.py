@@ -43,7 +43,6 @@ class WriteOptions:
         pack_target_bytes: Size from which a data object takes no further file.
         pack_least_bytes: The same for small snapshots, because object stores write small objects faster: up to
             `PACKS_PER_SNAPSHOT` data objects of this size are created before they grow.
-        object_prefix: Of data object names, relative to the snapshot's directory.
     """
 
     inline_threshold: int | None = 20_480
@@ -80,9 +79,8 @@ def write_snapshot(
     """Write a snapshot: data objects first, then `_metadata` atomically (docs/snapshot-format.md, section 4).
 
     A crash leaves either unreferenced data objects or a complete snapshot. After an error the written objects are
-    removed,
-    unless `_metadata` may be visible. The cost of a snapshot that `extends` its base depends only on the new files.
-    Parameters: `SnapshotStore.write_checkpoint`.
+    removed, unless `_metadata` may be visible. The cost of a snapshot that `extends` its base depends only on the new
+    files. Parameters: `SnapshotStore.write_checkpoint`.
     """
     writer = _Writer(file_io, directory, header, options, base, extends=extends)
 
@@ -145,6 +143,7 @@ class _Writer:
         # A retry of the same snapshot must not touch the objects of an earlier attempt.
         self._write_id = f"{header.number or 0}-{uuid.uuid4().hex[:16]}"
         self._created: list[str] = []
+        # Overlaps with encoding the metadata.
         self._completing: list[Future[None]] = []
         self._adopted = 0
         self._written = 0
@@ -176,8 +175,7 @@ class _Writer:
         """Into files to inline and files to pack.
 
         If a data object is written anyway, small files that the next snapshots will share go there too, so as not to be
-        written
-        again each time.
+        written again each time.
         """
         inline, packed = [], []
         size = len(self._inline)
@@ -247,6 +245,7 @@ class _Writer:
         try:
             self._completing.append(start_in_thread(work))
         except RuntimeError:
+            # The system cannot start another thread.
             work()
 
     def _complete(self, manifest: Manifest) -> None:

@@ -30,8 +30,6 @@ _Result = TypeVar("_Result")
 
 
 class JobProgress:
-    """Set by the working thread, reported by the waiting one."""
-
     def __init__(self, report: Callable[[str], None], every_s: float | None = None) -> None:
         self.step = ""
         self._report = report
@@ -64,8 +62,7 @@ def in_job_group(
     """Run Spark jobs in a thread and a job group of their own; returns what `work` returns.
 
     An interrupt would leave a main thread that blocks in the JVM in the middle of a reply. If `check_aborted`, called
-    several
-    times a second, raises, the jobs are canceled.
+    several times a second, raises, the jobs are canceled.
     """
     group = f"dagster-ckpt-{uuid.uuid4()}"
 

@@ -1,10 +1,8 @@
 """What a query of Spark asks of the object store that holds its checkpoint directory: counted, kept here as data.
 
 Counted between S3A and a server with Spark 4.1.4 and Hadoop 3.4.2 (tests/object_storage/test_live_in_s3.py counts
-again).
-Hadoop's S3A has no rename: Spark's file manager writes each file under another name, copies and deletes it, and looks
-for
-folders before and after.
+again). Hadoop's S3A has no rename: Spark's file manager writes each file under another name, copies and deletes it, and
+looks for folders before and after.
 """
 
 from __future__ import annotations
@@ -43,8 +41,6 @@ class StateFiles(StrEnum):
 
 
 class Part(StrEnum):
-    """A part of a checkpoint directory, or of a sink's folder, to which every batch adds."""
-
     OFFSETS = "offset log"
     COMMITS = "commit log"
     SOURCES = "log of a file source"

@@ -43,7 +43,6 @@ class TakenRows:
 
     Attributes:
         operator: Number of the former operator.
-        width: Number of fields of its values.
         values: How its values are made; empty: they stay as they are.
     """
 
@@ -59,7 +58,6 @@ class Graft:
     Attributes:
         state: A directory in which no query runs, with these operators.
         rows: By their number; operators that are not in `given` either have the rows of that directory.
-        plan: Of that query.
         given: Likewise, places of Parquet files with the rows of an operator, as `RowChange` returns them.
     """
 

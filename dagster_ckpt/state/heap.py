@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 HEAP_CODEC = "lz4"
 _WORD = 8
 _LENGTH = struct.Struct(">i")
-# snappy-java: magic, version, oldest compatible version.
 _SNAPPY_HEADER = 16
 _CHUNK = 1 << 20
 _ROWS_A_BATCH = 4_096
@@ -64,6 +63,7 @@ class HeapStore:
             refuse = partial(_refuse, f"{self.folder.url}/{file.source}")
             with reading(refuse):
                 data = self.folder.read(file.source)
+                # Only LZ4 has checksums of its own.
                 if self.codec != HEAP_CODEC and fits_hadoop(self.folder, file.source, data) is False:
                     raise ValueError("it does not have the checksum that Hadoop wrote beside it")
                 for key, value in _records(Pieces(_plain(data, self.codec))):

@@ -84,8 +84,6 @@ def write_ruled_rows(
     """Write the rows that a rule gives to Parquet files, as `RowChange` returns rows; returns their number.
 
     Args:
-        source: The state of the former code.
-        made: The operators of the new code.
         watch: Called several times a second; an exception cancels the Spark jobs.
     """
     _refuse_other_stores(ruled, made)
@@ -141,6 +139,7 @@ def _as_bytes(ruled: RuledOperator, rows: Any) -> DataFrame:
         if given is None or _unnamed(given) != _unnamed(kind):
             what = "is missing" if given is None else f"is {given.simpleString()}"
             raise _refused(ruled, f"the column {name} of its rows {what}, but the operator keeps {kind.simpleString()}")
+        # Fields may have the same name.
         found[name] = F.col(name).cast(_unnamed(kind))
         encoded.append(encoder(_unnamed(kind), f"{name} of {ruled}")(plain(found[name], _unnamed(kind))))
     names = (KEY_BYTES, VALUE_BYTES)

@@ -1,14 +1,11 @@
 """Who rewrites state: Spark's `StateRewriter` (4.2.1 and 4.3.0) in this session, or another Spark in a child process.
 
 `StateRewriter` writes the rows that a function returns for each state store. Ours ignores the offered frame, a reading
-of
-the directory to be filled, and returns rows of the source, which may have another shape.
+of the directory to be filled, and returns rows of the source, which may have another shape.
 
 The Spark that rewrites need not be the one that runs the query (3.5, 4.0, 4.1 or Spark Connect). The other one runs in
-a
-child process: this Python with another PySpark before its own, or another interpreter. The child ends with this
-process,
-because a successor may own the stream by then.
+a child process: this Python with another PySpark before its own, or another interpreter. The child ends with this
+process, because a successor may own the stream by then.
 """
 
 from __future__ import annotations
@@ -285,8 +282,7 @@ def rewrite_elsewhere(
     """Let the rewriter fill a new directory, which is deleted on any error.
 
     One that is not on a local disk is copied to this machine, rewritten there, and copied back: another Spark would
-    need
-    other jars for the same object store.
+    need other jars for the same object store.
     """
     try:
         if source.local_path is not None and target.local_path is not None:
@@ -397,6 +393,7 @@ def _child(rewriter: Rewriter, order: object) -> Iterator[tuple[subprocess.Popen
     listener = threading.Thread(target=listen, name="rewriter", daemon=True)
     listener.start()
     try:
+        # The caller notices that it has ended.
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
@@ -408,6 +405,7 @@ def _child(rewriter: Rewriter, order: object) -> Iterator[tuple[subprocess.Popen
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Let the child end, and its JVM with it: nothing may write into a directory that is deleted next."""
+    # The group: its JVM too.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

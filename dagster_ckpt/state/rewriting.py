@@ -190,8 +190,7 @@ def rewrite_state(
     """Rewrite the state after the newest batch of a directory into a new directory, which is deleted on any error.
 
     Executors do it, or for a Spark without `StateRewriter` another Spark: see `rewriter.py`. The batch in flight is
-    replayed
-    there.
+    replayed there.
 
     Args:
         spark: Its settings of the state store apply.
@@ -204,6 +203,7 @@ def rewrite_state(
         report: Called with the progress every few seconds.
     """
     elsewhere = rewriter_for(spark, changes_rows=change_rows is not None)
+    # An error would delete what is built.
     refuse_existing(target)
     state = StoppedState.read(source)
     if graft is not None:
@@ -343,6 +343,7 @@ class _Rewrite:
     change_rows: RowChange | None
     progress: JobProgress
     batch_id: int
+    # For a graft: the state of the former query, and the rows that an operator takes from it.
     former: StoppedState | None = None
     taken: Mapping[int, TakenRows] = field(default_factory=dict)
     given: Mapping[int, LiveDirectory] = field(default_factory=dict)
@@ -381,7 +382,6 @@ class _Rewrite:
         if not is_given and self.shape.partitions == self.before.partitions:
             # Converts heap state without decoding its keys.
             return F.spark_partition_id()
-        # Spark's rule.
         return F.pmod(F.hash(PARTITION_KEY), F.lit(self.shape.partitions))
 
     def rows(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:

@@ -88,6 +88,7 @@ def _why_not(stored: StoredState, wanted: StateShape, *, moves: bool) -> str | N
         if shape.provider not in _NAMES:
             return f"the files of {shape.provider} are not known, only those of Spark's own providers."
     if moves and stored.settings.get(_STRICT) != "true":
+        # A conversion keeps each row in its partition.
         return (
             f"the query began on Spark 3.2 or older ({_STRICT} is not true), which may place a key by some of its "
             "columns, so the partition of a row is not known. Its backend and checkpoint format can be changed, "

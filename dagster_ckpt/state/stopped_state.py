@@ -59,8 +59,6 @@ StateIds = Mapping[int, tuple[tuple[str, ...], ...]]
 
 @dataclass(frozen=True)
 class StoppedState:
-    """After the newest committed batch of a query that does not run."""
-
     live: LiveDirectory
     cut: Cut
 
@@ -220,6 +218,7 @@ def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
     """As `session_like`, without adaptive execution, which might merge partitions."""
     session = session_like(spark, str(shape.checkpoint_format))
     session.conf.set("spark.sql.adaptive.enabled", "false")
+    # See `require_state_reader`.
     _ = session.streams.active
     return session
 
@@ -263,8 +262,7 @@ def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
     """A copy of a directory of Spark 3.5, with the metadata of operators that Spark's reader of state needs.
 
     The copy is deleted at the end. The metadata is left out of a result: Spark 3.5 has no use for it, and a later Spark
-    that
-    continues the query writes its own.
+    that continues the query writes its own.
     """
     copy = state.live.sibling(".described")
     copy.delete()

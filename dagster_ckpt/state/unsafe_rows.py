@@ -4,8 +4,7 @@ The bytes equal those of Spark's `UnsafeProjection`: another bit is another key.
 refused.
 
 Layout: null bits in words of 8 bytes; a slot of 8 bytes per field; then what does not fit, padded to 8 bytes, with
-offset
-and length in the slot. Arrays have their length first, and elements as wide as their type.
+offset and length in the slot. Arrays have their length first, and elements as wide as their type.
 """
 
 from __future__ import annotations

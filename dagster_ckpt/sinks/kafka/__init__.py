@@ -1,9 +1,8 @@
 """Kafka topics: Spark's own sink, and the transactional one with one transaction for each writer and batch.
 
 A batch is divided among a fixed number of writers. Each sends its share of the rows in one Kafka transaction, which
-also
-commits the writer's *marker*: the offset of a consumer group of its own, with the query's id and the newest batch whose
-share is written. A share that runs again finds its batch in the marker and writes nothing.
+also commits the writer's *marker*: the offset of a consumer group of its own, with the query's id and the newest batch
+whose share is written. A share that runs again finds its batch in the marker and writes nothing.
 
 Two mechanisms fence a process that was replaced and does not know it yet:
 

@@ -24,7 +24,6 @@ _CALL_S = 10.0
 _ABORT_S = 5.0
 _POLL_EVERY = 2000
 
-# The Java client's names and librdkafka's.
 _RENAMED = {
     "max.request.size": "message.max.bytes",
 }

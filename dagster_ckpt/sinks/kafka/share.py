@@ -129,8 +129,7 @@ def _forget_archives_of_spark() -> None:
     """Spare the next task of this Python worker 0.1 s.
 
     Spark's worker calls `importlib.invalidate_caches()` before each task. Up to Python 3.12, each importer of an
-    archive
-    (`pyspark.zip`, Py4J, Spark's jar) then reads its directory again, unless it is missing from this cache.
+    archive (`pyspark.zip`, Py4J, Spark's jar) then reads its directory again, unless it is missing from this cache.
     """
     for path, importer in list(sys.path_importer_cache.items()):
         if _ARCHIVE_OF_SPARK.fullmatch(getattr(importer, "archive", "")):

@@ -140,8 +140,7 @@ def _interrupted_in_brief() -> Iterator[None]:
     """Shorten the error of a job that ended because its query is stopped.
 
     Spark's regular expression for it (`PROXY_ERROR` in StreamExecution) overflows the stack, which would print a
-    thousand
-    lines.
+    thousand lines.
     """
     from py4j.protocol import Py4JJavaError
 
@@ -158,8 +157,7 @@ class BatchJob:
     """Writes the batches of one started query, whose columns stay as they are.
 
     Planning costs as much as the transaction of 10,000 rows (25 ms), so each batch gets a copy of the physical plan
-    with its
-    own rows at the bottom, and its number and plan's digest as a job property.
+    with its own rows at the bottom, and its number and plan's digest as a job property.
     """
 
     def __init__(self, batch: DataFrame, target: Transactions) -> None:
@@ -234,10 +232,8 @@ def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterat
     """Run the functions mapped meanwhile in Python workers that no other stream uses.
 
     A producer stays in its Python worker, and Spark gives a task the worker idle for longest: with more workers than
-    writers,
-    a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps workers apart by their
-    environment,
-    which is the same after a restart.
+    writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps workers apart by
+    their environment, which is the same after a restart.
     """
     context = session.sparkContext
     # Other streams of this process have threads of their own.
@@ -277,8 +273,7 @@ class Division:
     """Divides the batches of a query among the writers, the same way whenever a batch is run.
 
     Records of a key share a writer, those without a key are divided by content. The rows keep their order. A last row
-    marks
-    the end: when Spark ends a task early, its Python worker only sees that no more rows come.
+    marks the end: when Spark ends a task early, its Python worker only sees that no more rows come.
 
     Attributes:
         columns: Of a record, its place, and, with several writers, its hash.
@@ -316,7 +311,6 @@ def division_of(batch: DataFrame, writers: int) -> Division:
 def hash_of_each_writer(session: SparkSession, writers: int) -> list[int]:
     from pyspark.sql import functions as F
 
-    # Enough to reach every partition.
     candidates = session.range(0, 50 * writers, 1, 1).select(F.col("id").cast("int"))
     partitions = candidates.select("id", F.expr(f"pmod(hash(id), {writers})").alias("writer"))
     found = {row["writer"]: row["id"] for row in partitions.collect()}

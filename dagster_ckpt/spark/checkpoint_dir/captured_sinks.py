@@ -41,8 +41,6 @@ class SinkEntry:
 
 
 class SinkLogFile(NeededFile):
-    """Written back by a restore as it is."""
-
     def check(self) -> ContentCheck:
         return _EntryCheck(self.folder, self.source)
 

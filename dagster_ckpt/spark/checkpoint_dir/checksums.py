@@ -181,6 +181,7 @@ DAMAGED = "It is damaged: a block of the table does not have the checksum it was
 _FOOTER = 53
 _TRAILER = 5
 _VERSIONS = range(2, 6)
+# Since this version, values of an index have no length.
 _WITHOUT_LENGTHS = 4
 _NO_COMPRESSION, _LZ4 = 0, (4, 5)
 _CRC32C, _XXHASH, _XXHASH64, _XXH3 = 1, 2, 3, 4
@@ -241,6 +242,7 @@ class SstCheck:
         self._checksum = footer[0]
         meta, at = _handle(footer, 1)
         index, _ = _handle(footer, at)
+        # The index is behind the data: one request.
         first = min(meta[0], index[0])
         file.seek(first)
         tail = file.read(size - first)

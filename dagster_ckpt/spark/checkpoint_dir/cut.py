@@ -79,7 +79,6 @@ class CutOptions(TypedDict, total=False):
     """What a cut includes.
 
     Attributes:
-        carry_in_flight: The planned offsets of the batch in flight.
         base: A snapshot that the new one may extend; then only newer files are inspected.
         at_batch: A retained batch after which to resume; by default the newest committed one.
         carry_state: The state after the batch in flight, if complete: a sink that has the batch skips it, so nothing
@@ -108,6 +107,7 @@ def cut(live: LiveDirectory, *, attempts: int = ATTEMPTS, **options: Unpack[CutO
             if attempts <= 0:
                 raise _vanished(live, error) from error
         except LiveDirectoryError:
+            # A retry only helps if the directory changed.
             if attempts <= 0 or live.positions() == positions:
                 raise
 

@@ -121,8 +121,7 @@ def source_files(
     """What a resume after `committed` needs of one source.
 
     Without the offsets of the batch in flight, Spark would merge later entries into the next batch. It reads `before`,
-    the
-    previous batch's offsets, again.
+    the previous batch's offsets, again.
     """
     directory = f"{SOURCES}/{source}"
     offset = committed.sources.get(source)

@@ -64,6 +64,7 @@ def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOW
     try:
         if positions.commit is None:
             return replace(_before_the_first_commit(live, positions), fenced_at=live.fenced_at())
+        # The cut may be at a newer batch.
         whole = cut(live, carry_in_flight=True, known=known)
         _check_in_flight(live, whole, known)
     except UnknownLayoutError:

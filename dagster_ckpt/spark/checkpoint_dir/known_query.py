@@ -1,8 +1,7 @@
 """What is known of a query: its execution mode, and how many operators keep state.
 
 A directory cannot prove that its query keeps no state: a lost folder `state` looks the same. Catalog and newest
-snapshot
-can.
+snapshot can.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ class ExecutionMode(StrEnum):
     """How Spark executes a query; triggers that only time micro-batches are all MICRO_BATCH.
 
     ASYNC_PROGRESS writes offsets and commits periodically in the background. CONTINUOUS has long-running tasks with
-    epochs.
-    The offsets of a REAL_TIME batch are known only at its end.
+    epochs. The offsets of a REAL_TIME batch are known only at its end.
     """
 
     MICRO_BATCH = "MICRO_BATCH"

@@ -36,7 +36,6 @@ FENCE_HEADER = b"dagster_ckpt fence 1\n"
 # Up to these limits, files of a cut are read at once instead of being linked.
 HELD_IN_MEMORY_BYTES = 32 * 1024 * 1024
 HELD_IN_MEMORY_FILES = 5_000
-# Larger files are read in pieces into a reused buffer.
 READ_WHOLE_BYTES = 1024 * 1024
 
 
@@ -85,6 +84,7 @@ class LiveDirectory:
         Its not-in-use mark goes last: without it, the rest of a killed deletion would count as in use.
         """
         path = self.local_path
+        # Only the link itself is deleted.
         marked = {} if path is not None and path.is_symlink() else self.folder.list(hidden=True)
         if NOT_IN_USE in marked:
             for name, entry in marked.items():
@@ -147,7 +147,6 @@ class NeededFile:
     Attributes:
         source: Its path in `folder`; `path` is that in the snapshot.
         identity: A name unique to this content (with a uuid).
-        data: Its content, if already read.
         stable: The next snapshots will probably contain it too.
     """
 

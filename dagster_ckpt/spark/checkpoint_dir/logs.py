@@ -1,8 +1,7 @@
 """Parse Spark's query metadata and the entries of its offset and commit logs.
 
 Formats: `StreamMetadata`, `OffsetSeqLog` (v1, v2) and `CommitLog` (v1, v2, v3) of Spark 3.5 to 4.3. An entry is one
-file,
-named by its batch: a line with the version, then JSON lines.
+file, named by its batch: a line with the version, then JSON lines.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ PLAN = "dagsterCkptPlan"
 # A file with more is damaged and would exhaust the memory.
 _MOST_PARTITIONS = 1_000_000
 _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
+# Part of file names.
 _UniqueId = Annotated[str, Field(pattern=r"^[\w-]+$")]
 
 _Model = TypeVar("_Model", bound=BaseModel)

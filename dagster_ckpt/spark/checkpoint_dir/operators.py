@@ -1,8 +1,7 @@
 """Read Spark's metadata of stateful operators: their stores, partitions and schemas; widen schemas of Spark 3.5.
 
 Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4. Spark 3.5 writes only schemas,
-by
-which its operators are found.
+by which its operators are found.
 """
 
 from __future__ import annotations
@@ -251,10 +250,8 @@ def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[
     """Let the state schemas that Spark 3.5 wrote allow nulls, so that any Spark continues; returns those changed.
 
     Spark refuses state if a column may be null in the query but not in the stored schema. Spark 3.5 infers from a
-    join's
-    condition that columns are never null, except in a batch in which one side has no rows: a start that begins with
-    such a
-    batch fails. Rows are stored alike, and Spark 4.3 stores only nullable schemas.
+    join's condition that columns are never null, except in a batch in which one side has no rows: a start that begins
+    with such a batch fails. Rows are stored alike, and Spark 4.3 stores only nullable schemas.
     """
     changed = []
     for operator in read_operators(folder, batch_id):

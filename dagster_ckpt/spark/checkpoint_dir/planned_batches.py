@@ -1,16 +1,13 @@
 """What Spark plans for a batch: read it, plan the same batch in another live directory, or prevent its planning.
 
 A file source's offset only numbers an entry of its log, so these entries belong to the plan. So does the query id,
-under
-which a sink may have the batch.
+under which a sink may have the batch.
 
 A *fence* prevents an unreachable query from planning another batch, so that it ends. Spark plans a batch by writing
 `offsets/<batch>`, and fails if that entry exists ("Multiple streaming queries are concurrently using ..."). A fence is
 such an entry for the first unplanned batch. Spark cannot read it, so no query can start there; a successor continues
-from
-a clone. The marker `offsets/fenced-at-<batch>` shows it in listings. Written first, it means nothing without the entry:
-if
-the query was faster, the next batch is fenced.
+from a clone. The marker `offsets/fenced-at-<batch>` shows it in listings. Written first, it means nothing without the
+entry: if the query was faster, the next batch is fenced.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, unt
 
 # Called often while files are placed; an exception aborts the restore.
 Watch = Callable[[], None]
-# Files done, and of all.
 Progress = Callable[[int, int], None]
 
 _LOGS = (OFFSETS, COMMITS)
@@ -35,8 +34,7 @@ class DonorCheck(Enum):
     """What to compare between a linked file and the file in the snapshot.
 
     Same device, inode, time and length means the same file, because Spark renames finished files into place, but does
-    not
-    reveal damage by disk, power or a user.
+    not reveal damage by disk, power or a user.
 
     Attributes:
         DIGEST: The content.
@@ -89,7 +87,6 @@ def materialize(
     An object store cannot rename a tree: there the logs come last, so that no query resumes earlier.
 
     Args:
-        target: Must not exist.
         fill: Passes every file of the snapshot to the `Filler`, from several threads if it wants.
         new_query_id: For a fork. None continues the query, which sinks recognize by its id.
         is_whole: `fill` passes a checked cut, so only the logs are checked again.
@@ -224,6 +221,7 @@ class Filler:
 
     def write_logs(self) -> None:
         """Offsets first, then commits, the newest commit last."""
+        # A commit means that a query has run here.
         for log, name in sorted(self._logs, key=lambda entry: (_LOGS.index(entry[0]), entry[1].zfill(20))):
             self._folder.place(f"{log}/{name}", [self._logs[log, name]])
 

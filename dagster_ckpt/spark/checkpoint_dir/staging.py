@@ -47,8 +47,7 @@ class StagedCut:
     """A cut (`cut`, without files), with protection for the files that will be read.
 
     Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked or copied.
-    Remote
-    files with a uuid in their name never change and are read in place; others are copied to this machine.
+    Remote files with a uuid in their name never change and are read in place; others are copied to this machine.
     """
 
     def __init__(self, taken: Cut, live: LiveDirectory, release: contextlib.ExitStack) -> None:

@@ -1,9 +1,8 @@
 """The files of a query's state: detect its format, and list those of one version, or those since a snapshot.
 
 After batch N, the state has version N+1 (`IncrementalExecution`). Heap deltas and RocksDB changelogs add one file per
-store
-and batch, so a snapshot that grows from an earlier one inspects no older file. An occasional full snapshot finds newer
-state snapshots, which shorten the chain.
+store and batch, so a snapshot that grows from an earlier one inspects no older file. An occasional full snapshot finds
+newer state snapshots, which shorten the chain.
 """
 
 from __future__ import annotations
@@ -213,6 +212,7 @@ def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] |
     versions = range(header.batch_id + 2, commit.batch_id + 2)
     look = _Look(folder, _max_inline_read(len(versions), state))
 
+    # As the base lists their files.
     places = sorted(store_places(state), key=lambda place: place.path)
 
     def with_ids(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:

@@ -162,8 +162,6 @@ _COUNTED_DOWN = 10_000
 
 
 class StoreDirectory:
-    """Of one partition of one operator."""
-
     def __init__(self, folder: FileIO, path: str) -> None:
         self.folder = folder
         self.path = path
@@ -224,7 +222,6 @@ _ENTRY_SIGNATURE = b"PK\1\2"
 _LOCAL = struct.Struct("<4s22xHH")
 _LOCAL_SIGNATURE = b"PK\3\4"
 _DEFLATED = 8
-# Raw deflate, without a zlib header.
 _RAW = -zlib.MAX_WBITS
 # UTF-8 text; sizes follow the content, the central directory's are used.
 _HARMLESS_FLAGS = 0x0808
@@ -278,6 +275,7 @@ _WITH_LINEAGE = {3, 4}
 
 class _Item(BaseModel):
     version: int
+    # Part of file names.
     unique_id: str = Field(alias="checkpointUniqueId", pattern=r"^[\w-]+$")
 
 

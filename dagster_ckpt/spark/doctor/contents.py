@@ -132,6 +132,7 @@ def examine_log_contents(subject: Subject) -> Iterator[Finding]:
         directory, slash, name = hidden.rpartition("/")
         summed = name[1 : -len(_SUM)]
         path = f"{directory}{slash}{summed}"
+        # Spark is writing it.
         if summed.startswith(".") or not _is_log(path):
             continue
         is_read = _is_read_by_a_start(subject, path)
@@ -183,8 +184,6 @@ _SCHEMA = "/_metadata/schema"
 
 @dataclass(frozen=True)
 class KnownSnapshot:
-    """Of the examined directory."""
-
     location: str
     batch_id: int
     entries: Iterable[FileEntry]
@@ -214,7 +213,6 @@ def examine_against_snapshot(
         try:
             data = subject.folder.read(entry.path)
         except FileNotFoundError:
-            # Missing files are reported elsewhere.
             continue
         # Other lengths are reported elsewhere.
         if (is_log or len(data) == entry.size) and blake3(data).hexdigest() != entry.digest:

@@ -59,6 +59,7 @@ def examine_leftovers(subject: Subject) -> Iterator[Finding]:
         )
 
 
+# A fresh directory does not have these.
 _ONLY_IN_PLACE = {Code.HADOOP_CHECKSUM_STALE}
 
 

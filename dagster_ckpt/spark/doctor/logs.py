@@ -179,7 +179,6 @@ def _gaps(subject: Subject, log: str, batches: Sequence[int], code: Code) -> Ite
         if batch in reported:
             continue
         if log == OFFSETS and subject.commit is not None and batch > subject.commit:
-            # Reported as OFFSETS_AHEAD.
             continue
         if _tracked_asynchronously(subject, batch):
             yield note(

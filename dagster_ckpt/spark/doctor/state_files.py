@@ -112,7 +112,6 @@ def examine_state_files(subject: Subject) -> StateExamination:
         return StateExamination((), ())
     committed, commit, operators = subject.offset_entry(subject.commit), subject.commit_entry, subject.operators
     if committed is None or commit is None or operators is None:
-        # Other examinations report these.
         return StateExamination((), ())
     needed: tuple[NeededFile, ...] = ()
     findings: list[Finding] = []

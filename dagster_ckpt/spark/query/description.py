@@ -18,8 +18,7 @@ def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str,
     """Add the time column that a stream's windows and timers use.
 
     Ingestion and processing time are `current_timestamp()`: one time per batch, which Spark writes to the offset log,
-    so a
-    replayed batch has the same time. Processing time has no watermark.
+    so a replayed batch has the same time. Processing time has no watermark.
     """
     from pyspark.sql import functions as F
 
@@ -34,7 +33,6 @@ def quoted(name: str) -> str:
     return "`{}`".format(name.replace("`", "``"))
 
 
-# Of a writer without a trigger (`org.apache.spark.sql.classic.DataStreamWriter`).
 _NO_TRIGGER = "ProcessingTimeTrigger(0)"
 _SINK, _SOURCE, _OPERATOR = "Data Sink", "Data Source", "Operator"
 
@@ -93,8 +91,7 @@ def execution_plan(writers: Mapping[str, DataStreamWriter], parallelism: int) ->
     """Of queries that are not started, as JSON in the form of Flink's execution plans.
 
     `{"nodes": [...]}`: each node has `id`, `type`, `pact` (Data Source, Operator, Data Sink), `contents`,
-    `parallelism`, and
-    `predecessors` with the `id` of each. Sinks have their query's name in `contents`.
+    `parallelism`, and `predecessors` with the `id` of each. Sinks have their query's name in `contents`.
     """
     nodes: list[_Node] = []
     for name, writer in writers.items():

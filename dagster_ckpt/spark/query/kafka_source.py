@@ -31,8 +31,6 @@ _IS_GONE = "UnknownTopicOrPartitionException"
 
 @dataclass(frozen=True)
 class KafkaSource:
-    """The options of its client may contain secrets."""
-
     options: Mapping[str, str] = field(repr=False)
     topics: frozenset[str] = frozenset()
     pattern: str | None = None
@@ -94,6 +92,7 @@ def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
                 asked.add(name)
             ids: dict[str, str] = {}
             for name, answer in dict(client.describeTopics(asked).topicNameValues()).items():
+                # A topic that does not exist yet.
                 with suppress(Exception):
                     ids[str(name)] = str(answer.get(_ASK_S, seconds).topicId())
             return replace(known, topic_ids=ids)

@@ -2,8 +2,7 @@
 
 Spark reports many kinds of table by their catalog name; of Iceberg this package records `IcebergTable[<name> at
 <location>]`. The option `kafka.transactional.id` selects Kafka in transactions; Spark's own producer refuses every
-record
-under it.
+record under it.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
     """None for Spark Connect, whose writer cannot be inspected.
 
     `foreachBatch` has no location of its own: the option `path` or `table` names it. A table of a catalog is looked up
-    in the
-    session of the query.
+    in the session of the query.
     """
     described: Any = getattr(writer, "_jwrite", None)
     if described is None:
@@ -128,8 +126,7 @@ def to_table(writer: DataStreamWriter, table: str) -> DataStreamWriter:
     """Let a described query write to a table of a catalog, as `DataStreamWriter.toTable` does.
 
     Spark's `toTable` starts the query at once; here it starts once its checkpoint location is known. As with Spark, a
-    table
-    that does not exist is created.
+    table that does not exist is created.
 
     Args:
         writer: The result of `DataFrame.writeStream`, not started.

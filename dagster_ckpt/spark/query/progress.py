@@ -126,8 +126,6 @@ STARTING = "Initializing"
 
 @dataclass(frozen=True)
 class TaskCounts:
-    """Of active Spark jobs."""
-
     jobs: int
     running: int
     done: int
@@ -182,6 +180,7 @@ def stack_of(query: StreamingQuery) -> list[str]:
 def _tasks(execution: Any, group: str) -> TaskCounts:
     tracker = execution.sparkSession().sparkContext().statusTracker()
     active = _numbers(tracker.getActiveJobIds())
+    # Also contains up to a thousand finished jobs.
     own = active and active & _numbers(tracker.getJobIdsForGroup(group))
     stages: set[int] = set()
     for job_id in own:

@@ -50,8 +50,6 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class QueryFacts:
-    """None where Spark Connect hides it."""
-
     mode: ExecutionMode | None = None
     plan: PlanDescription | None = None
     spark_version: str | None = None

@@ -27,10 +27,10 @@ def active_session() -> SparkSession | None:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession as ClassicSession
     except ImportError:
-        # Not installed, or only the client of Spark Connect.
         return None
     if SparkContext._active_spark_context is None:
         return None
+    # Only the creating thread has an active session.
     return ClassicSession.getActiveSession() or ClassicSession.builder.getOrCreate()
 
 
@@ -76,6 +76,7 @@ def is_classic_session(candidate: object) -> bool:
     return isinstance(candidate, ClassicSession)
 
 
+# Progress bars would bury the log.
 _QUIET = {"spark.ui.showConsoleProgress": "false"}
 
 

@@ -31,6 +31,7 @@ FILE, DELTA, ICEBERG, KAFKA = "file", "delta", "iceberg", "kafka"
 GENERATED = ("rate", "rate-micro-batch")
 PATH, TABLE, TABLE_ID, TOPICS, PATTERN, CLUSTER = "path", "table", "table id", "topics", "pattern", "cluster id"
 TOPIC_ID = "id of topic "
+# Options that decide what is read; limits of a batch do not.
 _DECIDING = {
     FILE: (
         *("pathglobfilter", "recursivefilelookup", "modifiedafter", "modifiedbefore"),

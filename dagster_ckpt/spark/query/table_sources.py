@@ -167,6 +167,7 @@ class _HadoopFiles:
     def log(self) -> list[str]:
         if not self._system.exists(self._log):
             return []
+        # One JVM call for all files.
         listed = str(self._jvm.scala.runtime.ScalaRunTime.stringOf(self._system.listStatus(self._log)))
         return re.findall(rf"path=[^;]*/{LOG}/([^;/]+);", listed)
 
@@ -185,7 +186,6 @@ class _HadoopFiles:
         )
 
 
-# Offset of a source of an empty table.
 _BEFORE_THE_FIRST = -1
 
 

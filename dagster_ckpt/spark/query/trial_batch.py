@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _WAIT_S = 0.25
 _REPORT_S = 10.0
-# In Spark's message if the batch's data is gone.
 _DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KAFKA_DATA_LOSS", "does not exist")
 
 
@@ -60,6 +59,7 @@ def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_ba
         if not before_last_batch:
             raise
         return False
+    # As a start does.
     widen_schemas(target.folder, target.positions().commit or 0, nullcontext)
     # To run beside the original in one session.
     give_query_id(target, str(uuid.uuid4()))

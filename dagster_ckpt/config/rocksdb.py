@@ -293,7 +293,6 @@ class RocksDBBackend(StateBackend):
 
     @property
     def options(self) -> RocksDBOptions:
-        """The options as a frozen value."""
         return self._options
 
     @property

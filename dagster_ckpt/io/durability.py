@@ -43,7 +43,6 @@ def flush(path: Path) -> None:
 
 
 def flush_tree(root: Path) -> None:
-    """Without the folder's own name."""
     some = list(islice(_tree(root), _ONE_BY_ONE + 1))
     if len(some) > _ONE_BY_ONE:
         if sync_file_system(root):

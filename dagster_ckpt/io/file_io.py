@@ -90,7 +90,6 @@ class FileIO(ABC):
 
     Attributes:
         url: URL of the root, without user name and password.
-        can_rename: Whether the whole tree can be renamed at once.
         width: How many files to read concurrently; more than 1 where each is a request.
     """
 

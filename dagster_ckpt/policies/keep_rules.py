@@ -82,7 +82,6 @@ class KeepRules(Rule):
         return [snapshot for snapshot in snapshots if snapshot.snapshot_id in reasons]
 
     def reasons(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> dict[str, tuple[str, ...]]:
-        """The rules that keep each snapshot, by id."""
         del context
         found: dict[str, list[str]] = {}
         for rule in self._rules(snapshots):

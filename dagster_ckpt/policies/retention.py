@@ -203,7 +203,6 @@ class NewestPer(Rule):
         return [newest[begin] for begin in sorted(newest)[-self.count :]]
 
     def begin(self, snapshot: RetainedSnapshot) -> pendulum.DateTime:
-        """Begin of its period."""
         taken = local_time(snapshot.taken_at_ms, self.timezone)
         return taken.start_of(Period(self.period).value)
 
@@ -273,7 +272,6 @@ def _growing(kept: Sequence[RetainedSnapshot], snapshots: Sequence[RetainedSnaps
 
 
 def needs_objects(policy: object) -> bool:
-    """Whether it, or a policy in it, decides by the objects of the snapshots."""
     inner = [*getattr(policy, "policies", ()), getattr(policy, "of", None)]
     return isinstance(policy, MaxBytes) or any(needs_objects(each) for each in inner if each is not None)
 

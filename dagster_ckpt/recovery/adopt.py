@@ -1,10 +1,7 @@
 """Adopting: a stream continues the query of a checkpoint directory that plain Spark wrote, with its id and sinks.
 
-Adopting only reads, and takes the first snapshot; the query may keep running. The next start's fence makes the query's
-next write to its offset log fail. A batch in flight may still reach the sink.
-
-The stream continues in a clone, or in place: there, the plan of one batch without data replaces the fence, so that the
-other query can never plan that batch.
+Adopting only reads, and takes the first snapshot; the query may keep running until the next start fences it. See "An
+adopted directory" in docs/internals.md.
 """
 
 from __future__ import annotations

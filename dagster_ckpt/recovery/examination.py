@@ -158,7 +158,6 @@ class Examiner:
         self._good: tuple[str, Positions] | None = None
 
     def state_of(self, live: LiveDirectory, state: LiveState, *, deep: bool) -> LiveState:
-        """BROKEN if a directory that looks good is damaged."""
         known, self._good = self._good, None
         is_known = known == (live.url, live.positions())
         damage = self.damage_of_live(live, deep=deep and not is_known)

@@ -99,7 +99,6 @@ _IN_ORDER = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatu
 
 
 def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> list[PointFailure]:
-    """Without what only Spark has seen under another version of the code."""
     versions = {each.execution_id: each.code_version for each in executions}
     return [
         failure

@@ -79,8 +79,7 @@ def fork(
 
     Args:
         start_from: `latest` (the newest committed batch), `batch-<n>`, or a snapshot.
-        outputs: Folders of the original's file sinks, mapped to folders of the fork that receive its rows up to the
-            fork. Others contain only what comes after.
+        outputs: Folders of the original's file sinks, mapped to those that receive its rows up to the fork.
     """
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")

@@ -143,7 +143,6 @@ def _is_in(folder: str, url: str) -> bool:
 
 
 def may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
-    """It lies elsewhere and was not adopted, or its folder has another owner."""
     if adopted_directory(record) is not None:
         return False
     return lies_elsewhere(stream, record) or other_owner_of_live_folder(stream) is not None

@@ -3,9 +3,6 @@
 The order of the steps makes a crash harmless. The new directory is built under a temporary name and renamed; one
 transaction makes it the stream's directory and records that sinks must still be rolled back; then the sinks are rolled
 back, which can be repeated; then that record is cleared.
-
-A start that has lost its lease changes nothing of its successor's: its directory's name has its own token, the catalog
-refuses its writes, and it changes a sink's log only while the catalog holds its lease.
 """
 
 from __future__ import annotations
@@ -120,7 +117,6 @@ class _Preparation:
                 return self._start_empty(building.live)
 
     def resume(self, live: LiveDirectory) -> PreparedStart:
-        """Only a batch that sinks have and the query does not have is undone."""
         live.note_in_use()
         self._begin_logs()
         return PreparedStart(live, _places_of(self._settle_batch_in_flight(live)))
@@ -332,7 +328,6 @@ class _Preparation:
         return [sink for sink in sinks if sink.rolls_back and self.sinks.allows(sink)]
 
     def _begin_logs(self) -> None:
-        """An empty log up to the batch of the state, where a file sink begins in a folder without one."""
         for sink in self.sinks.of(Verdict.BEGIN):
             if isinstance(sink, FileSink):
                 begin_log(sink.folder, self.sinks.aim.batch_id, still_mine=self.lease.step)

@@ -1,8 +1,8 @@
 """Exact replay: rebuild the state that was lost with a live directory, without rolling a sink back.
 
-A snapshot has the state after batch N, the sinks have the batches up to M. A query that continued after N would divide
-the input of N+1 to M differently. Instead, a start runs these batches again with their offsets from the journal
-(`catalog/journal.py`), discards the rows, and continues after M.
+A snapshot has the state after batch N, the sinks have the batches up to M, which a query that continued after N would
+divide differently. So a start runs N+1 to M again with their offsets from the journal (`catalog/journal.py`), discards
+the rows, and continues after M.
 """
 
 from __future__ import annotations

@@ -108,10 +108,9 @@ class RetentionReport:
 def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:
     """The checkpoints that the retention policy does not keep, oldest first.
 
-    The policy sees them by number, never by a clock; savepoints, which are never deleted here, only with
-    `count_savepoints`. Regardless of the policy these stay: what a recovery would use first, the newest proven one,
-    tagged ones, those at `protected` locations, which pending attempts build on, and the one that an upgrade would be
-    rolled back to.
+    The policy sees them by number, never by a clock, and savepoints only with `count_savepoints`. Regardless of it
+    these stay: what a recovery would use first, the newest proven one, tagged ones, those at `protected` locations, and
+    the one that an upgrade would be rolled back to.
     """
     snapshots = retained_by_policy(stream)
     context = RetentionContext(stream.catalog.now_ms())
@@ -459,7 +458,6 @@ def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
 
 
 def settle_while_stopped(stream: StreamHandle) -> list[str]:
-    """Settle dead attempts of a stopped stream, and delete those completed after they had failed."""
     if not _has_something_to_settle(stream):
         return []
     try:

@@ -81,8 +81,6 @@ class RewindPreview:
         sources: What is read again, by source, if the offsets show it.
         left: Snapshots after the batch, newest first: they stay on the timeline that is left.
         undone_since_ms: Earliest time at which the first undone batch may have been written, in ms since the epoch.
-        state: How the start rewrites the state, and settings that Spark keeps, one message each.
-        source_changes: Where each source continues or begins if the sources change, one message each.
     """
 
     plan: RecoveryPlan
@@ -159,9 +157,9 @@ def preview_rewind(
 ) -> RewindPreview:
     """Determine what a planned start would undo and process again.
 
-    For a plan that undoes nothing, the preview has only sinks that already have an uncommitted batch, or that the query
-    must not write to. A running query finishes its batch in flight before it is stopped. `session` is that of the query
-    to start, whose file systems its sources use.
+    For a plan that undoes nothing, the preview has only sinks that have an uncommitted batch, or that the query must
+    not write to. A running query finishes its batch in flight before it is stopped. The sources use the file systems of
+    `session`.
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)

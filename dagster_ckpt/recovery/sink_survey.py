@@ -284,7 +284,6 @@ def _trouble(sink: Sink, facts: SinkFacts) -> Refusal | None:
 
 
 def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> None:
-    """Refuse to write files where another running stream writes, even before this one has written any."""
     sink = described_sink(output)
     if sink is None or sink.knows_queries:
         return

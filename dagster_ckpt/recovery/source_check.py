@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 def refuse_gone_records(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter], *, accept_loss: bool
 ) -> list[str]:
-    """Refuse a start whose next batch would read deleted records; returns what is missing if accepted."""
     if plan.to_batch is None or plan.to_batch < 0:
         return []
     to_batch = plan.to_batch

@@ -1,7 +1,7 @@
 """Determines whether each source still has what a start would read again.
 
-A file source does not report missing files: Spark reads what is there and commits the batch. So each file that the log
-of a source, the journal or the snapshot names for these batches is looked up first, and its modification time compared.
+A file source does not report missing files: Spark commits the batch without them. So each file that the log of a
+source, the journal or the snapshot names for these batches is looked up first, and its modification time compared.
 
 Spark knows a file that it has read by its path, and forgets those that are older by `maxFileAge` than the newest one: a
 forgotten file that is put back or written again is a new one.
@@ -312,14 +312,12 @@ def changed(files: Iterable[SourceFile], existing: Mapping[str, int | None]) -> 
 
 
 def forgotten(kept: Sequence[SourceFile], newest_ms: int, max_age_ms: int) -> list[SourceFile]:
-    """Those that Spark no longer remembers after reading a file of this modification time."""
     return [each for each in kept if each.modified_at_ms is not None and each.modified_at_ms < newest_ms - max_age_ms]
 
 
 def read_once_more(
     forgotten_files: Iterable[SourceFile], existing: Mapping[str, int | None], newest_ms: int, max_age_ms: int
 ) -> list[str]:
-    """Of the forgotten files, those that Spark takes for new ones."""
     since = newest_ms - max_age_ms
     return sorted(
         {

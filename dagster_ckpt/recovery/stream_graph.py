@@ -73,7 +73,6 @@ def reached(start: Iterable[str], steps: Sequence[tuple[str, str]]) -> set[str]:
 
 
 def graph_of(catalog: Catalog, selection: str) -> StreamGraph:
-    """See `select`. A stream is named by its id or asset key."""
     streams = catalog.streams.all()
     names = {each.asset_key: each.stream_id for each in streams} | {each.stream_id: each.stream_id for each in streams}
     return select(selection, names, edges_in(catalog))
@@ -88,7 +87,6 @@ def line_of(catalog: Catalog, graph: StreamGraph, given: Mapping[str, Point] | N
 
 
 def points_of(catalog: Catalog, stream_id: str, *, reads: bool) -> list[Point]:
-    """Of the restorable snapshots, newest first; `reads`: the stream reads others of the graph."""
     return [point_of(catalog, each, reads=reads) for each in catalog.snapshots.restorable(stream_id)]
 
 

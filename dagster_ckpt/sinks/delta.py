@@ -2,9 +2,9 @@
 
 After a roll-back the query continues under a new id: the table still skips the undone batches of the old one.
 
-Delta drops a write whose `txnAppId` and `txnVersion` it has already; `delta_transaction` sets them to the query's id
-and the batch, as Delta's own sink does. The session forgets the version after the first write (`autoReset`), so that
-Delta refuses a second one. Writes of one batch have names, not numbers: changed code may make another write first.
+Delta drops a write whose `txnAppId` and `txnVersion` it has already; `delta_transaction` sets them as Delta's own sink
+does. The session forgets the version after the first write (`autoReset`), so that Delta refuses a second one. Writes of
+one batch have names, not numbers: changed code may make another write first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Commits to a Delta table on condition that it is still at the version that they were decided on.
 
 SQL's `RESTORE` reads the newest version when it begins: a process paused before it would undo a successor's commits.
-`commitLarge`, which `RESTORE` uses too, writes the version after the one decided on or fails, with the actions of
-`RestoreTableCommand`.
+`commitLarge`, with the actions of `RestoreTableCommand`, writes the version after the one decided on or fails.
 """
 
 from __future__ import annotations

@@ -214,7 +214,6 @@ class DeltaLog:
         return UndoneAhead(roll_back, tuple(unread))
 
     def _last_read(self, offset: DeltaOffset) -> int:
-        """Perhaps in part."""
         return offset.version if offset.index >= 0 or offset.is_initial else offset.version - 1
 
     def _shown_of(self, version: int) -> tuple[int, list[int]]:
@@ -240,7 +239,6 @@ class DeltaLog:
         return -1 if commit.is_roll_back and commit.empties else version - 1
 
     def _has_roll_back(self, version: int) -> bool:
-        """As far as the history of a version is looked at."""
         looked_at = range(version, max(self.oldest, version - _COMMITS_LOOKED_AT) - 1, -1)
         return any(self._before(at) != at - 1 for at in looked_at)
 

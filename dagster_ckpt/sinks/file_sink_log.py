@@ -231,7 +231,6 @@ def committed_files(path: str) -> list[str]:
 
 
 def files_of_batch(path: str, batch_id: int) -> list[str] | None:
-    """None if the batch's entry was merged into later ones or is missing."""
     folder = open_file_io(path)
     names = log_entries(folder)
     if batch_id not in names:

@@ -148,7 +148,6 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
 
 
 def _is_anothers(name: str, files: _Files, noted: _Noted) -> bool:
-    """It lists files that the snapshot, complete up to its batch, does not."""
     if (entry_id(name) or 0) <= noted.last:
         return not files.keys() <= noted.files.keys()
     # A later compact entry has all before, within the sink's retention time.
@@ -293,7 +292,6 @@ class Relocation:
 
 
 def plan_relocation(folder: str) -> Relocation:
-    """By the files' unique names and lengths."""
     there = open_file_io(folder)
     names = entry_ids(there.list(LOG))
     if not names:
@@ -333,7 +331,6 @@ def relocate(relocation: Relocation) -> None:
 
 
 def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
-    """By the uuids in their names."""
     noted = {bare(path) for entry in captured for path in listed_by(entry, folder)}
     last = max((entry_id(entry.name) or 0 for entry in captured), default=-1)
     try:

@@ -1,8 +1,4 @@
-"""Decides who owns a sink before a start, restore, rewind, fork, roll-back or clean-up changes it.
-
-A sink is changed or continued only if the query about to start names it, and catalog, stream and the sink's own log
-agree on who wrote it.
-"""
+"""Decides who owns a sink before it is changed: see "Ownership of sinks" in docs/internals.md."""
 
 from __future__ import annotations
 

@@ -211,7 +211,6 @@ class IcebergTable(TableSink):
         )
 
     def _history(self) -> IcebergHistory:
-        """From its catalog, or else its newest metadata file; FileNotFoundError if there is no such table."""
         session = active_session()
         try:
             opened = OpenIcebergTable.find(session, self.table) if session is not None else None

@@ -126,7 +126,6 @@ class IcebergHistory:
         return max(found, key=lambda each: each.at_ms, default=None)
 
     def newest_batch_shown(self, own: Collection[str]) -> tuple[int | None, bool]:
-        """In main or a branch; and whether it is certain."""
         heads = [self._current, *(self._snapshots.get(head) for head in self._branches.values())]
         newest: list[int] = []
         is_certain = True
@@ -202,7 +201,6 @@ class IcebergHistory:
         return (name, found[name]) if name is not None and found[name] > of_main else (None, of_main)
 
     def _is_in_reach_of_log(self, at_ms: int) -> bool:
-        """The log of main would have a snapshot committed then, had it been current."""
         return self._log_begins_ms is not None and at_ms > self._log_begins_ms + _CLOCKS_DIFFER_MS
 
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:

@@ -1,10 +1,8 @@
 """Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
 
-Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*: no
-state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after N, then the
-complete state of N+1 is available, or the sink is rolled back to N, or the query is not started. Checkpoint format v2
-identifies state by ids that only the missing commit would contain, so there the sink must go back: Spark 4.3 does not
-even resume in place (`assertion failed: CheckpointInfo length: 0`).
+See "The batch in flight" in docs/internals.md. Checkpoint format v2 identifies state by ids that only the missing
+commit would contain, so there the sink must go back: Spark 4.3 does not even resume in place (`assertion failed:
+CheckpointInfo length: 0`).
 """
 
 from __future__ import annotations
@@ -257,7 +255,6 @@ _AT_LEAST_ONCE_MODES = {
 
 
 def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
-    """`sinks` as progress names them; none means unknown."""
     exactly, at_least = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
     if mode is ExecutionMode.REAL_TIME:
         why = (

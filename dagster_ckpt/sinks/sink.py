@@ -114,10 +114,8 @@ class RollBack:
     Attributes:
         batch_id: The last batch that the sink keeps; -1 keeps none.
         entries: The sink's log in a snapshot; None: the sink's own memory counts.
-        query_ids: All ids that the stream's query has had.
         may_repeat: A new query id was requested: a table with later writes of others stays as it is, and gets the
             batches again.
-        roll_back_tables: As in `Replay`.
     """
 
     batch_id: int

@@ -1,7 +1,6 @@
 """Delete snapshots and the remains of crashes, but no byte that another snapshot needs.
 
-A deletion can be interrupted at any point (docs/snapshot-format.md, section 5): `_metadata` is renamed to `_deleting`,
-which hides the snapshot and keeps its references; then its objects are deleted, then `_deleting`.
+A deletion can be interrupted at any point: see docs/snapshot-format.md, section 5.
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ def storage_time_ms(file_io: FileIO) -> int | None:
 
 
 def probe_name() -> str:
-    """For an object deleted at once; a sweep deletes what is left of it."""
     return f"{_PROBE}{uuid.uuid4().hex}.tmp"
 
 
@@ -120,7 +118,6 @@ class Sweep:
     under_way: frozenset[int] = frozenset()
 
     def stream(self, protected: Iterable[str]) -> list[Garbage]:
-        """Of crashed checkpoints and deletions."""
         file_io = self.file_io
         candidates = {
             f"{SHARED}/{name}": changed

@@ -44,7 +44,6 @@ def checkpoint_number(directory: str) -> int | None:
 
 
 def object_name(directory: str, reference: str) -> str:
-    """In the parent folder of a snapshot's `directory`."""
     return posixpath.normpath(posixpath.join(directory, reference))
 
 
@@ -96,11 +95,9 @@ class Manifest:
         return frozenset(name for block in self.blocks for name in block.uses)
 
     def object_sizes(self, file_io: FileIO, directory: str) -> dict[str, int]:
-        """By name in its parent folder `file_io`, from one listing."""
         return file_io.sizes([object_name(directory, name) for name in self.uses])
 
     def unusable_objects(self, file_io: FileIO, directory: str, sizes: Mapping[str, int] | None = None) -> list[str]:
-        """Missing or truncated, by `object_sizes`."""
         uses = {object_name(directory, name): use for name, use in self.uses.items()}
         sizes = self.object_sizes(file_io, directory) if sizes is None else sizes
         problems = []
@@ -258,7 +255,6 @@ def _length(use: object) -> int:
 
 @contextmanager
 def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any]]]:
-    """With checksum and version checked, and the content of `manifest.json`."""
     if len(data) < len(_ZIP_MAGIC) + _CHECKSUM_BYTES:
         raise _corrupt(location, f"it ends after {len(data)} bytes, so it is truncated")
     if not data.startswith(_ZIP_MAGIC):

@@ -247,7 +247,6 @@ class ObjectSnapshotStore:
         return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
 
     def set_of(self, location: str) -> bytes | None:
-        """What `put_set` wrote."""
         file_io, directory = self._at(location)
         try:
             return file_io.read(f"{directory}/{SET_NAME}")

@@ -76,7 +76,6 @@ class Packed:
 
     @staticmethod
     def joined(parts: Iterable[Packed]) -> Packed:
-        """The parts must be in order."""
         entries, written = BlockBuilder(), 0
         for part in parts:
             entries.add_all(part.entries)
@@ -97,7 +96,6 @@ def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Pac
 
 
 def pack_names(task: PackTask) -> list[str]:
-    """Names that a task may create, in order; equal files may leave the last ones unused."""
     count, length = 0, task.target_bytes + 1
     for file in task.files:
         if not count or length + file.size > task.target_bytes:
@@ -236,7 +234,6 @@ class _PackWriter:
         self.entries.add(entry, stable=file.stable)
 
     def _new_place(self, size: int) -> Place:
-        """In the open data object, or in a new one."""
         if self._stream is None or self._length + size > self._task.target_bytes:
             self._flush()
             self._open.close()

@@ -136,7 +136,6 @@ class Reuse:
         self._lock = threading.Lock()
 
     def unchanged(self, file: Source) -> FileEntry | None:
-        """Certainly unchanged: it need not be read."""
         entry = self._entry(file)
         if entry is None or entry.size != file.size:
             return None

@@ -78,9 +78,8 @@ def write_snapshot(
 ) -> WrittenSnapshot:
     """Write a snapshot: data objects first, then `_metadata` atomically (docs/snapshot-format.md, section 4).
 
-    A crash leaves either unreferenced data objects or a complete snapshot. After an error the written objects are
-    removed, unless `_metadata` may be visible. The cost of a snapshot that `extends` its base depends only on the new
-    files. Parameters: `SnapshotStore.write_checkpoint`.
+    A crash leaves either unreferenced data objects or a complete snapshot; after an error the written objects are
+    removed, unless `_metadata` may be visible. Parameters: `SnapshotStore.write_checkpoint`.
     """
     writer = _Writer(file_io, directory, header, options, base, extends=extends)
 
@@ -151,7 +150,6 @@ class _Writer:
         self._publishing = False
 
     def share(self, files: Iterable[Source]) -> list[Source]:
-        """Share files that are certainly unchanged; returns the rest, in path order."""
         rest = []
         # From the end, so that each file is released at once.
         left = sorted(files, key=_path_of, reverse=True)
@@ -287,7 +285,6 @@ class _Writer:
             return True
 
     def _share_object(self, reference: str) -> str | None:
-        """The new reference to an object of the base."""
         base = self._base
         if base is None or base.same_folder:
             return reference
@@ -309,7 +306,6 @@ class _Writer:
         return self._options.inline_threshold is None or inlined <= self._options.inline_limit_bytes
 
     def _tasks(self, files: Sequence[Source], runner: PackRunner) -> list[PackTask]:
-        """In order, in tasks of about equal size."""
         total = sum(file.size for file in files)
         shares = runner.width(total)
         share = total // shares + 1

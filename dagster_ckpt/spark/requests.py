@@ -1,8 +1,8 @@
 """What a query of Spark asks of the object store that holds its checkpoint directory: counted, kept here as data.
 
-Counted between S3A and a server with Spark 4.1.4 and Hadoop 3.4.2 (tests/object_storage/test_live_in_s3.py counts
-again). Hadoop's S3A has no rename: Spark's file manager writes each file under another name, copies and deletes it, and
-looks for folders before and after.
+Counted with Spark 4.1.4 and Hadoop 3.4.2 (tests/object_storage/test_live_in_s3.py counts again). Hadoop's S3A has no
+rename: Spark's file manager writes each file under another name, copies and deletes it, and looks for folders before
+and after.
 """
 
 from __future__ import annotations

@@ -141,7 +141,6 @@ def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> D
 
 
 def _by_rows(before: StateFrame, after: StateFrame) -> DataFrame:
-    """For keys with several rows: how often each whole row occurs."""
     from pyspark.sql import functions as F
 
     old, new = (frame.content.withColumn(ROWS, F.lit(sign).cast("long")) for frame, sign in ((before, -1), (after, 1)))

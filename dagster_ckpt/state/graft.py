@@ -103,7 +103,6 @@ def with_values(rows: DataFrame, wanted: TakenRows) -> DataFrame:
 
 
 def taken(row: bytes, width: int, values: Sequence[Taken]) -> bytes:
-    """An `UnsafeRow` made from one of `width` fields."""
     fields = _fields_of(row, width)
     bits = (len(values) + 63) // 64 * 8
     head, tail = bytearray(bits + 8 * len(values)), bytearray()

@@ -89,7 +89,6 @@ class StateFrame:
 
     @property
     def content(self) -> DataFrame:
-        """Without the partition, which says nothing about the state."""
         return self.rows.drop(PARTITION)
 
     def where(self, condition: str) -> DataFrame:
@@ -304,6 +303,5 @@ def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
 
 
 def cause_in(error: Exception) -> str:
-    """The first line of Spark's error that says what happened, without py4j's introduction."""
     lines = [line.removeprefix(": ") for line in str(error).strip().splitlines()] or [type(error).__name__]
     return next((line for line in lines if not line.startswith("An error occurred while calling")), lines[0])

@@ -1,11 +1,11 @@
 """Who rewrites state: Spark's `StateRewriter` (4.2.1 and 4.3.0) in this session, or another Spark in a child process.
 
-`StateRewriter` writes the rows that a function returns for each state store. Ours ignores the offered frame, a reading
-of the directory to be filled, and returns rows of the source, which may have another shape.
+`StateRewriter` writes the rows that a function returns for each state store. Ours ignores the offered frame and returns
+rows of the source, which may have another shape.
 
-The Spark that rewrites need not be the one that runs the query (3.5, 4.0, 4.1 or Spark Connect). The other one runs in
-a child process: this Python with another PySpark before its own, or another interpreter. The child ends with this
-process, because a successor may own the stream by then.
+The Spark that rewrites need not be the one that runs the query (3.5, 4.0, 4.1 or Spark Connect). Another one runs in a
+child process: this Python with another PySpark, or another interpreter. The child ends with this process, because a
+successor may own the stream by then.
 """
 
 from __future__ import annotations
@@ -216,7 +216,6 @@ class Rewriter:
 
 
 def installed_place() -> Path:
-    """The folder of `dagster-ckpt rewriter install`; it need not exist."""
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
     return Path(data) / "dagster_ckpt/rewriter"
 
@@ -368,7 +367,6 @@ def ask(
 
 @contextmanager
 def _child(rewriter: Rewriter, order: object) -> Iterator[tuple[subprocess.Popen[str], SimpleQueue[Any]]]:
-    """The child, and what it says; None at its end. Killed on leaving, if it still runs."""
     process = subprocess.Popen(
         rewriter.command(),
         env=rewriter.environment(),

@@ -1,8 +1,8 @@
 """Rewrite the state of batch N in one directory as batch N of another: in another shape, or with other rows.
 
-The batch keeps its number, so sinks, sources and watermarks do not notice. (Spark's own `repartition` adds a batch, and
-misplaces the row of an aggregation without a key.) Spark's `StateRewriter` writes RocksDB, tasks of this package heap
-state. Finally, count and hash of the rows of each store and partition are compared with the source.
+The batch keeps its number, so sinks, sources and watermarks do not notice; Spark's own `repartition` adds a batch, and
+misplaces the row of an aggregation without a key. Spark's `StateRewriter` writes RocksDB, tasks of this package heap
+state. Count and hash of the rows of each store and partition are compared with the source.
 
 As a program, this is the child process of `rewriter.py`: orders and answers are lines of JSON.
 """
@@ -86,7 +86,6 @@ def compare_rows(
     wanted: Callable[[Operator, StateStoreName], PlacedRows],
     written: Callable[[Operator, StateStoreName], DataFrame],
 ) -> dict[StateStoreName, StoreDigest]:
-    """By partition, in Spark jobs; returns the content."""
     from pyspark.sql import functions as F
 
     found = {}
@@ -246,7 +245,6 @@ def _carry_out(
     is_edit: bool = False,
     plan: Mapping[str, Any] | None = None,
 ) -> Rewritten:
-    """Everything but the state is of the `frame`."""
     rewrite_id, began, target, shape = str(uuid.uuid4()), time.monotonic(), rewrite.target, rewrite.shape
     try:
         write_skeleton(

@@ -173,7 +173,6 @@ def _settings(offsets: OffsetEntry, shape: StateShape, *, is_rewritten: bool) ->
 
 
 def write_state_ids(target: LiveDirectory, batch_id: int, state_ids: StateIds) -> None:
-    """In the commit of a rewritten directory, for checkpoint format v2."""
     path = f"{COMMITS}/{batch_id}"
     target.folder.write(path, [with_state_ids(target.folder.read(path), f"{target.url}/{path}", state_ids)])
 

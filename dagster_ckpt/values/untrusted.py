@@ -1,7 +1,6 @@
 """Parse untrusted bytes: data that may be damaged, malicious, or written by another program.
 
-Parsers raise many exception types, such as `RecursionError` for nested JSON. Readers therefore run inside `reading`
-and decompress with `inflated`.
+Parsers raise many exception types, such as `RecursionError` for nested JSON, so readers run inside `reading`.
 """
 
 from __future__ import annotations

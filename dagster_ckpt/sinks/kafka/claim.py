@@ -57,7 +57,6 @@ def place_in(sink: str) -> KafkaPlace | None:
 
 
 def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: LiveDirectory, *, now_ms: float) -> Past:
-    """`executions` are the newest first."""
     query_id = live_query_id(live)
     here = (place.topic, place.prefix)
     places: list[tuple[str, str]] = []

@@ -110,7 +110,6 @@ def batch_property(owner: str, batch: int, entry: str) -> tuple[str, str]:
 
 
 def share_writer(target: Transactions) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
-    """Mapped over the partitions of a batch, one for each writer; it returns no rows."""
     name, _ = batch_property(target.owner, 0, "")
 
     def write(rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:

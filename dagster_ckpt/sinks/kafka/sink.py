@@ -43,7 +43,6 @@ class TransactionalKafkaSink(Sink):
         return cls(name, str(place)) if place is not None else None
 
     def is_same(self, other: Sink) -> bool:
-        """One topic with the same ids, even by other brokers."""
         if not isinstance(other, TransactionalKafkaSink):
             return False
         return self._topic.topic == other._topic.topic and self._topic.prefix == other._topic.prefix
@@ -53,7 +52,6 @@ class TransactionalKafkaSink(Sink):
         return topic_id(self._topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """The newest batch with a share of at least one writer in the topic."""
         if query_id is None:
             return None
         return max((batch for each in self._markers() if (batch := each.newest(query_id)) is not None), default=None)

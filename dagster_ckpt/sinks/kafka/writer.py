@@ -233,7 +233,7 @@ def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterat
 
     A producer stays in its Python worker, and Spark gives a task the worker idle for longest: with more workers than
     writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps workers apart by
-    their environment, which is the same after a restart.
+    their environment.
     """
     context = session.sparkContext
     # Other streams of this process have threads of their own.

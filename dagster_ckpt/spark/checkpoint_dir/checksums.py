@@ -39,7 +39,6 @@ def check_of(path: str, size: int, open_file: Callable[[], BinaryIO], *, checksu
 
 
 def content_trouble(path: str, data: bytes, *, checksums: bool = True) -> str | None:
-    """By its own checksums; None if it is intact or carries none."""
     check = check_of(path, len(data), lambda: io.BytesIO(data), checksums=checksums)
     if check is None:
         return None
@@ -48,7 +47,6 @@ def content_trouble(path: str, data: bytes, *, checksums: bool = True) -> str | 
 
 
 def is_lz4(data: bytes) -> bool:
-    """A stream of lz4-java, which has its own checksums."""
     return data.startswith(MAGIC)
 
 

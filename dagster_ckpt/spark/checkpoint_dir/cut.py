@@ -79,7 +79,6 @@ class CutOptions(TypedDict, total=False):
     """What a cut includes.
 
     Attributes:
-        base: A snapshot that the new one may extend; then only newer files are inspected.
         at_batch: A retained batch after which to resume; by default the newest committed one.
         carry_state: The state after the batch in flight, if complete: a sink that has the batch skips it, so nothing
             would write its state again.
@@ -194,7 +193,6 @@ def state_after(
 
 
 def _state(committed: CommittedState, base: BaseSnapshot | None) -> tuple[list[NeededFile], int, bool]:
-    """With their longest chain of changes, and whether they extend `base`."""
     if base is not None and base.can_be_extended:
         grown = grown_since(base, committed)
         if grown is not None:

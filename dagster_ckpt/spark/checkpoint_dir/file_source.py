@@ -84,7 +84,6 @@ def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
 
 
 def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
-    """`entries` are contents by path. Each file once."""
     found: dict[SourceFile, None] = {}
     for path, data in entries.items():
         if entry_id(path.rpartition("/")[2]) is None:
@@ -160,7 +159,6 @@ def _entries(folder: FileIO, directory: str, base_limit: int, last: int) -> list
 
 
 def _is_file_source_log(folder: FileIO, directory: str) -> bool:
-    """For a source without committed data, by the files that it wrote."""
     entries: dict[str, Entry] = folder.list(directory)
     for name in entries:
         if entry_id(name) is None:

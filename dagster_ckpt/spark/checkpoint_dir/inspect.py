@@ -106,7 +106,6 @@ def state_edits(live: LiveDirectory) -> tuple[str, ...]:
 
 
 def pinned_state(live: LiveDirectory) -> PinnedState:
-    """Empty before the first planned batch."""
     positions = live.positions()
     if positions.offset is None:
         return PinnedState(None)

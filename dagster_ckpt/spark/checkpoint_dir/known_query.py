@@ -66,7 +66,6 @@ class KnownQuery:
 
     @staticmethod
     def of(plan: object, properties: Mapping[str, Any] | None = None) -> KnownQuery:
-        """`properties` are those of the newest snapshot of the query's state."""
         noted = properties or {}
         is_same = not plan or not noted.get("plan") or noted["plan"] == plan
         listed = noted.get("state_operators")

@@ -101,7 +101,6 @@ class LiveDirectory:
         return Positions(max(commits, default=None), max(offsets, default=None))
 
     def fenced_at(self) -> int | None:
-        """The batch that a fence keeps from being planned."""
         return fenced_at(self.folder)
 
     def sibling(self, suffix: str) -> LiveDirectory:

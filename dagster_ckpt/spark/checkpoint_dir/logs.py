@@ -151,7 +151,6 @@ def query_metadata(
 
 
 def with_query_id(data: bytes, where: str, query_id: str) -> bytes:
-    """For another query that continues from the same state."""
     before = parse_metadata(data, where)
     return query_metadata(query_id, before.rewrite_id, before.edits, before.plan)
 
@@ -182,7 +181,6 @@ def plan_digest(data: bytes, where: str) -> str:
 
 
 def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> bytes:
-    """`changed` is by name as `parse_offset_entry` gives it."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     first = data.split(b"\n", 1)[0].decode()
     for index, line in enumerate(lines[1:], 1):
@@ -286,7 +284,6 @@ def log_entry(lines: Iterable[object]) -> bytes:
 
 
 def check_log_version(data: bytes, where: str) -> None:
-    """Of a file source's or file sink's log."""
     SparkFile.FILE_LOG.version_in(data.partition(b"\n")[0].decode("utf-8", "replace"), where)
 
 

@@ -106,7 +106,6 @@ def is_operator_metadata(path: str) -> bool:
 
 
 def is_metadata_v2(path: str) -> bool:
-    """Metadata with absolute paths."""
     if "/_metadata/" not in path:
         return False
     parts = path.split("/")
@@ -225,7 +224,6 @@ def _columns(schema: NeededFile, part: int) -> list[dict[str, Any]]:
 
 
 def _schema_texts(data: bytes) -> Iterator[str]:
-    """The version, then the schemas of key and value as JSON."""
     version, at = _utf(data, 0)
     yield version
     for _ in ("key", "value"):
@@ -269,7 +267,6 @@ def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[
 
 
 def check_schemas(folder: FileIO, batch_id: int) -> None:
-    """Parse what `widen_schemas` would change."""
     for operator in read_operators(folder, batch_id):
         for schema in operator.files if operator.metadata_version == 0 else ():
             _widened(schema)

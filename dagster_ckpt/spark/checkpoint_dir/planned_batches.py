@@ -3,11 +3,9 @@
 A file source's offset only numbers an entry of its log, so these entries belong to the plan. So does the query id,
 under which a sink may have the batch.
 
-A *fence* prevents an unreachable query from planning another batch, so that it ends. Spark plans a batch by writing
-`offsets/<batch>`, and fails if that entry exists ("Multiple streaming queries are concurrently using ..."). A fence is
-such an entry for the first unplanned batch. Spark cannot read it, so no query can start there; a successor continues
-from a clone. The marker `offsets/fenced-at-<batch>` shows it in listings. Written first, it means nothing without the
-entry: if the query was faster, the next batch is fenced.
+A *fence*, an entry that Spark cannot read for the first unplanned batch, ends an unreachable query, because Spark never
+replaces an entry ("Fencing" in docs/internals.md). The marker `offsets/fenced-at-<batch>` shows it in listings. Written
+first, it means nothing without the entry: if the query was faster, the next batch is fenced.
 """
 
 from __future__ import annotations
@@ -97,7 +95,6 @@ def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
 
 
 def read_plan(folder: FileIO, batch_id: int, metadata: bytes | None = None) -> PlannedBatch:
-    """FileNotFoundError if a part of it is missing."""
     name, metadata = f"{OFFSETS}/{batch_id}", metadata or folder.read(METADATA)
     data = folder.read(name)
     entry = parse_offset_entry(data, f"{folder.url}/{name}")

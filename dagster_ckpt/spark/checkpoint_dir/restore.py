@@ -240,7 +240,6 @@ class Filler:
         return linked
 
     def link_unchanged(self, entries: Iterable[FileEntry], donor: Donor | None) -> Iterator[FileEntry]:
-        """Link files that are unchanged in the donor; yields those to pass as bytes."""
         root = donor.live.local_path if donor is not None else None
         if self._linker is None or donor is None or root is None:
             yield from entries

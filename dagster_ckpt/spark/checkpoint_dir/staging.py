@@ -137,7 +137,6 @@ class _Place:
 
     @staticmethod
     def beside(live: LiveDirectory) -> _Place:
-        """Beside the live directory, where hard links work, or else on a local disk."""
         root = live.local_path
         try:
             if root is None:
@@ -181,7 +180,6 @@ class _Place:
         os.close(self.lock)
 
     def pin(self, file: NeededFile, number: int) -> None:
-        """The file then refers to a link or a copy here."""
         is_local = isinstance(file.folder, LocalFileIO)
         if file.identity is not None and not is_local:
             return

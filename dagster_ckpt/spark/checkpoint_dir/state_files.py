@@ -1,8 +1,8 @@
 """The files of a query's state: detect its format, and list those of one version, or those since a snapshot.
 
 After batch N, the state has version N+1 (`IncrementalExecution`). Heap deltas and RocksDB changelogs add one file per
-store and batch, so a snapshot that grows from an earlier one inspects no older file. An occasional full snapshot finds
-newer state snapshots, which shorten the chain.
+store and batch, so a snapshot that extends an earlier one inspects no older file. An occasional full one finds newer
+state snapshots, which shorten the chain.
 """
 
 from __future__ import annotations
@@ -138,7 +138,6 @@ def _by_file_names(provider: str | None, store: StoreDirectory, version: int) ->
 
 
 def unique_ids(folder: FileIO, commit: CommitEntry, operator: Operator) -> tuple[tuple[str, ...], ...]:
-    """Of checkpoint format v2, by partition, then by store."""
     ids = (commit.state_ids or {}).get(operator.number)
     if not ids or any(len(stores) != len(operator.stores) for stores in ids):
         raise IncompleteCutError(

@@ -303,7 +303,6 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
 
 
 def check_version(stream: BinaryIO, where: str) -> None:
-    """Of a changelog of checkpoint format v1."""
     try:
         version = _text(Pieces(read_blocks(stream, verify=False)), at_most=8)
     except (ValueError, EOFError):

@@ -192,7 +192,6 @@ class KnownSnapshot:
 def examine_against_snapshot(
     subject: Subject, snapshot: KnownSnapshot, needed: Sequence[NeededFile]
 ) -> Iterator[Finding]:
-    """Logs, and the state files that a resume needs, by the digests in a snapshot."""
     tokens = {file.source: file.token for file in needed}
     # A start widens those of Spark 3.5.
     has_fixed_schemas = all(operator.metadata_version > 0 for operator in subject.operators or ())
@@ -244,7 +243,6 @@ def _note_against_snapshot(subject: Subject, snapshot: KnownSnapshot, entry: Fil
 
 
 def _is_never_changed(entry: FileEntry, batch_id: int) -> bool:
-    """Whether Spark writes a file of this name once; it may upload a state snapshot again."""
     folder, _, rest = entry.path.partition("/")
     if folder == METADATA or entry.identity is not None:
         return True

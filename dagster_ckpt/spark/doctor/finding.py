@@ -247,7 +247,6 @@ class Subject:
         return batch_id >= (self.commit or 0) - (1 if log == OFFSETS else 0)
 
     def up_to(self, batch_id: int, *, planned: bool) -> Subject:
-        """As of the commit of a batch."""
         last = batch_id + 1 if planned else batch_id
         commits = [batch for batch in self.commits if batch <= batch_id]
         return replace(self, commits=commits, offsets=[batch for batch in self.offsets if batch <= last])
@@ -305,5 +304,4 @@ class Subject:
         return ""
 
     def hidden_files(self) -> Iterator[str]:
-        """Hadoop's checksum files, and unfinished files."""
         return (path for path, entry in self.folder.find(hidden=True) if entry.name.startswith("."))

@@ -1,7 +1,6 @@
 """Run one planned batch of a described query in a copy of a live directory, and keep its rows instead of writing them.
 
-The input of a source is what a query of that source alone reads under the same plan: its leaf of the logical plan runs
-in a directory with its part of the offset log.
+The input of a source is what a query of it alone reads: its leaf of the logical plan, with its part of the offset log.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str,
 
 
 def quoted(name: str) -> str:
-    """A name of a column or a table, as Spark's expressions and SQL take it whatever its characters are."""
     return "`{}`".format(name.replace("`", "``"))
 
 
@@ -126,7 +125,6 @@ def described_options(writer: DataStreamWriter) -> dict[str, str]:
 
 
 def execution_of(query: StreamingQuery) -> Any | None:
-    """Its `StreamExecution` in the JVM; None over Spark Connect."""
     jvm_query: Any = getattr(query, "_jsq", None)
     return jvm_query.streamingQuery() if jvm_query is not None else None
 

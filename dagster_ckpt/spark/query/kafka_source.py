@@ -51,7 +51,6 @@ class ReadTopics:
 
 
 def kafka_sources(writer: DataStreamWriter) -> list[KafkaSource | None]:
-    """In the order of the offset log; None for each source that is not Kafka."""
     return [kafka_source(leaf) for leaf in streaming_leaves(writer)]
 
 
@@ -137,7 +136,6 @@ def offsets_at(
 
 
 def end_offsets(writer: DataStreamWriter, source: KafkaSource, *, earliest: bool) -> dict[str, dict[str, int]]:
-    """The first, or else the next, offset of each partition of its topics, as of now."""
     with _admin(writer, source) as (jvm, client):
         seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
         names = set(source.topics)

@@ -256,7 +256,6 @@ class KafkaPlace:
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        """As sinks, catalog and messages name it."""
         return f"kafka://{self.servers}/{self.topic}?id={self.prefix}"
 
     @staticmethod

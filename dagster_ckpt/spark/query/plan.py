@@ -2,7 +2,7 @@
 
 That is operators with their keys, what they compute, the columns computed for them, and watermarks; not filters, other
 columns, sources, sinks, triggers, or the body of a Python function (use a code version). Spark compares only types, so
-state of one column would continue as that of another. Every snapshot has a description, so its size is bounded.
+state of one column would continue as that of another.
 """
 
 from __future__ import annotations

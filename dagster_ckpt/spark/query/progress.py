@@ -173,7 +173,6 @@ def tasks_of(query: StreamingQuery) -> TaskCounts | None:
 
 
 def stack_of(query: StreamingQuery) -> list[str]:
-    """Innermost frame first; empty over Spark Connect."""
     return seen_in(query, lambda it: [str(frame) for frame in it.queryExecutionThread().getStackTrace()]) or []
 
 

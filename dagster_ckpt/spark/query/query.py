@@ -1,7 +1,6 @@
 """`SupervisedQuery`: start, observe and stop a streaming query.
 
-One thread makes all calls to the JVM, and each is short: a signal that interrupts one leaves the bridge in an
-inconsistent state.
+One thread makes all calls to the JVM, and each is short: "No interrupt inside the JVM bridge" in docs/internals.md.
 """
 
 from __future__ import annotations
@@ -159,7 +158,6 @@ class SupervisedQuery:
 
     @_asks_jvm
     def is_idle(self) -> bool:
-        """No batch is running and the available data starts none."""
         status = self._query.status
         starting = str(status["message"]).startswith(STARTING)
         return not (starting or status["isTriggerActive"] or status["isDataAvailable"])
@@ -219,7 +217,6 @@ class SupervisedQuery:
 
     @_asks_jvm
     def trace(self) -> str | None:
-        """As `exception`, with frames."""
         from pyspark import SparkContext
 
         query: Any = getattr(self._query, "_jsq", None)

@@ -121,7 +121,6 @@ def kind_of_offset(text: str | None) -> str | None:
 
 
 def _sides(writer: DataStreamWriter, leaves: Sequence[Any]) -> dict[int, str]:
-    """By position in the offset log, of the sources below stream-stream joins."""
     found: dict[int, str] = {}
 
     def visit(node: Any, path: tuple[str, ...]) -> None:

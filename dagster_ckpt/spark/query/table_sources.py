@@ -1,8 +1,8 @@
 """Table sources of a described query (Delta, Iceberg): whether the tables still have what it would read next.
 
-A Delta source continues at a version of the table. It needs the commits from there on (`delta.logRetentionDuration`)
-and the data files that they add, even if a later commit has removed them (`VACUUM`). An Iceberg source continues at a
-snapshot, which must be in the history of the table.
+A Delta source needs the commits from its version on (`delta.logRetentionDuration`) and the data files that they add,
+even if a later commit has removed them (`VACUUM`). An Iceberg source continues at a snapshot, which must be in the
+history of the table.
 """
 
 from __future__ import annotations

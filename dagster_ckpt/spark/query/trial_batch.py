@@ -1,7 +1,7 @@
 """Trial: run one batch of a described query on a copy of a live directory, without output.
 
-Spark checks only in a batch whether it can continue from a state. The copy is cut one batch before the newest commit,
-and that batch is replayed. Trigger.Once plans no further batch, so the sources' data is left alone.
+Spark checks only in a batch whether it can continue from a state. So the copy is cut one batch before the newest
+commit, and that batch is replayed. Trigger.Once plans no further batch.
 """
 
 from __future__ import annotations

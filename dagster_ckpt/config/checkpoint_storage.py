@@ -169,7 +169,7 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
     Args:
         checkpoint_path: URL; each stream gets a subdirectory. Required.
         file_state_size_threshold: Bytes, at most 1 MiB; smaller files are stored inside the snapshot's metadata. None
-        or -1: the deployment's value, else 20 KiB.
+            or -1: the deployment's value, else 20 KiB.
         write_buffer_size: Bytes written at a time; 0: unbuffered; -1: the deployment's value, else 4096.
         savepoint_path: URL for savepoints; None: the deployment's.
         storage_options: fsspec's arguments (credentials, endpoint). Never shown.
@@ -259,7 +259,7 @@ class CustomCheckpointStorage(CheckpointStorage):
     Args:
         factory: "package.module:Name" or "package.module.Name", imported when the store is opened.
         settings: Its keyword arguments, never shown. A parameter named like an unset field of `DeploymentStorage` gets
-        the deployment's value.
+            the deployment's value.
     """
 
     factory: str

@@ -349,7 +349,7 @@ class EmbeddedRocksDBStateBackend(RocksDBBackend):
 
     Args:
         enable_incremental_checkpointing: Whether Spark writes only the changes of each batch (changelog checkpointing).
-        None: False, as in Flink.
+            None: False, as in Flink.
         settings: Additional Spark settings, by full name, except those that the other options set.
     """
 

@@ -28,7 +28,6 @@ class Deployment:
     """The locations of one program.
 
     Attributes:
-        storage: Unless the stream or its backend specifies one.
         executor_copy_bytes: Executors copy larger snapshots; None: the driver copies.
     """
 

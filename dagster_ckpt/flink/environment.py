@@ -217,16 +217,12 @@ class StreamExecutionEnvironment(ConfiguredProgram):
     def execute(self, job_name: str | None = None) -> JobExecutionResult:
         """Run the writers until all of them have ended; each continues from where it stopped before.
 
-        Args:
-            job_name: Shown in Spark and in the log.
-
         Raises:
             OptionError: There is no writer, or options contradict each other.
             StreamFailedError: A query failed, and its restart strategy allows no further restart.
             StatePartitionsError: State has another number of partitions, and a rewrite is not allowed.
             StateBackendChangeError: State is of another backend, and a rewrite is not allowed.
             KeyboardInterrupt: The program was interrupted; its queries were stopped and keep their state.
-            CkptError: See `dagster_ckpt.runtime.execution.execute_stream`.
         """
         self._check_writers()
         shown = job_name or DEFAULT_JOB_NAME

@@ -74,7 +74,6 @@ class StreamToRun:
     """One stream of a program.
 
     Attributes:
-        start_request_id: The catalog request that this start answers.
         has_supervisor: A supervisor restarts it after an interrupt, and settles its execution.
     """
 

@@ -76,9 +76,7 @@ class Linker:
         Each is compared under its new name, where no other process can replace it.
 
         Args:
-            tree: May contain them under the same paths.
             by_version: Whether length and token are enough; the digest is compared otherwise.
-            watch: Called while files are compared; an exception aborts.
         """
         self._make({_directory(file.path) for file in files})
         try:

@@ -38,7 +38,7 @@ class ReplayPoint:
         after: The state's batch; -1 is before the first.
         batches: The plans of all later ones up to the batch to replay.
         live: The live directory, if that has the state; else `snapshot` has it, or there is none before the first
-        batch.
+            batch.
     """
 
     after: int

@@ -87,7 +87,6 @@ class CompatibilityReport:
 
     Attributes:
         compared_with: The state, such as `checkpoint 7 of batch 812`.
-        notes: What the start reports in addition to the steps.
     """
 
     stream_id: str

@@ -143,7 +143,6 @@ class MappedSources:
 
     Attributes:
         positions: Where each new source begins, once the sources were asked.
-        identities: What the query reads, if known.
     """
 
     mapping: SourceMapping

@@ -108,7 +108,6 @@ def recovery_line(
 
     Args:
         order: Upstream first. Other streams that they read do not go back.
-        points: Newest first.
         edges: Those of unknown kind make the line not provable.
     """
     edges = list(edges)

@@ -44,7 +44,6 @@ class LostBatches:
     Attributes:
         batches: Those that the query had committed, or that a sink has as a whole; empty if only the one in flight has
             to be planned again.
-        query_id: The id of the query that wrote the last batch.
         in_flight: The next batch, if planned: the query runs it first.
     """
 

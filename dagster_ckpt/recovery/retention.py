@@ -69,7 +69,6 @@ class RetentionReport:
 
     Attributes:
         held: In use; like `failed` deletions, for a later pass.
-        swept: Objects that nothing needed any more.
         settled: Attempts whose process had died, each with the outcome.
     """
 

@@ -109,7 +109,6 @@ class _Again:
     """The batches that are read again.
 
     Attributes:
-        offsets: The offset of each source after the last kept batch.
         goes_back: Whether committed batches are undone or replayed.
         is_named: Whether the files of all these batches are known.
         kept: The files that kept batches have read.

@@ -40,7 +40,6 @@ class Decision:
     Attributes:
         was: Its place among the operators of the former plan, and `now` of the new one; None: it has none.
         why: What differs; empty if nothing does.
-        rule: The user's, by which it is migrated.
     """
 
     fate: Fate

@@ -238,11 +238,11 @@ def delta_transaction(batch: DataFrame, batch_id: int, write: str = "") -> Itera
 
     Args:
         write: Name of the write, if the function has several, in any number of tables. Keep it: under another name, a
-        repeated batch is written once more.
+            repeated batch is written once more.
 
     Raises:
         OptionError: The function was not called by a streaming query, has such a statement within another, or writes
-        twice in one statement or under one name.
+            twice in one statement or under one name.
 
     Example:
         >>> def upsert(batch, batch_id):

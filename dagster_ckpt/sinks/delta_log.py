@@ -171,7 +171,6 @@ class DeltaLog:
 
         Args:
             skips_changes: The source goes on after commits that remove rows, such as a roll-back.
-            rewound: Whether the stream ever went back.
         """
         read = self._last_read(offset)
         if not self.oldest - 1 <= read <= self.newest:

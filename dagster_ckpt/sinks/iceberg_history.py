@@ -53,7 +53,6 @@ class IcebergPlan:
     """What a roll-back would do to a table.
 
     Attributes:
-        moves: Whether anything has to be undone, or done again.
         snapshot_id: To make current; None if all rows are deleted. The newest of the branch if not `reaches_back`.
         reaches_back: The remaining snapshots are sufficient to decide.
         branch: The stream's; None for main. Not certain if not `reaches_back`.

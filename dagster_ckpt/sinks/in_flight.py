@@ -50,7 +50,6 @@ class Unfinished:
     """What a live directory has of the batch in flight.
 
     Attributes:
-        batch_id: The newest committed batch; -1 before the first.
         planned: The offsets of the next batch exist: exactly it is run again.
         unique_ids: State is in checkpoint format v2.
         state_is_there: The complete state after the next batch.

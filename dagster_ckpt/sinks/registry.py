@@ -124,9 +124,6 @@ def register_sink(kind: type[Sink]) -> type[Sink]:
     every process that starts, forks, rewinds or examines one imports it. A kind of the same module and name is
     replaced, so that a code location can be reloaded.
 
-    Args:
-        kind: A subclass of `Sink`, such as a `TableSink`, with its own `names` (or `of`).
-
     Example:
         >>> from dagster_ckpt import register_sink
         >>> from dagster_ckpt.sinks.sink import Sink

@@ -165,7 +165,6 @@ class AskedBatch:
     """A batch whose rows are looked for in a sink.
 
     Attributes:
-        query_id: Of the query that wrote it, if known.
         like: The rows that a replay of the batch gave.
         output_format: Of the writer, such as `parquet`; `options` are its own.
         scratch: Folder that the sink may write to; deleted afterwards.

@@ -41,7 +41,6 @@ class TablePlan:
     """What a roll-back to a batch would do to a table.
 
     Attributes:
-        moves: Whether anything has to be undone, or brought back.
         how: Begins a sentence, such as "The table is restored to version 3".
         command: For a person to do the same; may be empty.
         others: What others have written since and would lose, such as "versions 4, 5"; may be empty.
@@ -140,8 +139,6 @@ class TableSink(Sink):
 
         Raises:
             VersionTakenError: The table was changed since.
-            SinkRollbackError: It cannot be done.
-            StorageAccessError: The table cannot be reached.
         """
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define commit.")
 

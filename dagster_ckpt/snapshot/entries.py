@@ -71,7 +71,6 @@ class Block:
     Attributes:
         packed: Entries as lines of JSON, compressed with gzip.
         stable: Whether the next snapshot will probably contain all of them.
-        uses: Data objects, relative to the snapshot's directory.
     """
 
     packed: bytes

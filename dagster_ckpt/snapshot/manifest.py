@@ -54,7 +54,6 @@ class SnapshotHeader(BaseModel):
     """Header of a snapshot.
 
     Attributes:
-        number: Of the attempt that took it.
         created_at_ms: When the attempt began, since the epoch.
         properties: The caller's; nothing in this package reads it.
     """

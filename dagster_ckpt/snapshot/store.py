@@ -19,11 +19,7 @@ from dagster_ckpt.snapshot.writer import Progress, Stage
 
 @dataclass(frozen=True)
 class StoredSnapshot:
-    """A snapshot that is complete in storage.
-
-    Attributes:
-        incremental_bytes: Bytes written for it.
-    """
+    """A snapshot that is complete in storage."""
 
     location: str
     full_bytes: int
@@ -65,7 +61,6 @@ class SnapshotStore(Protocol):
 
         Raises:
             SnapshotTooLargeError: The snapshot exceeds the store's size limit.
-            SnapshotAbortedError: `should_abort` returned true.
         """
 
     def write_savepoint(
@@ -83,7 +78,6 @@ class SnapshotStore(Protocol):
         """Write a savepoint, which depends on no other snapshot.
 
         Args:
-            target_directory: If not the configured one.
             base: Location of a snapshot whose bytes the storage can link or copy.
             progress: Called now and then with the number of files written, and to write.
         """

@@ -40,7 +40,6 @@ class WriteOptions:
     Attributes:
         inline_threshold: Files smaller than this many bytes are stored in the metadata; None: all files.
         inline_limit_bytes: Maximum total size of inlined files; further ones go into a data object.
-        pack_target_bytes: Size from which a data object takes no further file.
         pack_least_bytes: The same for small snapshots, because object stores write small objects faster: up to
             `PACKS_PER_SNAPSHOT` data objects of this size are created before they grow.
     """

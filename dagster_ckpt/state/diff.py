@@ -34,7 +34,6 @@ class StateDifference:
     """What one state differs in.
 
     Attributes:
-        name: The state, as in the second of the two if it has it.
         rows: `change`, `key` (and `map_key`), the value `before` and `after`, and for how many equal `rows` (1 except
             for join sides).
         note: Why every row differs, if the two cannot be compared.

@@ -42,7 +42,6 @@ class TakenRows:
     """The rows that an operator takes.
 
     Attributes:
-        operator: Number of the former operator.
         values: How its values are made; empty: they stay as they are.
     """
 

@@ -59,7 +59,6 @@ class StateName:
 
     Attributes:
         state: Name of the store; the side for a join, the variable for transformWithState, or `timers`.
-        options: Options of Spark's reader that select it.
     """
 
     operator_id: int

@@ -193,13 +193,10 @@ def rewrite_state(
 
     Args:
         spark: Its settings of the state store apply.
-        source: No query runs in it.
         target: To be created; executors must reach both by these URLs.
-        shape: How to store the state; None as before.
         change_rows: Which rows to write; not called for a limit, which has only a counter.
         graft: Another query's operators; with them `shape` is ignored.
         watch: Called several times a second; an exception cancels the Spark jobs.
-        report: Called with the progress every few seconds.
     """
     elsewhere = rewriter_for(spark, changes_rows=change_rows is not None)
     # An error would delete what is built.

@@ -53,7 +53,6 @@ class CompletedStream:
 
     Attributes:
         folder: Has the catalog, the snapshots and the live directory.
-        snapshots: Newest first.
     """
 
     folder: Path
@@ -119,16 +118,15 @@ def run_to_completion(
     Args:
         stream: A `streaming_asset`, `streaming_multi_asset`, or stream of a component.
         resources: By key, those that the function of the stream names. Catalog, storage and live directory in them are
-        replaced, so those of `Definitions` may be passed as they are. Default of `pyspark`: the Spark session of this
-        process.
+            replaced, so those of `Definitions` may be passed as they are. Default of `pyspark`: the Spark session of
+            this process.
         folder: Where catalog, snapshots and live directory go. In the folder of an earlier run, the stream continues
-        where that run ended. Default: a temporary folder, deleted with the result.
+            where that run ended. Default: a temporary folder, deleted with the result.
         config: For the `config` parameter of the stream's function; default: its defaults.
         start_from: As in `Client.restart`.
 
     Raises:
         OptionError: The stream has no function to call, or a resource is missing.
-        StreamFailedError: The query failed.
 
     Example:
         >>> def test_orders_are_counted(tmp_path):

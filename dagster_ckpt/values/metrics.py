@@ -22,9 +22,7 @@ class Metric:
     """One metric, which has the label `stream`.
 
     Attributes:
-        name: As in OpenTelemetry, without the prefix.
         unit: In UCUM's notation.
-        kinds: The values of its label `kind`, if it has one.
         flink: The corresponding metric of Flink.
         label: Another label, such as `source`.
     """

@@ -114,7 +114,6 @@ class StoragePath:
     """A directory, parsed from a URL.
 
     Attributes:
-        authority: Host, bucket or container.
         path: Absolute path in it, without a trailing slash; empty for the root of an authority.
         user_info: Used only to open the directory.
     """

@@ -156,7 +156,6 @@ class OptionDescription(NamedTuple):
 
     Attributes:
         option: Its keyword, as in `CheckpointConfig(interval=…)`.
-        value: As set; durations in ms.
         explanation: What the effect means for this value.
     """
 

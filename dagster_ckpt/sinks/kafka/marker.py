@@ -31,7 +31,6 @@ class Transactions:
         topic: Its partition 0 names the markers.
         prefix: Begins the ids of transactions and groups; unique among deployments that share a cluster.
         owner: Identifies this start of the query.
-        entry: Digest of the batch's plan.
     """
 
     client: Mapping[str, str] = field(repr=False)

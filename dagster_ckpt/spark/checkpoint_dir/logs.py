@@ -73,7 +73,6 @@ class CommitEntry:
 
     Attributes:
         state_ids: Checkpoint format v2: unique ids by operator, partition and store; None in v1.
-        sinks: Version 3 (named sinks): information by name.
     """
 
     batch_id: int
@@ -96,7 +95,6 @@ class QueryMetadata(BaseModel):
 
     Attributes:
         rewrite_id: None if the query wrote all of the state.
-        edits: Ids of the edits of the state, oldest first.
         plan: Of the query that the state was migrated for by this rewrite.
     """
 

@@ -46,7 +46,6 @@ class Operator:
     """A stateful operator.
 
     Attributes:
-        number: In the plan, and the name of its directory.
         name: Spark's name, such as `stateStoreSave`; `unnamed` without metadata.
         single_partition: All its state is in partition 0.
         metadata_version: 0 if Spark 3.5 wrote the directory.

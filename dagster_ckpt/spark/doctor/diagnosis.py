@@ -161,7 +161,6 @@ def diagnose(
 
     Args:
         deep: Read every state file that a resume needs, and examine older state snapshots.
-        snapshot: Of this directory, to compare with.
         looks_back: Read log entries that no start reads, and find how far back it is intact.
     """
     if not live.exists():

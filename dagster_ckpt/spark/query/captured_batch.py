@@ -43,7 +43,7 @@ class SourceToRead:
 
 @dataclass
 class Captured:
-    """A batch that ran; its rows are in the memory of the executors. None: it failed."""
+    """A batch that ran; its rows, None if it failed, are in the memory of the executors."""
 
     trial: Trial
     rows: DataFrame | None = None

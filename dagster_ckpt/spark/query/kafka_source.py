@@ -31,6 +31,8 @@ _IS_GONE = "UnknownTopicOrPartitionException"
 
 @dataclass(frozen=True)
 class KafkaSource:
+    """The options of its client may contain secrets."""
+
     options: Mapping[str, str] = field(repr=False)
     topics: frozenset[str] = frozenset()
     pattern: str | None = None

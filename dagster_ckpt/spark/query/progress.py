@@ -53,7 +53,6 @@ class QueryProgress:
     Attributes:
         timestamp: Start of the trigger, ISO-8601 in UTC; so is the watermark.
         state_rows: In all state stores after the batch; `state_memory` are bytes.
-        ran: False if there was nothing to do.
     """
 
     batch_id: int

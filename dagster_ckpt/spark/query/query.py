@@ -175,7 +175,7 @@ class SupervisedQuery:
         return stack_of(self._query)
 
     def stop(self, *, within_ms: int | None = None) -> None:
-        """Wait until the query has stopped; no error if it has already ended, QueryStopError if it may still run.
+        """Stop the query and wait; no error if it has already ended, QueryStopError if it may still run.
 
         Without `within_ms`, `spark.sql.streaming.stopTimeout` limits the wait (unlimited by default).
         """

@@ -99,10 +99,7 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
 
 
 def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession:
-    """Keeps the master of `spark-submit` or PYSPARK_SUBMIT_ARGS.
-
-    Otherwise Spark runs on this machine with `threads` task threads.
-    """
+    """With the master of `spark-submit` or PYSPARK_SUBMIT_ARGS, else on this machine with `threads` task threads."""
     master = {} if _names_a_master(os.environ) else {"spark.master": f"local[{threads}]"}
     return session_with(master | dict(settings))
 

@@ -80,11 +80,9 @@ class CheckpointConfig:
         return self._asked.in_effect()
 
     def validate(self) -> None:
-        """Validate the options together."""
         self._asked.in_effect()
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect on Spark."""
         return self._asked.describe()
 
     def __eq__(self, other: object) -> bool:
@@ -94,11 +92,9 @@ class CheckpointConfig:
         return f"CheckpointConfig({self._asked!r})"
 
     def is_checkpointing_enabled(self) -> bool:
-        """Return whether periodic checkpoints are taken."""
         return self._asked.is_checkpointing_enabled
 
     def get_checkpointing_mode(self) -> CheckpointingMode:
-        """Return the guarantee after a restore."""
         return self._asked.mode
 
     def set_checkpointing_mode(self, checkpointing_mode: CheckpointingMode) -> Self:
@@ -130,7 +126,6 @@ class CheckpointConfig:
         return self._with(min_pause=min_pause_between_checkpoints)
 
     def get_max_concurrent_checkpoints(self) -> int:
-        """Return the maximum number of concurrent attempts."""
         return self._asked.max_concurrent
 
     def set_max_concurrent_checkpoints(self, max_concurrent_checkpoints: int) -> Self:
@@ -152,7 +147,6 @@ class CheckpointConfig:
         return self.set_tolerable_checkpoint_failure_number(0 if fails else INT_MAX)
 
     def get_tolerable_checkpoint_failure_number(self) -> int:
-        """Return the tolerated number of consecutive failures."""
         return self._asked.tolerable_failures
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> Self:
@@ -184,7 +178,6 @@ class CheckpointConfig:
         return self._asked.cleanup is not ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
 
     def get_externalized_checkpoint_cleanup(self) -> ExternalizedCheckpointCleanup:
-        """Return which checkpoints outlive the stream."""
         return self._asked.cleanup
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
@@ -215,7 +208,6 @@ class CheckpointConfig:
         return self._with(alignment_timeout=alignment_timeout)
 
     def is_force_unaligned_checkpoints(self) -> bool:
-        """Return whether unaligned snapshots are taken with every kind of sink."""
         return self._asked.force_unaligned
 
     def set_force_unaligned_checkpoints(self, force_unaligned_checkpoints: bool = True) -> Self:
@@ -223,7 +215,6 @@ class CheckpointConfig:
         return self._with(force_unaligned=force_unaligned_checkpoints)
 
     def get_num_retained_checkpoints(self) -> int:
-        """Return how many completed checkpoints are retained."""
         return self._asked.num_retained
 
     def set_num_retained_checkpoints(self, num_retained: int) -> Self:
@@ -231,7 +222,6 @@ class CheckpointConfig:
         return self._with(num_retained=num_retained)
 
     def get_retention_policy(self) -> RetentionPolicy:
-        """Return which completed checkpoints are kept while the stream runs."""
         return self._asked.retention_policy
 
     def set_retention_policy(self, retention: RetentionPolicy) -> Self:
@@ -247,7 +237,6 @@ class CheckpointConfig:
         return self._with(trigger=trigger)
 
     def is_prefer_checkpoint_for_recovery(self) -> bool:
-        """Return whether recovery uses the newest checkpoint despite a newer savepoint."""
         return self._asked.prefer_checkpoint_for_recovery
 
     def set_prefer_checkpoint_for_recovery(self, prefer_checkpoint_for_recovery: bool) -> Self:

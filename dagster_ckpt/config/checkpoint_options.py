@@ -276,7 +276,6 @@ class CheckpointOptions:
 
     @property
     def is_checkpointing_enabled(self) -> bool:
-        """Whether periodic checkpoints are taken."""
         return self.interval is not None or self.trigger is not None
 
     @property
@@ -307,7 +306,6 @@ class CheckpointOptions:
         return min(self.min_pause, MAX_PAUSE_MS)
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect on Spark."""
         return [option.described(self) for option in options_of(type(self)).values()]
 
     def overridden(self, given: Mapping[str, Any]) -> CheckpointOptions:

@@ -220,7 +220,6 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
         return DEFAULT_FILE_STATE_THRESHOLD if threshold < 0 else threshold
 
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes are written at a time."""
         return DEFAULT_WRITE_BUFFER_SIZE if self.write_buffer_size < 0 else self.write_buffer_size
 
     def describe(self) -> list[OptionDescription]:

@@ -306,7 +306,6 @@ class RocksDBBackend(StateBackend):
         return self._options.describe()
 
     def is_incremental_checkpoints_enabled(self) -> bool:
-        """Return whether Spark writes only the changes of each batch."""
         return bool(self._options.incremental)
 
     def get_db_storage_paths(self) -> list[str] | None:
@@ -318,15 +317,12 @@ class RocksDBBackend(StateBackend):
         self._set(db_storage_paths=paths or None)
 
     def get_predefined_options(self) -> PredefinedOptions:
-        """Return the predefined options."""
         return self._options.predefined
 
     def set_predefined_options(self, options: PredefinedOptions) -> None:
-        """Set the predefined options."""
         self._set(predefined=PREDEFINED.member(options))
 
     def get_options(self) -> str | None:
-        """Return the import path of the options factory, or None."""
         return self._options.factory
 
     def set_options(self, options_factory_class_name: str) -> None:
@@ -362,7 +358,6 @@ class EmbeddedRocksDBStateBackend(RocksDBBackend):
         super().__init__(RocksDBOptions(incremental=enable_incremental_checkpointing, settings=settings or {}))
 
     def get_number_of_transfer_threads(self) -> int:
-        """Return how many threads copy snapshots."""
         return self.transfer_threads
 
     def set_number_of_transfer_threads(self, number_of_transfering_threads: int) -> None:
@@ -392,14 +387,12 @@ class RocksDBStateBackend(RocksDBBackend):
         self._checkpoint_backend = _checkpoint_backend(checkpoint_data_uri, checkpoint_stream_backend)
 
     def get_checkpoint_backend(self) -> StateBackend:
-        """Return the backend that names where snapshots are stored."""
         return self._checkpoint_backend
 
     def checkpoint_storage(self) -> CheckpointStorage | None:
         return self._checkpoint_backend.checkpoint_storage()
 
     def get_number_of_transfering_threads(self) -> int:
-        """Return how many threads copy snapshots."""
         return self.transfer_threads
 
     def set_number_of_transfering_threads(self, number_of_transfering_threads: int) -> None:

@@ -237,7 +237,6 @@ class MemoryStateBackend(_NamedStorage):
         return self.storage
 
     def get_max_state_size(self) -> int:
-        """Return the size in bytes above which a snapshot is declined."""
         return self.storage.get_max_state_size()
 
     def describe(self) -> list[OptionDescription]:
@@ -292,15 +291,12 @@ class FsStateBackend(_NamedStorage):
         return self.storage
 
     def get_checkpoint_path(self) -> str:
-        """Return the directory of checkpoints as PyFlink writes it."""
         return self.storage.get_checkpoint_path()
 
     def get_min_file_size_threshold(self) -> int:
-        """Return the size in bytes below which a file is stored inside the metadata."""
         return self.storage.get_min_file_size_threshold()
 
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes are written at a time."""
         return self.storage.get_write_buffer_size()
 
     def describe(self) -> list[OptionDescription]:

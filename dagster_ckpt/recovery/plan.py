@@ -206,7 +206,7 @@ class Restore(_GoBack):
 
 @dataclass(frozen=True, kw_only=True)
 class Rewind(_GoBack):
-    """In a live directory's own files; `directory` None: the current one."""
+    """Go back in a live directory's own files; `directory` None: the current one."""
 
     kind = RecoveryKind.REWIND
     to_batch: int
@@ -254,7 +254,7 @@ RecoveryPlan = StartEmpty | FinishRestore | Resume | Clone | Restore | Rewind | 
 
 @dataclass(frozen=True)
 class UnknownState:
-    """In the folders of a stream that its catalog knows no start of; `sinks` are logs of file sinks."""
+    """What exists in the folders of a stream that its catalog knows no start of; `sinks` are logs of file sinks."""
 
     directories: Sequence[str] = ()
     snapshots: Sequence[str] = ()

@@ -114,7 +114,7 @@ class PackRunner(Protocol):
 
 @dataclass(frozen=True)
 class Threads:
-    """In up to `count` threads of this process."""
+    """Writes in up to `count` threads of this process."""
 
     count: int
 

@@ -53,7 +53,7 @@ class StateEdit:
 
 @dataclass(frozen=True)
 class PlannedEdit:
-    """Checked against its state; the keys of the `skipped` states lack the columns of `forget`."""
+    """An edit checked against its state; the keys of the `skipped` states lack the columns of `forget`."""
 
     edit: StateEdit
     reader: StateReader

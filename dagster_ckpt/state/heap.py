@@ -38,7 +38,7 @@ _END = _LENGTH.pack(-1)
 
 @dataclass(frozen=True)
 class HeapStore:
-    """At a version, with the codec of its files; tasks receive it."""
+    """One store of one operator, at a version, with the codec of its files; tasks receive it."""
 
     folder: FileIO
     operator: int

@@ -59,7 +59,7 @@ class StoredState:
 
 @dataclass(frozen=True)
 class WantedShape:
-    """None leaves that as it is."""
+    """How state is to be stored; None leaves that as it is."""
 
     partitions: int | None = None
     provider: str | None = None

@@ -223,7 +223,7 @@ def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
 
 
 def rows_of(session: SparkSession, state: StoppedState, operator: Operator, store: StateStoreName) -> DataFrame:
-    """As bytes, in one partition for each of the state. RocksDB's have a partition key too: see `RowChange`."""
+    """As bytes, in one partition for each of the state; RocksDB's with a partition key, see `RowChange`."""
     from pyspark.sql import functions as F
 
     assert state.stored is not None

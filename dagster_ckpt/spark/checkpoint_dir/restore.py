@@ -90,7 +90,7 @@ def materialize(
         fill: Passes every file of the snapshot to the `Filler`, from several threads if it wants.
         new_query_id: For a fork. None continues the query, which sinks recognize by its id.
         is_whole: `fill` passes a checked cut, so only the logs are checked again.
-        marked: As not in use, until `LiveDirectory.note_in_use`.
+        marked: Marked as not in use, until `LiveDirectory.note_in_use`.
         watch: Called from the threads that place files; an exception aborts the restore.
     """
     if target.exists():

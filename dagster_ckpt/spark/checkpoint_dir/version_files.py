@@ -4,8 +4,7 @@
 - RocksDB in checkpoint format v1 (`RocksDBFileManager`): the newest `<S>.zip` up to it, the SST and log files that it
   lists, and every later `.changelog`.
 - RocksDB in checkpoint format v2: file names contain the unique id of the attempt that wrote them, so leftovers of
-failed
-  attempts do not count. The commit log has the newest id, the head of the changelog earlier ones.
+  failed attempts do not count. The commit log has the newest id, the head of the changelog earlier ones.
 """
 
 from __future__ import annotations

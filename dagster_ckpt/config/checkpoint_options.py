@@ -326,6 +326,7 @@ class CheckpointOptions:
         """Validate the options together and return them as they take effect.
 
         Unaligned checkpoints are turned off under AT_LEAST_ONCE: silently in Flink, while `describe` reports it.
+        Refused are several concurrent unaligned attempts, and a policy together with the option that it replaces.
         """
         if self.trigger is not None and self.interval is not None:
             raise OptionError(

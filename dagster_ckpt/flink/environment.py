@@ -59,6 +59,9 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         catalog_url: SQLAlchemy URL of the catalog.
         storage_path: URL of snapshots, unless the checkpoint config or backend names one.
 
+    Raises:
+        OptionTypeError: `spark` is not a session, or one of Spark Connect.
+
     Example:
         >>> env = StreamExecutionEnvironment.get_execution_environment()
         >>> env.enable_checkpointing(60_000).set_max_parallelism(8).get_checkpoint_interval()

@@ -38,6 +38,7 @@ _DECIDING = {
         *("filenameonly", "maxfileage", "cleansource", "sourcearchivedir"),
     ),
     DELTA: ("ignorechanges", "ignoredeletes", "skipchangecommits", "readchangefeed", "readchangedata"),
+    KAFKA: ("kafka.isolation.level",),
     ICEBERG: ("streaming-skip-overwrite-snapshots", "streaming-skip-delete-snapshots", "branch"),
 }
 _DEFAULTS = {
@@ -45,6 +46,7 @@ _DEFAULTS = {
     "filenameonly": "false",
     "cleansource": "off",
     "maxfileage": "7d",
+    "kafka.isolation.level": "read_uncommitted",
 }
 
 

@@ -1,8 +1,7 @@
 """`Client`, the programmatic face of this package: every operation on the streams of a catalog, from any process.
 
-The methods are grouped by subject, a module each; decisions are pure functions beside them, such as those in
-`health.py` and `desired_state.py`. Nothing here imports Dagster. What only some methods need is imported by them, so
-that reading a catalog is quick to start. Start with `client.py`.
+Nothing here imports Dagster. What only some methods need is imported by them, so that reading a catalog is quick to
+start.
 """
 
 from importlib import import_module
@@ -76,7 +75,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on first use: most clients need few of them."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"dagster_ckpt.{_MODULES[name]}"), name)

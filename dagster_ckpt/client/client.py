@@ -1,4 +1,4 @@
-"""`Client`: every operation on the streams of a catalog, from any Python process.
+"""`Client`, for any Python process.
 
 It needs neither Dagster nor Spark to run: a running stream receives a request through the catalog, and a stream that
 is not running is modified directly, under the lease that a run would take.
@@ -42,8 +42,13 @@ class Client(GraphMethods, MaintenanceMethods):
     """Every operation on the streams of a catalog.
 
     The catalog records places and options of each stream that has run, so it is enough unless the storage needs
-    credentials or the catalog was lost. A stream is named by its stream id, or by the key of an asset that it writes.
-    A snapshot is named by its id, number (`chk-7`), label or location, or by `latest`.
+    credentials or the catalog was lost. A stream is named by its stream id, or by the key of an asset that it writes. A
+    snapshot is named by its id, number (`chk-7`), label or location, or by `latest`.
+
+    Methods raise `StreamNotFoundError` and `SnapshotNotFoundError` for unknown names, `StorageAccessError` if a storage
+    cannot be reached, and `LeaseHeldError` where a stream must not be running. Those that need the process of a stream
+    raise `RequestFailedError` if it is not running or fails, and `RequestTimeoutError` if it does not answer in time;
+    then the request is withdrawn. Each method lists only its other errors.
 
     Args:
         catalog: SQLAlchemy URL of the catalog, or an open `Catalog`, which the client does not close.
@@ -306,7 +311,6 @@ class Client(GraphMethods, MaintenanceMethods):
 
         Raises:
             UnsupportedSparkError: The session's Spark cannot read the state.
-            SparkNotFoundError: This process has no Spark session.
             NothingCommittedError: No batch is committed yet.
             OptionError: There is no such operator or state.
 
@@ -371,11 +375,9 @@ class Client(GraphMethods, MaintenanceMethods):
             report: Called with a message per step.
 
         Raises:
-            OptionError: The batch was not planned yet, or `query` describes no query.
             RestoreError: No state before it is left, or the plans of the batches between are not recorded.
             InputGoneError: A source no longer has what the batch read.
             LiveDirectoryError: A batch between could not be replayed.
-            SparkNotFoundError: This process has no Spark session.
 
         Example:
             >>> with client.debug_batch("orders", batch=812, query=orders) as debug:
@@ -391,9 +393,6 @@ class Client(GraphMethods, MaintenanceMethods):
         """Find what still contains the state from before an edit: snapshots, live directories, temporary copies.
 
         `savepoint` is the one with the edited state. Changes nothing; the stream may be running.
-
-        Raises:
-            OptionError: Its state was not edited.
 
         Example:
             >>> for message in client.remaining_state("orders", "forgotten-4711").messages():

@@ -148,7 +148,6 @@ class Connection:
 
     @cached_property
     def _streams(self) -> StreamSource:
-        """Opens streams; what only reads the catalog does not load it."""
         from dagster_ckpt.stream.opening import RecordedStreams
 
         return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)
@@ -200,8 +199,6 @@ class GivenStreams:
 
     Attributes:
         id_of: A stream's id, by its id or an asset key.
-        open_stream: A stream, by the same.
-        ids: Those of all streams.
     """
 
     catalog: Catalog
@@ -210,11 +207,9 @@ class GivenStreams:
     ids: Callable[[], list[str]]
 
     def on_storage(self) -> list[str]:
-        """Ids of all streams."""
         return self.ids()
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:  # noqa: ARG002 - it has settings
-        """Open a stream."""
         return self.open_stream(stream)
 
 
@@ -226,12 +221,11 @@ def _ready(resource: Resource) -> Resource:
 
 
 def given_folder(folder: str | None, option: str = "target_directory") -> str | None:
-    """The URL of a folder that a user names by an absolute path or URL; `OptionError` for a relative one."""
+    """The URL; `OptionError` for a relative path."""
     return location_url(option, folder) if folder is not None else None
 
 
 def checked_target(label: str | None, target_directory: str | None) -> str | None:
-    """The URL of the folder for a savepoint with a label; `OptionError` if one of them is not valid."""
     from dagster_ckpt.stream.start_from import checked_label
 
     target = given_folder(target_directory)

@@ -50,11 +50,7 @@ class Prices:
 
     @staticmethod
     def of(given: Mapping[str, float]) -> Prices:
-        """The defaults but for these.
-
-        Raises:
-            OptionError: An unknown name, or a negative price.
-        """
+        """The defaults but for these."""
         names = [each.name for each in fields(Prices)]
         for name, price in given.items():
             if name not in names or not price >= 0:
@@ -62,15 +58,12 @@ class Prices:
         return replace(Prices(), **given)
 
     def of_requests(self, requests: Requests) -> float:
-        """What they cost."""
         paid_as_put = requests.put + requests.copy + requests.list
         return (paid_as_put * self.put + (requests.get + requests.head) * self.get) / 1000
 
 
 @dataclass(frozen=True)
 class BillLine:
-    """Requests and cost of a day."""
-
     what: str
     requests: Requests
     usd: float
@@ -78,8 +71,6 @@ class BillLine:
 
 @dataclass(frozen=True)
 class Saving:
-    """A setting, and what it makes less in a day."""
-
     setting: str
     requests: float
     usd: float
@@ -93,7 +84,6 @@ class RequestBill:
         since_ms: The figures are those of the checkpoints from here on.
         is_live_directory_local: The total leaves out its lines, which say what it would cost in S3.
         written_bytes: By snapshots, a day.
-        stored_bytes: By the snapshots that exist.
         usd: A day, with what is stored.
     """
 
@@ -112,7 +102,6 @@ class RequestBill:
     savings: tuple[Saving, ...]
 
     def messages(self) -> list[str]:
-        """What the figures rest on, and where they are."""
         on_disk = [
             "The live directory lies on a disk: its lines say what it would cost in S3; the total leaves them out."
         ] * self.is_live_directory_local
@@ -126,7 +115,6 @@ class RequestBill:
 
 
 def request_bill(stream: StreamHandle, prices: Prices) -> RequestBill:
-    """Carry out `Client.cost`."""
     taken = _recent(stream)
     newest, oldest = taken[0], taken[-1]
     until_ms, since_ms = newest.completed_at_ms or 0, oldest.completed_at_ms or 0
@@ -192,7 +180,6 @@ class _Usage:
 
 
 def _savings(usage: _Usage, prices: Prices) -> Iterator[Saving]:
-    """The largest first."""
     query = usage.query
     variants = {
         "live directory on a disk of the driver and the executors": replace(usage, is_live_directory_local=True),
@@ -218,7 +205,6 @@ def _savings(usage: _Usage, prices: Prices) -> Iterator[Saving]:
 
 
 def query_shape(properties: Mapping[str, Any], manifest: Manifest, batches_a_day: float) -> QueryShape:
-    """As a snapshot describes the query."""
     paths = [entry.path for entry in manifest.files]
     provider = str(properties.get("state_store_provider") or "")
     if "RocksDB" not in provider:
@@ -240,7 +226,6 @@ def query_shape(properties: Mapping[str, Any], manifest: Manifest, batches_a_day
 
 
 def _recent(stream: StreamHandle) -> Sequence[SnapshotRecord]:
-    """Snapshots of the last day of the newest timeline, newest first, also those that were deleted since."""
     listed = stream.catalog.snapshots.of_stream(stream.stream_id, kind=SnapshotKind.CHECKPOINT, status=None)
     taken = [each for each in listed if each.status in _TAKEN and each.completed_at_ms and each.batch_id is not None]
     taken = sorted(taken, key=lambda each: each.completed_at_ms or 0, reverse=True)

@@ -43,13 +43,10 @@ from dagster_ckpt.values.modes import SnapshotKind
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Properties that belong to the original only.
 _OF_THE_ORIGINAL = frozenset({"label", "schedule", "promoted_from"})
 
 
 class SavepointIdentity:
-    """Identity of a derived savepoint."""
-
     def __init__(self, number: int, trigger: SnapshotTrigger, label: str | None) -> None:
         self.snapshot_id = str(uuid.uuid4())
         self.number, self.trigger, self.label = number, trigger, label
@@ -81,7 +78,7 @@ def derive_savepoint(
     state_rows: int | None,
     began_ms: int,
 ) -> SnapshotRecord:
-    """Write and record a derived savepoint. The stream may be running.
+    """The stream may be running.
 
     The original is held for this `purpose` until the catalog lists the savepoint.
     """
@@ -137,7 +134,6 @@ class EditedState:
     """Result of `Client.edit_state`.
 
     Attributes:
-        changes: Number of rows by change, for each edited state.
         skipped: States whose keys do not have the columns of the condition; they are unchanged.
         still_there: Snapshots of the stream without the edit.
     """
@@ -150,11 +146,9 @@ class EditedState:
 
     @property
     def rows(self) -> int:
-        """Number of rows removed, added or changed."""
         return sum(sum(counts.values()) for counts in self.changes.values())
 
     def messages(self) -> list[str]:
-        """The result, one line per fact."""
         made = f"{describe_snapshot(self.savepoint)} was created from {describe_snapshot(self.edited_from)}"
         messages = [f"{made}: {self.savepoint.location}"]
         for name, counts in self.changes.items():
@@ -184,7 +178,6 @@ def edit_state(
     spark: SparkSession | None = None,
     report: Callable[[str], None] = lambda _message: None,
 ) -> EditedState:
-    """Carry out `Client.edit_state`."""
     checked_label(label)
     if not reason.strip():
         raise OptionError("reason is empty. Give the reason of the edit; the savepoint records it.")
@@ -245,7 +238,7 @@ def edit_state(
 def _checked(
     planned: Sequence[PlannedEdit], before: StreamState, after: StateReader, progress: JobProgress
 ) -> dict[StateName, Mapping[Change, int]]:
-    """Prove that nothing else changed, and count the changes of each edited state."""
+    """Prove that nothing else changed."""
     edited = {name for edit in planned for name in edit.states}
     changes = {}
     for difference in differences(before.reader, after, paired(before.states, after.states)):
@@ -293,7 +286,7 @@ _MAY_HAVE_BYTES = (
 
 @dataclass(frozen=True)
 class RemainingState:
-    """Where the state from before an edit remains.
+    """Result of `Client.remaining_state`.
 
     Attributes:
         snapshots: Those of the stream without the edit, newest first, each with who deletes it.
@@ -306,11 +299,9 @@ class RemainingState:
 
     @property
     def is_nowhere(self) -> bool:
-        """Whether neither catalog nor storage shows any."""
         return not (self.snapshots or self.directories)
 
     def messages(self) -> list[str]:
-        """The places, one line each."""
         name = describe_snapshot(self.edited)
         if self.is_nowhere:
             return [f"no snapshot and no directory of the stream contains the state from before {name}"]
@@ -318,7 +309,6 @@ class RemainingState:
 
 
 def remaining_state(stream: StreamHandle, reference: str) -> RemainingState:
-    """Find the places for `Client.remaining_state`."""
     edited = find_snapshot(stream.catalog, stream.stream_id, reference)
     edit = edited.edit.get("id")
     if not isinstance(edit, str):

@@ -55,7 +55,6 @@ class StreamDescription:
 
     @property
     def stream_id(self) -> str:
-        """Id of the stream."""
         return self.summary.stream_id
 
 
@@ -65,7 +64,6 @@ class SnapshotDescription:
 
     Attributes:
         holds: What protects it from deletion now.
-        header: Operators, sinks, plan.
         full_bytes: Bytes that a restore reads.
     """
 
@@ -77,7 +75,6 @@ class SnapshotDescription:
 
 
 def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDescription:
-    """Read a `StreamDescription` from the catalog."""
     from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
     record = catalog.streams.get(stream_id)
@@ -100,12 +97,7 @@ def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDe
 
 
 def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotRecord:
-    """A completed snapshot that the catalog lists, by `latest`, its id, number (`chk-7`), label or location.
-
-    Raises:
-        SnapshotNotFoundError: There is none of this name.
-        OptionError: Several have this label.
-    """
+    """A completed snapshot that the catalog lists, by `latest`, its id, number (`chk-7`), label or location."""
     from dagster_ckpt.stream.snapshots import named
 
     listed = catalog.snapshots.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
@@ -118,7 +110,6 @@ def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotR
 
 
 def unknown_snapshot(stream_id: str, reference: str, listed: Sequence[SnapshotRecord]) -> SnapshotNotFoundError:
-    """The error for a name that no snapshot has."""
     from dagster_ckpt.stream.snapshots import describe_snapshot
 
     names = ", ".join(map(describe_snapshot, listed[:8])) or "none"
@@ -128,7 +119,6 @@ def unknown_snapshot(stream_id: str, reference: str, listed: Sequence[SnapshotRe
 
 
 def describe_snapshot_of(stream: StreamHandle, reference: str) -> SnapshotDescription:
-    """Read a `SnapshotDescription` from catalog and storage."""
     record = find_snapshot(stream.catalog, stream.stream_id, reference)
     manifest = stream.store.manifest(record.location or "")
     holds = tuple(stream.catalog.holds.on(record.snapshot_id))
@@ -157,11 +147,8 @@ class StreamSummary:
 
     Attributes:
         asset_key: The assets that it writes, or its name outside Dagster.
-        reason: Why its last execution ended.
         batch_id: The newest batch reported as committed.
-        newest_snapshot: The snapshot that a recovery would use.
         broken: Why its row could not be fully read.
-        rows_per_second: Of that batch, while the query runs.
         records_behind: While it runs; None if no source reports it.
     """
 
@@ -177,7 +164,6 @@ class StreamSummary:
 
 
 def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
-    """All streams of a catalog, by id."""
     records = catalog.streams.all()
     stream_ids = [record.stream_id for record in records]
     executions = catalog.executions.latest_of(stream_ids)
@@ -197,7 +183,7 @@ def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
 def summary_of(
     record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None, *, has_living_holder: bool
 ) -> StreamSummary:
-    """The summary of one stream; `newest` is the snapshot that a recovery would use."""
+    """`newest` is the snapshot that a recovery would use."""
     progress = (last.progress if last is not None else None) or {}
     batch_id = progress.get("batch_id")
     status = _status(last, has_living_holder=has_living_holder)

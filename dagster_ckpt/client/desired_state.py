@@ -63,7 +63,7 @@ _STOP_BY = {
 
 
 def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
-    """Decide the next step; `declared`: the state in the asset's definition, unless an operator set another."""
+    """`declared`: the state in the asset's definition, unless an operator set another."""
     desired = row.desired or declared
     if not seen.is_alive and row.alert_until is AlertUntil.STOPPED:
         row = replace(row, alert=None, alert_until=None)
@@ -215,7 +215,6 @@ RETRY_MS = 60_000
 
 
 def begin_upgrade(policy: UpgradePolicy, seen: ObservedStream) -> Decision:
-    """Begin an upgrade to the loaded code version."""
     running = seen.execution.code_version if seen.execution is not None else None
     needs_preflight = policy.preflight and policy.mode is not UpgradeMode.STATELESS and seen.has_state
     phase = UpgradePhase.PREFLIGHT if needs_preflight else UpgradePhase.STOPPING
@@ -231,7 +230,6 @@ def begin_upgrade(policy: UpgradePolicy, seen: ObservedStream) -> Decision:
 def advance_upgrade(
     row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream
 ) -> Decision:
-    """The next step of an upgrade in progress."""
     match upgrade.phase:
         case UpgradePhase.PREFLIGHT:
             return _preflight(row, upgrade, policy, seen)
@@ -401,7 +399,6 @@ _WORKS = "the new code has committed a batch or completed a checkpoint"
 
 
 def _observed(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
-    """At the end of `rollback_after_ms`."""
     if seen.is_healthy:
         return move(row, upgrade, UpgradePhase.STABLE, _WORKS)
     if seen.is_alive and seen.is_idle:
@@ -453,7 +450,6 @@ def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream)
 
 
 def is_stop_of(seen: ObservedStream) -> bool:
-    """Whether a request made here ended the newest execution."""
     request, execution = seen.request, seen.execution
     return (
         request is not None

@@ -41,8 +41,6 @@ class SnapshotVerification:
     """Result of `Client.verify` for one snapshot.
 
     Attributes:
-        header: None if it cannot be read.
-        problems: Empty if it can be restored.
         state: Rows by operator and store, as Spark reads them; None if not requested.
     """
 
@@ -54,11 +52,9 @@ class SnapshotVerification:
 
     @property
     def passed(self) -> bool:
-        """Whether it can be restored."""
         return not self.problems
 
     def as_record(self) -> dict[str, Any]:
-        """The result as plain data."""
         header = self.header
         return {
             "location": self.location,
@@ -130,7 +126,7 @@ def _verify_snapshot(
 
 
 def record_verification(stream: StreamHandle, verification: SnapshotVerification) -> None:
-    """Record the result for the health check and for automatic restarts.
+    """For the health check and for automatic restarts.
 
     A check of lengths alone does not clear a problem found by comparing every byte.
     """
@@ -154,7 +150,7 @@ def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: Spark
 
 @dataclass(frozen=True)
 class StreamExamination:
-    """The diagnosis of a live directory, and the snapshot to use instead of it."""
+    """Result of `Client.doctor`."""
 
     stream_id: str
     diagnosis: Diagnosis
@@ -162,7 +158,6 @@ class StreamExamination:
 
     @property
     def messages(self) -> list[str]:
-        """Two or three sentences."""
         diagnosis = self.diagnosis
         if diagnosis.can_resume:
             first = "Spark can resume in the live directory as it is."
@@ -183,7 +178,6 @@ class StreamExamination:
         return [first, second, use]
 
     def as_record(self) -> dict[str, Any]:
-        """The result as plain data."""
         return {
             "stream_id": self.stream_id,
             "messages": self.messages,
@@ -195,7 +189,6 @@ class StreamExamination:
 def examine_live_directory(
     stream: StreamHandle, *, url: str | None = None, deep: bool = True, deep_snapshots: bool = False
 ) -> StreamExamination:
-    """Carry out `Client.doctor`."""
     record = stream.catalog.streams.get(stream.stream_id)
     location = url or record.live_directory
     if location is None:

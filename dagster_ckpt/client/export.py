@@ -1,4 +1,4 @@
-"""A snapshot becomes a checkpoint directory in which plain Spark continues, without this package.
+"""Exports a snapshot as a checkpoint directory for plain Spark.
 
 Whether plain Spark continues exactly depends on where each sink is: the file sink and Delta skip batches that they
 have, and nothing rolls them back. So the export reports each sink, and can copy the rows of file sinks with the log
@@ -35,8 +35,6 @@ class ExportedSink:
 
     Attributes:
         continues_at: Where the exported query has to write.
-        is_ready: Whether plain Spark continues there without losing rows, as far as known.
-        explanation: What Spark does there, and what to do about it.
     """
 
     name: str
@@ -55,7 +53,6 @@ class Export:
     sinks: tuple[ExportedSink, ...]
 
     def messages(self) -> list[str]:
-        """A few lines for people."""
         return [
             f"exported {self.snapshot} of {self.stream_id} to {self.found.url}",
             *self.found.messages(),
@@ -73,7 +70,6 @@ def export_snapshot(
     outputs: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Export:
-    """Carry out `Client.export`."""
     snapshot = find_snapshot(stream.catalog, stream.stream_id, reference)
     location, target = snapshot_location(snapshot), LiveDirectory(to)
     for place in (stream.live_root, location):

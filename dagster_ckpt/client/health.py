@@ -1,4 +1,4 @@
-"""Judges a stream's health from facts in the catalog: one finding per check."""
+"""Judges a stream's health from facts in the catalog."""
 
 from __future__ import annotations
 
@@ -53,8 +53,6 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: the reason for users, and the figures it is based on."""
-
     check: HealthCheck
     verdict: Verdict
     message: str
@@ -63,19 +61,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class StreamHealth:
-    """Result of `Client.health`: the worst verdict, and one finding per check."""
+    """Result of `Client.health`."""
 
     stream_id: str
     verdict: Verdict
     findings: tuple[Finding, ...]
 
     def messages(self) -> list[str]:
-        """The findings, one line each."""
         return [f"{each.check.value}: {each.verdict.value}, {each.message}" for each in self.findings]
 
 
 def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealth:
-    """Judge one stream by the facts in its catalog."""
     catalog, stream_id = stream.catalog, stream.stream_id
     catalog.streams.get(stream_id)
     now_ms = catalog.now_ms()
@@ -85,7 +81,7 @@ def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealt
 
 
 def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> list[Finding]:
-    """One finding per `HealthCheck`, in their order. Nothing passes of a stream that was never started."""
+    """In the order of `HealthCheck`. Nothing passes of a stream that was never started."""
     findings = [
         restorability(facts, settings, now_ms=now_ms),
         checkpoint_age(facts, options, settings, now_ms=now_ms),
@@ -106,7 +102,6 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """The worst of several; `PASS` of none."""
     return max((finding.verdict for finding in findings), key=_WORSE.index, default=Verdict.PASS)
 
 
@@ -169,7 +164,6 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
 
 
 def _usual_age_ms(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, limit_ms: int) -> int:
-    """The age above which the check warns."""
     if settings.max_checkpoint_age_ms is not None or options.known_interval_ms is None or facts.slowest_ms is None:
         return limit_ms // 2
     between_ms = max(options.known_interval_ms, options.min_pause)
@@ -183,7 +177,6 @@ def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Ver
 
 
 def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Finding:
-    """How many attempts have failed since the last success."""
     finding = _finding_of(HealthCheck.CONSECUTIVE_FAILURES)
     figures = {"consecutive_failures": facts.failures}
     if facts.failures < settings.failures_to_warn:
@@ -193,7 +186,6 @@ def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Findin
 
 
 def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether the query completes batches, or is idle."""
     finding = _finding_of(HealthCheck.PROGRESS)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(_of_down(facts, options, now_ms), f"the stream should be running but is not: {facts.down}")
@@ -243,7 +235,6 @@ def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) 
 
 
 def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
-    """Whether the state grows without bound."""
     finding = _finding_of(HealthCheck.SIZE_GROWTH)
     full_bytes = facts.newest.full_bytes if facts.newest is not None else None
     if full_bytes is None:
@@ -265,7 +256,6 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
 
 
 def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether the stream keeps up with its sources."""
     finding = _finding_of(HealthCheck.SOURCE_LAG)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(Verdict.UNKNOWN, f"the stream should be running but is not: {facts.down}")
@@ -345,7 +335,6 @@ def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def desired_state(facts: HealthFacts) -> Finding:
-    """Whether it is moving towards its desired state, and its last upgrade succeeded."""
     finding = _finding_of(HealthCheck.DESIRED_STATE)
     row = facts.desired
     if row is None:

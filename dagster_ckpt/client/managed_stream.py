@@ -35,8 +35,6 @@ class StreamLife(Enum):
 
 
 class StepRun(Enum):
-    """Work for a run, because it takes too long for a sensor."""
-
     PREFLIGHT = "PREFLIGHT"
     ROLL_BACK = "ROLL_BACK"
     CANCEL = "CANCEL"
@@ -77,17 +75,14 @@ class ObservedStream:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is running, as far as known."""
         return self.life is StreamLife.ALIVE
 
     @property
     def open_request(self) -> RequestRecord | None:
-        """The last request made here, while it is unanswered."""
         return self.request if self.request is not None and self.request.status in _OPEN else None
 
     @property
     def runs_another_version(self) -> bool:
-        """Whether the newest execution was started with other code than the loaded one."""
         return (
             self.execution is not None
             and self.code_version is not None
@@ -141,7 +136,6 @@ class Decision:
     """What to do next, and what to record once it is done.
 
     Attributes:
-        alert: For users.
         alert_until: What ends the alert automatically.
         actions: In order; each is repeatable.
         holds_restart: The restart strategy must not start the stream now.
@@ -158,14 +152,13 @@ class Decision:
     holds_restart: bool = False
 
     def with_changes(self, *actions: Action, **changes: Any) -> Decision:
-        """Add actions and replace values. A new alert never ends automatically."""
+        """A new alert never ends automatically."""
         if "alert" in changes:
             changes.setdefault("alert_until", None)
         return replace(self, actions=(*self.actions, *actions), **changes)
 
 
 def stay(row: DesiredRecord, reason: str) -> Decision:
-    """Do nothing and keep everything recorded."""
     return Decision(reason, row.upgrade, row.alert, row.request_id, row.alert_until)
 
 
@@ -176,7 +169,6 @@ def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **argumen
 
 
 def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason: str, **changes: Any) -> Decision:
-    """Move an upgrade to `phase`."""
     moved = replace(upgrade, phase=phase, reason=reason, **changes)
     alert = f"{moved.to_version}: {reason}" if phase.refuses else None if phase is UpgradePhase.STABLE else row.alert
     keeps_request = phase.is_over or phase is upgrade.phase

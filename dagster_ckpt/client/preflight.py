@@ -99,7 +99,7 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
 
 
 def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
-    """Whether the start is the same; a query that ran on since is no difference."""
+    """A query that ran on since is no difference."""
     before, after = known.as_record(), now.as_record()
     is_same = all(before.get(name) == after.get(name) for name in ("snapshot_id", "new_query_id", "claims"))
     if not is_same or before.get("source_offsets") != after.get("source_offsets"):
@@ -110,7 +110,6 @@ def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
 
 
 def listed_snapshot(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:
-    """The snapshot as the catalog lists it at this location."""
     if snapshot is None:
         return None
     listed = stream.catalog.snapshots.by_id([snapshot.snapshot_id]).get(snapshot.snapshot_id)
@@ -124,7 +123,6 @@ def ahead_of(
     output: NamedOutput | None = None,
     session: SparkSession | None = None,
 ) -> RewindPreview:
-    """What a start of a stream, which may be running, would undo and process again."""
     lost, running = lost_batches(stream, facts, plan, output), is_running(stream)
     replayed = plan if lost is None else lost.plan()
     ahead = preview_rewind(stream, facts, replayed, output, session, is_running=running)
@@ -154,7 +152,6 @@ class StartCheck:
     """A start that sinks, sources and stored state do not refuse.
 
     Attributes:
-        rewrite: Shape that the state would be rewritten to.
         change: How the query's plan differs from the one that wrote the state, as far as known; None if the start
             migrates the state.
     """
@@ -355,7 +352,7 @@ def _rewritten(
         rewritten.delete()
 
 
-# A comparison reads the whole state twice, which can take hours.
+# A comparison reads the whole state twice.
 MOST_ROWS = 1_000_000
 
 

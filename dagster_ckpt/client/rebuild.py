@@ -58,13 +58,10 @@ class RebuildReport:
     """Result of `Client.rebuild`.
 
     Attributes:
-        registered: Snapshots that the catalog did not list.
         live_directory: Where the next start continues; None: from the newest snapshot, if any.
         skipped: What was not registered, with the reason.
         undecided: Savepoints with edited state from which the stream may have been started; the next plain start does
             not use them.
-        sets: Savepoint sets that the catalog did not list.
-        incomplete_sets: Those of which it lacks a savepoint, such as of a stream that is rebuilt later.
     """
 
     stream_id: str
@@ -77,11 +74,9 @@ class RebuildReport:
 
     @property
     def found_only_damage(self) -> bool:
-        """Whether state was found, but none to continue from."""
         return bool(self.skipped) and not self.registered and self.live_directory is None
 
     def messages(self) -> list[str]:
-        """The result, one line per fact."""
         where = self.live_directory or "the newest snapshot, which is restored if there is one"
         return [
             *(f"registered {name}" for name in (*self.registered, *self.sets)),
@@ -98,13 +93,10 @@ class RebuildReport:
 
 @dataclass(frozen=True)
 class CatalogRebuild:
-    """Rebuilt streams, and why others were refused, by stream id."""
-
     streams: tuple[RebuildReport, ...]
     refused: Mapping[str, str]
 
     def messages(self) -> list[str]:
-        """The result, one line per fact."""
         lines = [f"{each.stream_id}: {message}" for each in self.streams for message in each.messages()]
         return [*lines, *(f"{stream_id} was not rebuilt: {why}" for stream_id, why in self.refused.items())]
 
@@ -118,8 +110,8 @@ def rebuild(
 ) -> RebuildReport:
     """Carry out `Client.rebuild`.
 
-    If the catalog knows the live directory, only missing snapshots are added; after a restore from an older backup,
-    the newest directory too.
+    If the catalog knows the live directory, only missing snapshots are added. After a restore from an older backup, the
+    newest live directory is added too.
     """
     found, skipped = _snapshots(stream)
     if not found and not skipped:
@@ -230,7 +222,6 @@ def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
 
 
 def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], folder_owner: str | None) -> None:
-    """Refuse another deployment's files unless the user says that its catalog was lost."""
     own = stream.catalog.deployment_id
     named = {str(snapshot.properties[DEPLOYMENT]) for snapshot in found if DEPLOYMENT in snapshot.properties}
     if own in named and folder_owner in (None, own):
@@ -349,7 +340,6 @@ def _stream(
 
 
 def _plan(found: Sequence[SnapshotRecord], live: LiveDirectory | None) -> Mapping[str, Any] | None:
-    """That of the newest snapshot, or of a state that was migrated since."""
     known = found[-1].properties if found else {}
     metadata = read_metadata(live.folder) if live is not None else None
     if metadata is not None and metadata.plan is not None and [metadata.rewrite_id] not in known.get(LAYOUT, ()):
@@ -359,7 +349,6 @@ def _plan(found: Sequence[SnapshotRecord], live: LiveDirectory | None) -> Mappin
 
 
 def _undecided(found: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
-    """Edited savepoints of which it is unknown whether a start used one."""
     others = max((each.number or 0 for each in found if not each.edit), default=0)
     return [each for each in found if each.edit and (each.number or 0) > others]
 
@@ -395,7 +384,7 @@ def _why_half_made(built: BuiltDirectory) -> str | None:
 def _where_it_stood(
     built: Sequence[BuiltDirectory], found: Sequence[SnapshotRecord]
 ) -> tuple[BuiltDirectory | None, int | None]:
-    """The newest live directory, if complete; an older one only if no snapshot could be restored instead."""
+    """The newest one, if complete; an older one only if no snapshot could be restored instead."""
     for place, each in enumerate(reversed(built)):
         state = inspect_live_directory(each.live)
         if state.status is LiveStatus.GOOD:

@@ -1,7 +1,7 @@
-"""What the supervisor does for a stream: towards its desired state, after a death, and to roll back an upgrade.
+"""What the supervisor does for a stream: observe, decide, carry out, record.
 
-Observe, decide, carry out, record. Actions can be repeated (requests have fixed ids, runs have keys) and are recorded
-afterwards, so after a crash the same decision is made again.
+Actions can be repeated (requests have fixed ids, runs have keys) and are recorded afterwards, so after a crash the same
+decision is made again.
 """
 
 from __future__ import annotations
@@ -76,8 +76,6 @@ class Definition:
 
 @dataclass(frozen=True)
 class StepRuns:
-    """Runs of one step: how many ended without success, and whether one succeeded."""
-
     failed: int = 0
     succeeded: bool = False
 
@@ -110,14 +108,13 @@ class Step:
 
 
 def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Step:
-    """Observe a stream, decide, act and record. Long work is returned, for a run."""
+    """Long work is returned, for a run."""
     seen = observe(catalog, row, definition, orchestrator)
     decision = decide(row, definition.declared, definition.policy, seen)
     return carry_out(catalog, row, decision)
 
 
 def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> ObservedStream:
-    """Read the facts of a decision."""
     stream_id = row.stream_id
     execution = catalog.executions.latest(stream_id)
     snapshots = catalog.snapshots.restorable(stream_id)
@@ -144,7 +141,6 @@ def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orches
 
 
 def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
-    """Carry out a decision, then record it."""
     run: StepRun | None = None
     for action in decision.actions:
         match action:
@@ -164,7 +160,6 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
 
 
 def step_name(row: DesiredRecord) -> str:
-    """Name of the current step, for its runs."""
     is_under_way = row.upgrade is not None and not row.upgrade.phase.is_over
     phase = row.upgrade.phase.value if row.upgrade is not None and is_under_way else "STATE"
     return f"{row.stream_id}/{row.generation}/{phase}"
@@ -225,8 +220,6 @@ LAUNCH_MS = 2_000
 
 
 class RecordedEnd(Enum):
-    """How a run ended, by the orchestrator."""
-
     STILL_RUNNING = "STILL_RUNNING"
     SUCCEEDED = "SUCCEEDED"
     CANCELED = "CANCELED"
@@ -235,22 +228,16 @@ class RecordedEnd(Enum):
 
 @dataclass(frozen=True)
 class Wait:
-    """No action yet."""
-
     reason: str
 
 
 @dataclass(frozen=True)
 class Restart:
-    """Start a new run from the latest state."""
-
     reason: str
 
 
 @dataclass(frozen=True)
 class Retain:
-    """Apply externalized retention for its final state."""
-
     state: TerminalState
     reason: str
 
@@ -324,7 +311,7 @@ _FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkE
 def roll_back(
     stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _sentence: None
 ) -> UpgradeRecord:
-    """Carry out `Client.roll_back_upgrade`. The upgrade is marked only once it is done."""
+    """The upgrade is marked only once it is done."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     upgrade = row.upgrade if row is not None else None
     if upgrade is not None and upgrade.phase is UpgradePhase.ROLLING_BACK:
@@ -368,7 +355,7 @@ def _continues_with(stream: StreamHandle, upgrade: UpgradeRecord) -> str:
 def _order_rollback(
     stream: StreamHandle, row: DesiredRecord, upgrade: UpgradeRecord, origin: str, report: Callable[[str], None]
 ) -> UpgradeRecord:
-    """Mark an upgrade that works, if it can be undone: the supervisor sensor stops the stream and rolls it back."""
+    """If it can be undone, the supervisor sensor stops the stream and rolls it back."""
     catalog, snapshot_id = stream.catalog, upgrade.snapshot_id
     advice = "To go back to another snapshot, restart the stream from it"
     if snapshot_id is None or catalog.snapshots.get(snapshot_id).status is not SnapshotStatus.COMPLETED:

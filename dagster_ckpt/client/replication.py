@@ -49,7 +49,6 @@ class Replica:
     is_verified: bool = False
 
     def message(self) -> str:
-        """What was done with it."""
         done = f"copied, {size(self.copied_bytes)} written" if self.copied_bytes else "is there"
         read = "every byte verified" if self.is_verified else "not read again"
         return self.problems[0] if self.problems else f"{done}, {read}"
@@ -60,7 +59,6 @@ class Replication:
     """Result of `Client.replicate`.
 
     Attributes:
-        deleted: Locations of copies that the policy does not keep.
         failed: Copies that could not be made or deleted; the next call tries again.
     """
 
@@ -72,11 +70,9 @@ class Replication:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each chosen snapshot has an intact copy, and every deletion succeeded."""
         return not self.failed and not any(each.problems for each in self.replicas)
 
     def messages(self) -> list[str]:
-        """One line per copy."""
         lines = [f"{each.name}: {each.message()}: {each.location}" for each in self.replicas]
         lines += [f"deleted the copy {location}" for location in self.deleted]
         return [*lines, *self.failed] or ["nothing to copy"]
@@ -91,7 +87,6 @@ def replicate(
     verify: bool,
     progress: Progress | None,
 ) -> Replication:
-    """Carry out `Client.replicate`."""
     storage = checked_storage(to)
     place, source, target = storage_place(storage), stream.store, open_store(storage, stream.stream_id)
     if place is None or not isinstance(source, ObjectSnapshotStore) or not isinstance(target, ObjectSnapshotStore):
@@ -159,7 +154,7 @@ def _copied(
 
 
 def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Manifest]:
-    """The stream's copies by location; OptionError if another deployment has some there."""
+    """By location; OptionError if another deployment has some there."""
     found: dict[str, Manifest] = {}
     for location in [*target.checkpoints(), *target.savepoints()]:
         try:
@@ -181,7 +176,7 @@ def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Mani
 
 
 def _dropped(stream: StreamHandle, target: ObjectSnapshotStore, policy: RetentionPolicy) -> list[str]:
-    """Locations of the copies that are not kept, oldest first."""
+    """Their locations, oldest first."""
     there = _copies(stream, target)
     queue = sorted(_retained(target, there).values(), key=_by_number)
     kept = _kept(stream, queue, policy)
@@ -194,7 +189,7 @@ def _by_number(snapshot: RetainedSnapshot) -> int:
 
 
 def _kept(stream: StreamHandle, queue: Sequence[RetainedSnapshot], policy: RetentionPolicy) -> Collection[str]:
-    """By the policy; and the newest one, the newest one that is proven, and tagged ones."""
+    """Also the newest one, the newest one that is proven, and tagged ones."""
     known = stream.catalog.snapshots.by_id([each.snapshot_id for each in queue])
     proven = [each.snapshot_id for each in queue if each.snapshot_id in known and known[each.snapshot_id].is_proven]
     needed = {each.snapshot_id: KeptBecause.NEWEST for each in queue[-1:]}

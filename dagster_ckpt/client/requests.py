@@ -24,7 +24,7 @@ def is_running(stream: StreamHandle) -> bool:
 
 
 def require_running(stream: StreamHandle, participle: str) -> None:
-    """Refuse an operation that requires a running stream; `participle` names it, such as "suspended"."""
+    """`participle` names it, such as "suspended"."""
     stream.catalog.streams.get(stream.stream_id)
     if not is_running(stream):
         raise RequestFailedError(
@@ -55,8 +55,6 @@ def ask(
 
 
 def await_process(stream: StreamHandle, request: RequestRecord, *, timeout_s: float) -> RequestRecord:
-    """Wait for the answer of a stream's process as long as it is alive; as `ask`."""
-
     def run_ended() -> str | None:
         return None if is_running(stream) else "the stream's run ended before it answered"
 
@@ -70,7 +68,7 @@ def await_answer(
     timeout_s: float,
     abort_reason: Callable[[], str | None] = lambda: None,
 ) -> RequestRecord:
-    """Wait until a request is answered. If it is not, or the wait is interrupted, withdraw it; raises as `ask`.
+    """If no answer comes, or the wait is interrupted, the request is withdrawn; raises as `ask`.
 
     `abort_reason` is called at each poll: a reason ends the wait.
     """
@@ -123,7 +121,6 @@ def _describe(request: RequestRecord) -> str:
 
 
 def await_stop(stream: StreamHandle, timeout_s: float) -> None:
-    """Wait until nothing of a stream is running any more."""
     deadline = time.monotonic() + timeout_s
     while is_running(stream):
         if time.monotonic() >= deadline:
@@ -135,7 +132,6 @@ def await_stop(stream: StreamHandle, timeout_s: float) -> None:
 
 
 def snapshot_of(stream: StreamHandle, answer: RequestRecord) -> SnapshotRecord:
-    """The snapshot that an answer names."""
     if answer.snapshot_id is None:
         raise RequestFailedError(
             f"Request {answer.request_id} of stream {stream.stream_id!r} ended without a snapshot."

@@ -1,4 +1,4 @@
-"""What a retention policy would keep of a stream's checkpoints, and why; now, and had it always been in effect."""
+"""What a retention policy would keep of a stream's checkpoints, now and had it always been in effect."""
 
 from __future__ import annotations
 
@@ -61,11 +61,9 @@ class RetentionPreview:
 
     @property
     def deleted(self) -> tuple[PreviewedSnapshot, ...]:
-        """Those without a reason to stay."""
         return tuple(each for each in self.snapshots if not each.reasons)
 
     def messages(self) -> list[str]:
-        """One line per checkpoint, and the sums."""
         kept = len(self.snapshots) - len(self.deleted)
         most = f"; at most {size(self.most_bytes)} at any time" if self.most_bytes is not None else ""
         return [
@@ -80,7 +78,6 @@ class RetentionPreview:
 
 
 def preview_retention(stream: StreamHandle, policy: RetentionPolicy, *, history: bool) -> RetentionPreview:
-    """Carry out `Client.preview_retention`."""
     if history:
         return _replayed(stream, policy)
     snapshots = retained_by_policy(stream)
@@ -89,10 +86,9 @@ def preview_retention(stream: StreamHandle, policy: RetentionPolicy, *, history:
 
 
 def _replayed(stream: StreamHandle, policy: RetentionPolicy) -> RetentionPreview:
-    """As if the policy had decided after each checkpoint that the catalog remembers.
+    """The guard keeps what a recovery of that time would have taken first.
 
-    The guard keeps what a recovery of that time would have taken first. Which snapshots were proven then, tagged or in
-    use, is not recorded.
+    Which snapshots were proven then, tagged or in use, is not recorded.
     """
     listed = stream.catalog.snapshots.of_stream(stream.stream_id, status=None)
     past = [

@@ -41,7 +41,7 @@ def take_savepoint_set(
     accept_unproven: bool = False,
     as_they_are: bool = False,
 ) -> SavepointSet:
-    """Carry out `Client.trigger_savepoint_set`. `take` takes a savepoint of a stream with a label.
+    """`take` takes a savepoint of a stream with a label.
 
     `as_they_are`: of stopped streams, to put them back to; whether these savepoints belong together is only noted.
     """
@@ -98,7 +98,7 @@ def line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotR
 
 
 def release_savepoint_set(catalog: Catalog, found: SavepointSet, open_stream: OpenStream) -> None:
-    """Carry out `Client.release_savepoint_set`. Repeatable."""
+    """Repeatable."""
     delete_set(found, open_stream)
     catalog.savepoint_sets.release(found.set_id)
 

@@ -30,7 +30,6 @@ def write_set(made: SavepointSet, open_stream: Callable[[str], StreamHandle]) ->
 
 
 def delete_set(made: SavepointSet, open_stream: Callable[[str], StreamHandle]) -> None:
-    """Repeatable; the savepoints stay."""
     _put(made, open_stream, None)
 
 
@@ -42,7 +41,7 @@ def _put(made: SavepointSet, open_stream: Callable[[str], StreamHandle], content
 
 
 def register_sets(stream: StreamHandle, found: Iterable[SnapshotRecord]) -> tuple[list[str], list[str]]:
-    """Register the sets of these snapshots of which the catalog has every savepoint.
+    """Only sets of which the catalog has every savepoint.
 
     Returns their names, and why others are not registered.
     """

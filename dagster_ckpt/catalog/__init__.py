@@ -1,7 +1,7 @@
-"""The catalog: a SQL record of streams, executions, leases, snapshots, requests and events.
+"""The catalog: a SQL record of streams.
 
 It records, in transactions, what other packages decide, and writes an event for each change to an outbox; it stores no
-bytes of snapshots. Start with `catalog.py`; `records.py` has the values, `tables.py` the schema.
+bytes of snapshots.
 """
 
 from dagster_ckpt.catalog.catalog import Catalog

@@ -1,4 +1,4 @@
-"""The metrics of streams, read from the catalog alone: `Catalog.metrics`."""
+"""The metrics of streams, read from the catalog alone."""
 
 from __future__ import annotations
 

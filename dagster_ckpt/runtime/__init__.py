@@ -1,5 +1,1 @@
-"""One running stream: start, supervision, checkpoint attempts, restarts in place, and the record of its end.
-
-`execution.py` is the entry point, `start.py` starts the query, `supervision.py` is the loop around it, and
-`settlement.py` records how an execution ended.
-"""
+"""One running stream: start, supervision, checkpoint attempts, restarts in place, and the record of its end."""

@@ -248,7 +248,7 @@ class AttemptRunner:
         log_transition(stream_id, message, level=logging.WARNING)
 
     def abort(self, action: Abort) -> list[Event]:
-        """Abort an attempt; returns a failure event if no thread works on it."""
+        """Returns a failure event if no thread works on the attempt."""
         running = self._running.pop(action.number, None)
         if running is None:
             return []
@@ -297,7 +297,7 @@ class AttemptRunner:
                 return events
 
     def subsume_checkpoints(self) -> list[Event]:
-        """Delete the checkpoints that the newest one subsumes, in the background.
+        """In the background.
 
         Not before this execution has committed a batch, having loaded the state.
         """
@@ -328,7 +328,7 @@ class AttemptRunner:
         return self._completed.get(number)
 
     def close(self, why: str) -> None:
-        """Abort all attempts, wait for their threads, and answer pending requests with the reason."""
+        """Waits for the threads of all attempts, and answers pending requests with the reason."""
         for running in self._running.values():
             running.aborted.set()
             running.span.end(f"the query ended: {why}")

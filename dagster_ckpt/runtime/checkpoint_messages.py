@@ -96,7 +96,6 @@ class CheckpointFailureReason(Enum):
 
     @staticmethod
     def of(error: Exception, *, after_cut: bool) -> CheckpointFailureReason:
-        """The reason for an error before an attempt's cut, or in its upload."""
         match error:
             case NothingCommittedError():
                 return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
@@ -147,8 +146,6 @@ class CheckpointFailureReason(Enum):
 
 @dataclass(frozen=True)
 class StartAttempt:
-    """Start an attempt, then report its cut and its end."""
-
     attempt: Attempt
 
 
@@ -188,7 +185,7 @@ class FailQuery:
 
 @dataclass(frozen=True)
 class StopQuery:
-    """Stop the query for good: its savepoint is complete."""
+    """Its savepoint is complete."""
 
     number: int
 
@@ -203,7 +200,7 @@ class _At:
 
 @dataclass(frozen=True)
 class QueryStarted(_At):
-    """From now on requests are accepted; the periodic timer starts."""
+    """From now on requests are accepted."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +250,7 @@ class CutTaken(_At):
 
 @dataclass(frozen=True)
 class AttemptCompleted(_At):
-    """A snapshot is stored, published and restorable."""
+    """The snapshot is restorable."""
 
     number: int
 

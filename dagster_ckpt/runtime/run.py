@@ -76,7 +76,7 @@ class QueryEnd:
 
     @staticmethod
     def requested_by(request: RequestRecord, when: str = "") -> QueryEnd | None:
-        """The end that a request asks for, if any; `when` follows its reason."""
+        """`when` follows its reason."""
         kind = _ENDS_BY_REQUEST.get(request.kind)
         reason = f"{request.kind.value.lower()} requested by {request.origin}{when}"
         return QueryEnd(kind, reason) if kind is not None else None

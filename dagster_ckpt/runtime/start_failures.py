@@ -163,7 +163,6 @@ def unloadable_state(
 
 
 def _without_checksum(live: LiveDirectory) -> list[str]:
-    """The state files of a resume that only loading can judge."""
     needed = cut(live, carry_in_flight=False).needed
     state = [
         file

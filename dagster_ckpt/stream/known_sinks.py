@@ -62,7 +62,6 @@ def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, A
 
 
 def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
-    """From an execution's progress or a snapshot's properties."""
     entries = record.get(SINK_IDS)
     for name, entry in entries.items() if isinstance(entries, dict) else ():
         if isinstance(entry, dict) and sink.is_same(sink_of(str(name))):
@@ -114,7 +113,6 @@ def sinks_written(stream: StreamHandle) -> list[str]:
 
 
 def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, ...]:
-    """As Spark names them."""
     properties = snapshot.properties or (
         stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
     )
@@ -126,7 +124,6 @@ def query_ids_of(stream: StreamHandle) -> list[str]:
 
 
 def query_ids_in(catalog: Catalog, stream_id: str) -> list[str]:
-    """All ids that the query of a stream has had."""
     known = {snapshot.query_id for snapshot in catalog.snapshots.of_stream(stream_id)}
     known |= {(each.progress or {}).get("query_id") for each in catalog.executions.of_stream(stream_id)}
     record = catalog.streams.get(stream_id)
@@ -138,7 +135,6 @@ def query_ids_in(catalog: Catalog, stream_id: str) -> list[str]:
 
 
 def identities_of_sinks(execution: ExecutionRecord) -> dict[str, str]:
-    """The ids of its tables and topics, by the names of the sinks."""
     found = (execution.progress or {}).get(SINK_IDS)
     entries = found.items() if isinstance(found, dict) else ()
     return {str(name): str(each["id"]) for name, each in entries if isinstance(each, dict) and each.get("id")}

@@ -1,4 +1,4 @@
-"""Open streams by the catalog's record of them, without the code of their queries."""
+"""Opens streams without the code of their queries."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ from dagster_ckpt.values.storage_path import location_url
 
 
 class StreamSource(Protocol):
-    """Opens the streams of a catalog."""
-
     @property
     def catalog(self) -> Catalog: ...
 
     def id_of(self, stream: str) -> str:
-        """A stream's id, without opening its storage; StreamNotFoundError if there is none."""
+        """StreamNotFoundError if there is none. Opens no storage."""
 
     def on_storage(self) -> list[str]:
         """Ids of streams that may have state, known to the catalog or not."""
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream, by its id or the key of an asset that it writes; StreamNotFoundError if there is none.
+        """By its id or the key of an asset that it writes; StreamNotFoundError if there is none.
 
         With `new_like`, one that never started gets the settings of that stream.
         """

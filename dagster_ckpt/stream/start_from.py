@@ -1,4 +1,4 @@
-"""Starting points: where a start and its Kafka sources resume, and its options for every interface."""
+"""Starting points, with the options of a start for every interface."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONGEST_LABEL = 128
 
 
 def checked_label(label: str | None) -> str | None:
-    """Validate a label: `start_from` must find the snapshot by it, unambiguously."""
+    """`start_from` must find the snapshot by it, unambiguously."""
     if label is None:
         return None
     why = _why_no_label(label)
@@ -272,7 +272,6 @@ class StartFrom:
 
     @classmethod
     def of(cls, start_from: str | StartFrom) -> StartFrom:
-        """The start itself, or the start from the point that a string names."""
         return start_from if isinstance(start_from, StartFrom) else cls(start_from)
 
     @classmethod
@@ -306,7 +305,7 @@ class StartFrom:
 
     @property
     def chosen_offsets(self) -> SourceOffsets | None:
-        """Where Kafka sources continue; None: where they stopped."""
+        """None: where they stopped."""
         return SourceOffsets.parse(self.source_offsets) if self.source_offsets else None
 
     @property
@@ -316,7 +315,6 @@ class StartFrom:
 
     @property
     def changes_state(self) -> bool:
-        """Whether the state of changed code is migrated or built."""
         return self.migrate_state or self.bootstrap_state
 
     @property
@@ -332,7 +330,6 @@ class StartFrom:
 
     @property
     def batch_id(self) -> int | None:
-        """For BATCH: the batch to go back to."""
         return int(self.reference or 0) if self.point is StartPoint.BATCH else None
 
     def __str__(self) -> str:

@@ -26,14 +26,12 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Returned(Generic[T]):
-    """The function has returned."""
-
     value: T
 
 
 @dataclass(frozen=True)
 class Raised:
-    """The function has raised; `trace` is the traceback of the error's cause, or its own."""
+    """`trace` is the traceback of the error's cause, or its own."""
 
     error: BaseException
     trace: str
@@ -41,7 +39,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Died:
-    """The process has ended without an answer: "was killed by SIGKILL"."""
+    """For example "was killed by SIGKILL"."""
 
     pid: int
     how: str
@@ -110,7 +108,7 @@ def _read(pipe: int) -> bytes:
 
 
 def _answer(work: Callable[[], T], writing: int) -> NoReturn:
-    """Run the function, write what it returned or raised, and end this process without its parent's exit handlers."""
+    """Ends this process without its parent's exit handlers."""
     status = 1
     try:
         try:

@@ -42,7 +42,6 @@ class ReadCheckpoint:
     exactly: bool
 
     def metadata(self) -> dict[str, Any]:
-        """Metadata for the materialization."""
         return {
             READ_STREAM_KEY: self.stream_id,
             READ_SNAPSHOT_KEY: self.snapshot_id,
@@ -140,7 +139,7 @@ def built_on_undone_data(
 
 
 def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPreview) -> list[Dependent] | None:
-    """What a previewed start invalidates downstream; None outside a code location."""
+    """None outside a code location."""
     graph = asset_graph_of(context)
     if graph is None:
         return None

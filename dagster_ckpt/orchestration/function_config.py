@@ -64,20 +64,18 @@ def _check(kind: type[dg.Config], what: str) -> None:
 
 
 def fields_of_run(kind: type[dg.Config] | None) -> dict[str, Any]:
-    """The config of the op that runs a stream with such a function."""
     own = kind.to_fields_dict() if kind is not None else {}
     return {**StreamRunConfig.to_fields_dict(), **own}
 
 
 def config_in(context: Any, kind: type[dg.Config]) -> dg.Config:
-    """The config in a context, such as one that a test has built."""
     return _made(kind, context.op_execution_context.op_config or {})
 
 
 def config_of_run(
     context: dg.AssetExecutionContext, kind: type[dg.Config], stream_id: str, catalog: CheckpointCatalogResource
 ) -> dg.Config:
-    """The config of a run, given to it or to the run before it, and recorded for the next."""
+    """Given to the run or to the run before it, and recorded for the next."""
     given: Mapping[str, Any] = context.op_execution_context.op_config
     if _BY_SUPERVISOR & context.run.tags.keys():
         given = {**given, **_of_the_run_before(context.instance, stream_id, catalog)}

@@ -16,10 +16,7 @@ _STREAM_FIELDS = ("stream_id", "into_stream_id")
 
 
 def launchpad(node: str, op: dg.OpDefinition, stream_ids: Sequence[str] = ()) -> dg.ConfigMapping:
-    """The config of a job that runs one op as `node`.
-
-    `stream_ids`: those to choose from in the fields that name a stream.
-    """
+    """`stream_ids`: those to choose from in the fields that name a stream."""
     assert op.config_field is not None, f"{op.name} has no config"
     fields: Mapping[str, Any] = op.config_field.config_type.fields  # type: ignore[attr-defined]
     shown = {name: _shown(field) for name, field in fields.items()}

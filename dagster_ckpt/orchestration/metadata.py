@@ -1,4 +1,4 @@
-"""What Dagster's pages show of streams: keys of metadata, tables, links, and snapshots as asset events."""
+"""What Dagster's pages show of streams."""
 
 from __future__ import annotations
 
@@ -39,15 +39,13 @@ class CheckpointPage:
             raise OptionError(f"checkpoint_page is {self.url!r}, but must be an address such as http://localhost:3080.")
 
     def of_stream(self, stream_id: str) -> dg.UrlMetadataValue:
-        """The overview of a stream."""
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/streams/{quote(stream_id)}")
 
     def of_graph(self, stream_id: str) -> dg.UrlMetadataValue:
-        """The streams that read each other, as far as they are connected with this one."""
+        """Only streams that are connected with this one."""
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/graph?stream={quote(stream_id, safe='')}")
 
     def of_snapshot(self, stream_id: str, snapshot_id: str) -> dg.UrlMetadataValue:
-        """One snapshot of a stream."""
         return dg.MetadataValue.url(f"{self.of_stream(stream_id).url}/-/snapshots/{quote(snapshot_id)}")
 
 
@@ -91,7 +89,7 @@ def materialization(
 
 
 def _output(snapshot: SnapshotRecord | None) -> dict[str, Any]:
-    """Where the rows of the asset are and their columns, in Dagster's own fields: those of its only sink."""
+    """Of the only sink, in Dagster's own fields."""
     places = {sink.place for sink in sinks_in(snapshot.properties)} if snapshot is not None else set()
     if snapshot is None or len(places) != 1 or (place := places.pop()) is None:
         return {}
@@ -101,7 +99,7 @@ def _output(snapshot: SnapshotRecord | None) -> dict[str, Any]:
 
 
 def failure_observation(key: dg.AssetKey, event: EventRecord, deployment: str | None = None) -> dg.AssetObservation:
-    """Report a failed attempt: nothing was materialized."""
+    """Nothing was materialized."""
     kind = "savepoint" if event.type is EventType.SAVEPOINT_FAILED else "checkpoint"
     return dg.AssetObservation(
         key,
@@ -154,7 +152,6 @@ def number_in(metadata: Mapping[str, dg.MetadataValue], key: str) -> int | None:
 
 
 def known(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is unknown."""
     return {name: value for name, value in figures.items() if value is not None}
 
 
@@ -177,7 +174,6 @@ def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | No
     """A sortable table on a page of Dagster.
 
     Args:
-        columns: Types, by name.
         rows: Cells by column; a cell must not be empty there, so None and "" are shown as a dash.
     """
     records = [

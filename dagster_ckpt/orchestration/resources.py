@@ -163,7 +163,6 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def deployment(self) -> DeploymentStorage:
-        """Defaults for a storage configured in code."""
         return DeploymentStorage(
             checkpoint_path=self._checkpoint_path(),
             savepoint_path=self._savepoint_path(),
@@ -306,12 +305,11 @@ class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def catalog(self) -> Catalog:
-        """Create or migrate the tables and open it."""
+        """Creates or migrates the tables."""
         return Catalog(self.url)
 
 
 def catalog_of(context: HasResources, key: str) -> Catalog:
-    """Open the catalog by the key of its resource."""
     resource: CheckpointCatalogResource = getattr(context.resources, key)
     return resource.catalog()
 

@@ -26,7 +26,7 @@ from dagster_ckpt.values.validation import Choice, Option, WholeNumber, options_
 
 
 def described_fields(kind: type) -> dict[str, Any]:
-    """Fields of a pydantic model, from a dataclass whose types are annotated with descriptions."""
+    """From a dataclass whose types are annotated with descriptions."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         each.name: (
@@ -66,7 +66,7 @@ def _description(option: Option[Any, Any]) -> str:
 
 
 def fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
-    """Options as fields of Dagster's config: enums by name, durations in milliseconds."""
+    """Enums by name, durations in milliseconds."""
     found: dict[str, Any] = {}
     for name, option in options_of(options).items():
         default = option.default.name if isinstance(option.default, Enum) else option.default
@@ -189,19 +189,17 @@ _Config = TypeVar("_Config", bound=dg.Config)
 
 
 def with_start_options(config: type[_Config]) -> type[_Config]:
-    """Add the options of `StartFrom` to a config."""
     return with_fields(
         config, {each.name: field_of(each.kind, each.default, each.description) for each in start_options()}
     )
 
 
 def field_of(kind: Any, default: Any, description: str, **limits: Any) -> tuple[Any, Any]:
-    """A field of a config; without a default it may stay unset."""
+    """Without a default it may stay unset."""
     return kind if default is not None else kind | None, Field(default=default, description=description, **limits)
 
 
 def with_fields(config: type[_Config], added: Mapping[str, Any]) -> type[_Config]:
-    """The config with more fields."""
     about: dict[str, Any] = {"__doc__": config.__doc__, "__module__": config.__module__}
     return create_model(config.__name__, __base__=config, **about, **added)
 
@@ -215,7 +213,6 @@ class StartConfig(dg.Config):
         super().__init__(**options)
 
     def parsed(self) -> StartFrom:
-        """The options as a `StartFrom`."""
         return StartFrom.from_record(dict(self))
 
 

@@ -1,4 +1,4 @@
-"""`StreamSpec`, a stream for its run; `Stream`, also for sensors and operators; and how both are opened."""
+"""`StreamSpec`, a stream for its run, and `Stream`, also for sensors and operators."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ _STREAM = "dagster_ckpt_stream"
 
 
 def refuse_unknown(function: str, given: Mapping[str, object], *known: type) -> None:
-    """Raise a TypeError for keywords that no dictionary type names."""
     names = [name for kind in known for name in kind.__annotations__]
     for name in given:
         if name not in names:
@@ -81,7 +80,7 @@ def refuse_unfit(
     automation_condition: dg.AutomationCondition[Any] | None,
     partitions_def: dg.PartitionsDefinition[Any] | None,
 ) -> None:
-    """Raise an OptionError for an asset that Dagster would launch by itself, or in parts."""
+    """An asset that Dagster would launch by itself, or in parts."""
     for name, value in (("automation_condition", automation_condition), ("partitions_def", partitions_def)):
         if value is not None:
             raise OptionError(
@@ -148,7 +147,6 @@ NOT_IN_YAML = frozenset({"state_migrations"})
 
 
 def description_of(option: str) -> str:
-    """Description of one of `StreamOptions`."""
     described: str = get_type_hints(StreamOptions, include_extras=True)[option].__metadata__[0]
     return described
 
@@ -213,11 +211,10 @@ class StreamSpec:
         )
 
     def tags_of_op(self) -> dict[str, Any]:
-        """Those of the op, and of the runs of its start job."""
+        """Also of the runs of its start job."""
         return {**self.op_tags, **STREAM_TAGS}
 
     def metadata(self) -> dict[str, Any]:
-        """Metadata for the asset's page."""
         options = self.options
         return {
             "dagster_ckpt/stream_id": self.stream_id,
@@ -240,7 +237,6 @@ def _checked_tags(stream_id: str, tags: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def asset_names(keys: Sequence[dg.AssetKey]) -> str:
-    """Asset keys as one string."""
     return ", ".join(key.to_user_string() for key in keys)
 
 
@@ -270,16 +266,14 @@ class Stream:
 
     @property
     def stream_id(self) -> str:
-        """Id in catalog and storage."""
         return self.spec.stream_id
 
     @property
     def writes(self) -> str:
-        """Its assets, as the catalog names them."""
         return asset_names(self.keys) or self.name
 
     def is_called(self, name: str) -> bool:
-        """Whether `name` is its stream id, or the key of one of its assets."""
+        """By its stream id, or the key of one of its assets."""
         return name == self.stream_id or name in {key.to_user_string() for key in self.keys}
 
 
@@ -363,7 +357,7 @@ class StreamingAsset(Stream):
 
 
 def stream_of_asset(asset: dg.AssetsDefinition) -> StreamingAsset | None:
-    """The stream that a streaming asset of a code location is; None for another asset."""
+    """None for another asset."""
     function = _function_of(asset)
     found = vars(function).get(_STREAM) if function is not None else None
     return found if isinstance(found, StreamingAsset) else None
@@ -402,7 +396,7 @@ def _start_job(spec: StreamSpec, name: str, asset: dg.AssetsDefinition) -> Unres
 
 
 def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
-    """Find a stream by its id, or by the key of one of its assets."""
+    """By its id, or by the key of one of its assets."""
     for stream in streams:
         if stream.is_called(stream_id):
             return stream
@@ -414,7 +408,6 @@ def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
 
 
 def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
-    """The one translator of streams that share jobs and sensors."""
     first = streams[0].translator if streams else StreamTranslator()
     for stream in streams:
         if stream.translator != first:
@@ -426,7 +419,6 @@ def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
 
 
 def stream_handle(stream: Stream, resources: DeploymentResources) -> StreamHandle:
-    """The handle of a stream, for operators."""
     return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
 
 
@@ -438,7 +430,7 @@ def open_stream(
     writes: str,
     code_version: str | None,
 ) -> StreamHandle:
-    """The handle of a stream; `name` is that of its query in Spark.
+    """`name` is that of the query in Spark.
 
     A storage in the stream's `CheckpointConfig` overrides the resource, as in Flink, and inherits its other options.
     """
@@ -466,7 +458,6 @@ def open_stream(
 
 
 def defined_streams(streams: Sequence[Stream], resources: DeploymentResources) -> GivenStreams:
-    """The streams of a code location for a client, with the settings of their definitions."""
     return GivenStreams(
         resources.checkpoint_catalog.catalog(),
         id_of=lambda name: find_stream(streams, name).stream_id,

@@ -60,7 +60,7 @@ StreamFunction = Callable[..., "DataStreamWriter"]
 
 
 class AssetOptions(TypedDict, total=False):
-    """Keywords of `dagster.asset` that every streaming asset takes."""
+    """As of `dagster.asset`."""
 
     key_prefix: str | Sequence[str] | None
     deps: Sequence[Any] | None
@@ -213,7 +213,6 @@ def streaming_multi_asset(
 
 
 def arguments_of(spec: dg.AssetSpec) -> dict[str, Any]:
-    """An asset spec as arguments of `dagster.asset`."""
     return {
         "key": spec.key,
         "deps": spec.deps,
@@ -261,7 +260,7 @@ def describer(
     translator: StreamTranslator,
     config_of: Callable[[Any, type[dg.Config]], dg.Config] = config_in,
 ) -> QueryDescriber:
-    """Calls the function with the resources that it names, from an object that has them as attributes.
+    """The function takes its resources from an object that has them as attributes.
 
     `config_of` makes its config, if it has one, from the context.
     """

@@ -56,7 +56,6 @@ class Source(dg.Model):
         return self
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """The stream as a data frame."""
         reader = spark.readStream.options(**with_values(self.options))
         if self.schema_ddl is not None:
             reader = reader.schema(self.schema_ddl)
@@ -136,7 +135,6 @@ class Trigger(dg.Model):
         return self
 
     def applied_to(self, writer: DataStreamWriter) -> DataStreamWriter:
-        """Set this trigger on a writer."""
         if self.processing_time is not None:
             return writer.trigger(processingTime=self.processing_time)
         if self.continuous is not None:
@@ -147,10 +145,7 @@ class Trigger(dg.Model):
 def described(
     job: str, sources: list[Source], transform: Transform | None, sink: Sink, trigger: Trigger | None
 ) -> Describe:
-    """Create a function that defines the query on a session.
-
-    Import paths are resolved now, to report wrong ones when definitions are loaded.
-    """
+    """Import paths are resolved now, to report wrong ones when definitions are loaded."""
     function = None
     if transform is not None and transform.function is not None:
         function = imported(f"stream {job}: transform.function", transform.function)

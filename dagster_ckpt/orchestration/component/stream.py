@@ -37,7 +37,6 @@ class Freshness(dg.Model):
         return self
 
     def policy(self) -> dg.FreshnessPolicy:
-        """The policy of the assets."""
         return dg.FreshnessPolicy.time_window(
             fail_window=timedelta(milliseconds=self.fail_after_ms),
             warn_window=timedelta(milliseconds=self.warn_after_ms) if self.warn_after_ms is not None else None,
@@ -67,7 +66,6 @@ class Savepoints(dg.Model):
         return self
 
     def periodic(self) -> PeriodicSavepoints:
-        """The schedule for `stream_definitions`."""
         return PeriodicSavepoints(
             self.cron_schedule,
             self.execution_timezone,
@@ -99,7 +97,6 @@ class Health(_Thresholds):
         return self
 
     def settings(self) -> HealthSettings:
-        """The thresholds for `stream_definitions`."""
         return HealthSettings(**self.model_dump())
 
 
@@ -184,7 +181,6 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
         return self
 
     def stream(self, translator: StreamTranslator | None = None) -> StreamingAsset:
-        """Create the streaming assets."""
         names = StreamOptions.__annotations__.keys() - NOT_IN_YAML
         options = cast("StreamOptions", {name: getattr(self, name) for name in names})
         describe = described(self.name, self.sources, self.transform, self.sink, self.trigger)

@@ -90,7 +90,6 @@ def parameters(method: Callable[..., Any]) -> list[Parameter]:
 
 
 def arguments(method: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn option values into the method's arguments."""
     return {
         each.name: StartFrom.from_record(values) if each.annotation is StartFrom else values[each.name]
         for each in _signature(method)
@@ -187,15 +186,12 @@ class StreamOps:
         self._names: dict[str, str] = {}
 
     def op(self, function: Callable[..., Any]) -> dg.OpDefinition:
-        """Make an op of `function(context, config)`."""
         return self._op(function, OPERATOR_RESOURCES)
 
     def op_with_spark(self, function: Callable[..., Any]) -> dg.OpDefinition:
-        """Make an op that needs a Spark session as well."""
         return self._op(function, RESOURCES)
 
     def op_with_code(self, function: Callable[..., Any]) -> dg.OpDefinition:
-        """Make an op that needs what the code of the streams needs."""
         assets = [stream.asset for stream in self._streams if isinstance(stream, StreamingAsset)]
         return self._op(function, {*RESOURCES, *(key for asset in assets for key in asset.required_resource_keys)})
 
@@ -227,7 +223,7 @@ class StreamOps:
     def call(
         self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config, **more: Any
     ) -> _Result:
-        """Call a client's method with the fields of a config, in the name of the run."""
+        """In the name of the run."""
         values = {_PARAMETERS.get(name, name): value for name, value in config}
         client = self.client(context, values.get("into") or values["stream"])
         own = {"report": context.log.info, "run_id": context.run_id}
@@ -236,12 +232,12 @@ class StreamOps:
     def call_for_all(
         self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config
     ) -> _Result:
-        """The same for a method that is not for a single stream."""
+        """For a method that is not for a single stream."""
         values = {_PARAMETERS.get(name, name): value for name, value in config}
         return method(self._client(context), **arguments(method, {"report": context.log.info, **values}))
 
     def job(self, op: dg.OpDefinition) -> dg.JobDefinition:
-        """Make a job that runs in the run's own process, with the op's description."""
+        """It runs in the run's own process."""
         name = self._names[op.name]
 
         @dg.job(
@@ -257,11 +253,10 @@ class StreamOps:
         return operator_job
 
     def stream(self, stream_id: str) -> Stream:
-        """Find a stream by its id, or by the key of one of its assets."""
         return find_stream(self._streams, stream_id)
 
     def client(self, context: dg.OpExecutionContext, stream_id: str) -> Client:
-        """A client in the name of the run.
+        """In the name of the run.
 
         Tags the run with the stream.
         """
@@ -278,7 +273,6 @@ class StreamOps:
         )
 
     def resources(self, context: dg.OpExecutionContext) -> DeploymentResources:
-        """The resources of these streams."""
         return DeploymentResources.of(context.resources, self._translator)
 
     def _op(self, function: Callable[..., Any], resources: Iterable[str]) -> dg.OpDefinition:
@@ -289,7 +283,7 @@ class StreamOps:
 
 
 def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) -> str:
-    """Show a snapshot on the run's page and in its log; returns the location."""
+    """On the run's page and in its log; returns the location."""
     location = snapshot.location or ""
     context.log.info(f"{snapshot.kind.lower()} at batch {snapshot.batch_id}: {location}")
     context.add_output_metadata(snapshot_metadata(snapshot))
@@ -297,6 +291,5 @@ def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) ->
 
 
 def log_messages(context: dg.OpExecutionContext, messages: Iterable[str]) -> None:
-    """Show a result's messages in the run's log."""
     for message in messages:
         context.log.info(message)

@@ -38,7 +38,6 @@ class CleanSinkConfig(StreamConfig):
 
 
 def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that preview rewinds, fork, import, adopt and export, and clean sinks."""
     ops = StreamOps(streams)
 
     @ops.op
@@ -83,12 +82,11 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 def rewind_metadata(
     context: dg.OpExecutionContext, stream: Stream, preview: RewindPreview
 ) -> dict[str, dg.MetadataValue]:
-    """Metadata of a rewind and its effects downstream."""
     return {**preview_metadata(preview), **downstream_metadata(dependents_of(context, stream, preview))}
 
 
 def report(context: dg.OpExecutionContext, key: str, messages: Sequence[str]) -> None:
-    """Report a result in the run's log and on its page."""
+    """In the run's log and on its page."""
     log_messages(context, messages)
     context.add_output_metadata({key: dg.MetadataValue.md("\n".join(f"- {message}" for message in messages))})
 
@@ -98,7 +96,6 @@ ROWS_SHOWN = 200
 
 
 def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
-    """Metadata of a rewind."""
     plan = preview.plan
     facts = [
         ("plan", plan.reason),
@@ -124,7 +121,7 @@ def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
 
 
 def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.MetadataValue]:
-    """Metadata of what a rewind invalidates downstream; None: unknown."""
+    """None: unknown."""
     if dependents is None:
         return {"dagster_ckpt/downstream": dg.MetadataValue.md("unknown: this run belongs to no code location")}
     rows = [
@@ -146,7 +143,6 @@ def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.
 
 
 def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
-    """Metadata of a fork or import."""
     is_import = made.of_deployment is not None
     facts = [
         ("stream", made.stream_id),
@@ -165,7 +161,6 @@ def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
 
 
 def cleaning_metadata(cleaning: SinkCleaning) -> dict[str, dg.MetadataValue]:
-    """Metadata of orphaned part files."""
     done = "deleted" if cleaning.deleted else "would be deleted"
     orphans = [_orphan(orphan, done) for orphan in cleaning.orphans]
     table = markdown_table(("file", "bytes", "age", "undone by", "what is done"), orphans, at_most=ROWS_SHOWN)

@@ -93,7 +93,6 @@ def build_savepoint_schedule(
 
 
 def _in_config(history: RetentionPolicy | None) -> dict[str, Any]:
-    """A history as fields of `HistoryConfigSchema`."""
     if history is None:
         return {}
     if isinstance(history, SavepointHistory):

@@ -1,4 +1,4 @@
-"""The entry point: all commands, and the signals that end one."""
+"""The entry point."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from dagster_ckpt.cli.command import cli, end
 
 
 def commands() -> click.Group:
-    """The group with all its commands."""
     return cli
 
 
 def main() -> None:
-    """Run the command. A signal that ends it withdraws what it waits for, as Ctrl-C does."""
+    """A signal that ends it withdraws what it waits for, as Ctrl-C does."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         # Under nohup, SIGHUP is ignored and stays so.

@@ -234,7 +234,7 @@ def _spark(*, writes: bool = False) -> SparkSession:
 
 
 def start_spark() -> SparkSession:
-    """A quiet Spark application for a command, on this machine or the named master."""
+    """On this machine or the named master."""
     from dagster_ckpt.spark.query.session import start_application
 
     with suppress(ImportError):

@@ -31,8 +31,6 @@ class ActionStatus(StrEnum):
 
 @dataclass
 class Action:
-    """An action started on the page; its messages are steps, and result or failure."""
-
     number: int
     stream_id: str
     title: str
@@ -52,7 +50,7 @@ class ActionLog:
         self._actions: deque[Action] = deque(maxlen=_REMEMBERED)
 
     def start(self, stream_id: str, title: str, now_ms: int, work: Callable[[Report], list[str]]) -> Action:
-        """Start an action. `work` receives a reporter of steps, and returns its result as messages."""
+        """`work` receives a reporter of steps, and returns its result as messages."""
         action = Action(next(self._numbers), stream_id, title, now_ms)
         with self._lock:
             self._actions.appendleft(action)

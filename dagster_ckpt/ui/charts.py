@@ -27,15 +27,13 @@ _SAVEPOINT = 2.0
 
 @dataclass(frozen=True)
 class Point:
-    """A value at a time."""
-
     at_ms: int
     value: float
     of: SnapshotFigures
 
 
 def points(figures: Sequence[SnapshotFigures], name: str) -> list[Point]:
-    """The values of one figure, for a chart; the snapshots are oldest first."""
+    """The snapshots are oldest first."""
     values = ((each, getattr(each, name)) for each in figures)
     return [Point(each.completed_at_ms, float(value), each) for each, value in values if value is not None]
 
@@ -110,8 +108,6 @@ def line_chart(title: str, values: Sequence[Point], text: Callable[[int], str]) 
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """An execution on the time line, and its starting snapshot."""
-
     execution: ExecutionRecord
     restored: SnapshotRecord | None
 

@@ -1,4 +1,4 @@
-"""`Client`, the programmatic face of this package: every operation on the streams of a catalog, from any process.
+"""`Client`: every operation on the streams of a catalog.
 
 Nothing here imports Dagster. What only some methods need is imported by them, so that reading a catalog is quick to
 start.

@@ -1,4 +1,4 @@
-"""A client's connection: its catalog, how it opens streams, and who operates."""
+"""A client's connection to its streams."""
 
 from __future__ import annotations
 

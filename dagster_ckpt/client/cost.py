@@ -1,4 +1,4 @@
-"""What a stream asks of an object store a day, what that costs, and which settings make it less."""
+"""What a stream asks of an object store, and what that costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays one batch of a stream into memory: its input, its state before and after, its output, its sink."""
+"""Replays one batch of a stream into memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _SHOWN = 5
 
 
 class BatchDebug(ExitStack):
-    """Result of `Client.debug_batch`: one batch, run again with the plan and the state that it had.
+    """Result of `Client.debug_batch`.
 
     Input and output are in the memory of the executors. The state is in a temporary copy that this object owns: use its
     frames before `close`, or inside a `with` block.
@@ -165,7 +165,7 @@ class BatchDebug(ExitStack):
 
     @cached_property
     def sink(self) -> BatchRows:
-        """What the sink has of the batch; `rows` is None if it cannot tell, for the reason in `says`."""
+        """What the sink has of the batch; `rows` is None if it cannot tell."""
         sink = self._sink
         if sink is None or self._captured.rows is None:
             return BatchRows(

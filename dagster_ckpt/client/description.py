@@ -1,4 +1,4 @@
-"""What the catalog knows of streams and snapshots, and how a user names a snapshot.
+"""What the catalog knows of streams and snapshots.
 
 What only a description needs is imported there, so that listing streams is quick.
 """
@@ -38,9 +38,7 @@ class StreamDescription:
     """Result of `Client.describe_stream`.
 
     Attributes:
-        settings: As of its last registration.
         desired: None if it is not managed.
-        executions: Newest first, up to the limit.
         snapshots: Completed ones, newest first, up to the limit.
         requests: Not yet accepted, oldest first.
     """

@@ -408,7 +408,6 @@ def _observed(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
 
 
 def _regression(upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream, *, over: bool) -> str | None:
-    """What the new code does worse than the old, of what the policy names."""
     if policy.rollback_if_restarted and (seen.restarts or seen.life is StreamLife.TO_BE_RESTARTED):
         failed = f": {seen.execution.reason}" if seen.execution is not None and seen.execution.reason else ""
         return f"the new code failed and was to be restarted{failed}"

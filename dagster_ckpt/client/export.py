@@ -31,11 +31,7 @@ from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
 @dataclass(frozen=True)
 class ExportedSink:
-    """A sink, as plain Spark finds it.
-
-    Attributes:
-        continues_at: Where the exported query has to write.
-    """
+    """A sink, as plain Spark finds it."""
 
     name: str
     continues_at: str

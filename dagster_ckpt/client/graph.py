@@ -24,7 +24,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
     """See `Client`."""
 
     def stream_edges(self) -> list[Edge]:
-        """Which streams read the output of which others, as their sources and sinks show."""
+        """Which streams read the output of which others."""
         from dagster_ckpt.stream.edges import edges_in
 
         return edges_in(self._catalog)
@@ -44,8 +44,8 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         """The newest snapshots of several streams none of which has read rows that another one lacks.
 
         Args:
-            selection: Streams, separated by commas: `orders+` is `orders` and all that reads its output, `+summary` is
-                `summary` and all that it reads.
+            selection: Separated by commas: `orders+` is `orders` and all that reads its output, `+summary` is `summary`
+                and all that it reads.
 
         Example:
             >>> client.recovery_line("orders+").messages()

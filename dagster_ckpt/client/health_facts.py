@@ -1,4 +1,4 @@
-"""The facts that health checks judge, of many streams in few queries, and the thresholds."""
+"""The facts that health checks judge, of many streams in few queries."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class Retention:
-    """Whether a source still retains what a recovery would re-read.
+    """See `retention`.
 
     Attributes:
         left_ms: How long it remains; None: unknown.
@@ -192,7 +192,7 @@ def _lags(reported: object) -> dict[str, int]:
 
 
 def largest_lag(sources: Sequence[SourceFacts]) -> tuple[str, int] | None:
-    """The partition with the most waiting records; None if there is only one, or none is waiting."""
+    """None if there is only one partition, or no record is waiting."""
     lags = [each for source in sources for each in source.lags.items()]
     name, behind = max(lags, key=lambda each: each[1], default=("", 0))
     return (name, behind) if len(lags) > 1 and behind else None
@@ -235,7 +235,7 @@ def retention(
     retention_ms: int | None,
     file_max_age_ms: int,
 ) -> Retention:
-    """See `Retention`.
+    """Whether a source still retains what a recovery would re-read.
 
     Data later than `restore_point_at_ms`, when the snapshot was begun, is read again.
     """

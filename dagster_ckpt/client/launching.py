@@ -192,7 +192,6 @@ class StartOrder:
     """How a driver starts its stream.
 
     Attributes:
-        run_id: The Dagster run that launched it.
         has_supervisor: Whether it was launched by a supervisor that relaunches it after an interrupt.
     """
 

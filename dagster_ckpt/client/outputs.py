@@ -1,4 +1,4 @@
-"""Repairs and cleans the outputs of file sinks: part files that no log names, logs of moved folders, lost logs.
+"""Repairs and cleans the outputs of file sinks.
 
 Two things may still need a file that the log does not name: a batch being written, and a snapshot whose copy of the
 log names it, since a start from there makes it visible again. Files of batch jobs in the same folder are not the

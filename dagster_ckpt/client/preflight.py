@@ -1,4 +1,4 @@
-"""What a start would do: a preview without its code, a check with it, a trial of one batch.
+"""What a start would do.
 
 Nothing here changes anything, and the query may be running.
 """
@@ -70,7 +70,7 @@ def planned_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
 
 
 def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPreview | None = None) -> RewindPreview:
-    """Carry out `Client.preview_rewind`. Returns `known` if the start would still continue from the same point."""
+    """Returns `known` if the start would still continue from the same point."""
     if known is not None and _still_holds(known.plan, planned_start(stream, start_from)):
         return known
     facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False)
@@ -169,7 +169,7 @@ def check_start(
     *,
     report: Callable[[str], None],
 ) -> StartCheck:
-    """Check a start with the loaded code, `describe`; raises what the start would raise.
+    """Raises what the start would raise.
 
     A query that cannot be described refuses nothing here: its start reports that. `report` gets a message per change.
     """
@@ -234,10 +234,10 @@ def preflight(
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> PreflightRecord:
-    """Try whether the loaded code can resume from a stream's state, and record the result. Changes nothing else.
+    """Try whether the loaded code can resume, and record the result.
 
-    The newest committed batch is replayed to load, update and write state. If that is not retained any more, a batch
-    of new data is processed instead, if there is any. The state is rewritten or migrated first, as `start_from` says.
+    The newest committed batch is replayed to load, update and write state. If that is not retained any more, a batch of
+    new data is processed instead, if there is any. The state is rewritten or migrated first, as `start_from` says.
     `interrupted` is polled; True ends the preflight with an error.
     """
     stream.catalog.streams.get(stream.stream_id)

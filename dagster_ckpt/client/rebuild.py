@@ -1,4 +1,4 @@
-"""Rebuilds a lost catalog from what snapshots and live directories record about themselves.
+"""Rebuilds a lost catalog.
 
 Only the catalog is changed, in one repeatable transaction. A new, empty catalog becomes the record of the deployment
 that the snapshots name; snapshots of another deployment are never registered. The query known to the lost catalog may
@@ -108,10 +108,9 @@ def rebuild(
     take_over_deployment: str | None = None,
     continue_from: ContinueFrom | None = None,
 ) -> RebuildReport:
-    """Carry out `Client.rebuild`.
+    """If the catalog knows the live directory, only missing snapshots are added.
 
-    If the catalog knows the live directory, only missing snapshots are added. After a restore from an older backup, the
-    newest live directory is added too.
+    After a restore from an older backup, the newest live directory is added too.
     """
     found, skipped = _snapshots(stream)
     if not found and not skipped:
@@ -269,7 +268,6 @@ def _of_this_deployment(stream: StreamHandle, found: list[SnapshotRecord], skipp
 def _without_adoptions(
     stream: StreamHandle, found: list[SnapshotRecord], record: StreamRecord, skipped: list[str]
 ) -> list[SnapshotRecord]:
-    """Leave out snapshots of an adopted directory that no start has taken over."""
     if record.live_directory is not None:
         return found
     unclaimed = {each.snapshot_id: unclaimed_directory(stream, each) for each in found}

@@ -86,8 +86,6 @@ class Orchestrator:
 
     Attributes:
         run_is_over: It has ended, or is unknown.
-        start_request_of: Id of the start request that a run answers.
-        runs_of_step: By name of the step.
     """
 
     run_is_over: Callable[[str], bool]
@@ -381,7 +379,7 @@ def _order_rollback(
 
 
 def restore_snapshot(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
-    """Restore a stream that is not running, with its sinks; its next start continues there."""
+    """With its sinks; the next start continues there."""
     facts = recovery_facts(stream, StartFrom(snapshot_id), predecessor_ended=True)
     plan = plan_recovery(facts)
     # The previous code wrote the snapshot and starts next: what the new code wrote elsewhere is left.

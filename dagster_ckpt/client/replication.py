@@ -1,4 +1,4 @@
-"""Verified copies of snapshots in a second storage, and their own retention there.
+"""Verified copies of snapshots in a second storage.
 
 A copy has the id, number and content of its original, in the folders of a checkpoint storage. So a start takes it by
 its location, and a catalog is rebuilt from it. What is there is read from the storage alone; the catalog lists no copy.

@@ -1,4 +1,4 @@
-"""Sends requests to a stream's process through rows in the catalog, and waits for answers."""
+"""Sends requests to a stream's process, and waits for answers."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def take_savepoint_set(
 
 
 def line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotRecord]) -> RecoveryLine:
-    """The line through exactly these snapshots; a member with `skipped` is not consistent."""
+    """A member with `skipped` is not consistent."""
     readers = {edge.reader for edge in graph.edges}
     points = {stream: [point_of(catalog, made[stream], reads=stream in readers)] for stream in graph.order}
     return recovery_line(graph.order, points, graph.edges)

@@ -47,7 +47,6 @@ class SnapshotMethods(Connection):
 
         Args:
             schedule: The schedule that takes it and may delete it later; None: nothing deletes it.
-            timeout_s: For a running stream's answer.
             progress: Called with (written, all) files, if the stream is not running.
 
         Raises:

@@ -101,7 +101,7 @@ class StreamState(ExitStack):
 
 
 class StreamStateDiff(ExitStack):
-    """Result of `Client.state_diff`: what two points differ in, by operator and state.
+    """Result of `Client.state_diff`.
 
     A snapshot and its rescaled or converted copy do not differ.
     """
@@ -212,7 +212,7 @@ class ShownDifference:
 
 
 def written_rows(found: StreamState | StreamStateDiff, folder: str | None, *, where: str | None = None) -> list[str]:
-    """Write the rows of every state that are to be shown, as `write_rows` does, unless `folder` is None."""
+    """As `write_rows`, unless `folder` is None."""
     if folder is None:
         return []
     if isinstance(found, StreamStateDiff):

@@ -59,7 +59,7 @@ class StreamHandle:
     Attributes:
         asset_key: Dagster asset key as a user string ("a/b"), or the name outside Dagster.
         live_root: The stream's live directories are `<live_root>/<stream_id>/live-<generation>-<token>`.
-            directories and snapshots by the same URLs. None: the supervising process copies.
+        executor_copy_bytes: Executors copy snapshots that write more bytes. None: the supervising process copies.
         backend: None: the session's settings, unchecked. Its `transfer_threads` copy files.
         state_partitions: None: those of the state, or of the session for a query without state.
         stall_timeout_ms: Fails the run after this long without progress; None: never.

@@ -20,9 +20,7 @@ from dagster_ckpt.values.redaction import without_secrets
 class UpgradePhase(StrEnum):
     """Phase of an upgrade.
 
-    PREFLIGHT → STOPPING → STARTING → UPGRADING → STABLE, or from UPGRADING → ROLLING_BACK → RESTORING → ROLLED_BACK.
-    With HAND_OVER: HANDING_OVER → UPGRADING. PREFLIGHT, STOPPING and HANDING_OVER can end in REFUSED: nothing was
-    changed. RESTORING can end in ROLLBACK_FAILED.
+    `dagster_ckpt.client.desired_state` has the transitions.
     """
 
     PREFLIGHT = "PREFLIGHT"

@@ -276,7 +276,6 @@ class ExecutionRecord:
 
     Attributes:
         settled: It was restarted, or its retention was applied.
-        recovery: What it started from.
         application: `id`, `master`, and `page` if it has one.
     """
 
@@ -362,7 +361,6 @@ class SnapshotRecord:
     """A checkpoint or savepoint.
 
     Attributes:
-        number: The n of `chk-<n>`.
         location: URL of its folder, once completed.
         full_bytes: Bytes that a restore reads; `incremental_bytes` were written for it.
         rows: Input rows since the previous snapshot, as far as its execution saw them.
@@ -495,12 +493,7 @@ class CompletedSnapshot:
 
 @dataclass(frozen=True)
 class HoldRecord:
-    """A hold that protects a snapshot from deletion.
-
-    Attributes:
-        request_id: The request whose answer releases a REFERENCE.
-        expires_at_ms: When USE expires unless renewed.
-    """
+    """A hold that protects a snapshot from deletion."""
 
     hold_id: str
     snapshot_id: str

@@ -1,4 +1,4 @@
-"""Commands for the life of a stream: stop, cancel, restart, fork, import-snapshot, adopt, export, desired-state."""
+"""Commands for the life of a stream."""
 
 from __future__ import annotations
 

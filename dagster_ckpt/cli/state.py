@@ -1,4 +1,4 @@
-"""Commands on the state of streams: state show, state diff, state forget, state remaining."""
+"""Commands on the state of streams."""
 
 from __future__ import annotations
 

@@ -195,11 +195,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class GivenStreams:
-    """Streams whose settings come from elsewhere than the catalog, also of one that was never started.
-
-    Attributes:
-        id_of: A stream's id, by its id or an asset key.
-    """
+    """Streams whose settings come from elsewhere than the catalog, also of one that was never started."""
 
     catalog: Catalog
     id_of: Callable[[str], str]

@@ -277,10 +277,6 @@ class HealthFacts:
     """What the catalog knows of a stream; None: unknown, or nothing.
 
     Attributes:
-        newest: The snapshot that a recovery would use.
-        failures: Failed attempts since the newest snapshot.
-        bytes_before: Full bytes of the first snapshot within `size_window_ms`.
-        slowest_ms: Slowest of the last completed checkpoints.
         inactivity: What that query does, and for how long.
         down: Why it is not running although it should.
         failed_runs: Executions that failed recently, since the newest snapshot.

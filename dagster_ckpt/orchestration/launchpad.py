@@ -1,4 +1,4 @@
-"""What the launchpad of a job shows: the fields of its op and their descriptions, and nothing to fill in but these.
+"""What the launchpad of a job shows.
 
 A job without this shows every default of its op, and the whole config of its resources. Run configs keep their form.
 """

@@ -84,10 +84,9 @@ def run_stream(
     *,
     check: Callable[[StepContext], None],
 ) -> Generator[Any, None, Outcome | None]:
-    """Run a stream until it ends, is stopped, canceled or interrupted; returns how, or None after a preflight.
+    """Carry out `StreamResource.run`.
 
-    Yields nothing: the end of a stream is no materialization. A canceled or failed stream raises a `dagster.Failure`
-    that Dagster never retries. `check` validates the op and its run before anything starts.
+    `check` validates the op and its run before anything starts.
     """
 
     def work() -> _Ended:

@@ -71,8 +71,6 @@ class _Running:
     Attributes:
         started_after_batch: An aligned attempt waits for the next commit.
         aligned_only: The query's mode does not allow a snapshot to include a running batch.
-        cut_ordered: A thread already cuts and uploads it.
-        alignment_ms: How long it waited for its batch boundary.
     """
 
     attempt: Attempt
@@ -185,7 +183,7 @@ class AttemptRunner:
             return True
 
     def start(self, attempt: Attempt) -> list[Event]:
-        """Record an attempt, whose cut waits for its batch boundary; if impossible, returns a failure event."""
+        """If the attempt is impossible, returns a failure event."""
         snapshot_id = str(uuid.uuid4())
         try:
             self._running[attempt.number] = self._recorded(attempt, snapshot_id)

@@ -1,4 +1,4 @@
-"""The progress of a running query: reports, positions in its live directory, journal of planned batches."""
+"""The progress of a running query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator and its driver exchange: attempts, events, actions, failure reasons. Times are monotonic."""
+"""What the coordinator and its driver exchange. Times are monotonic."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ class Triggered(_At):
 
 @dataclass(frozen=True)
 class CutTaken(_At):
-    """The cut of an attempt exists, which ends its triggering phase."""
+    """It ends the triggering phase of the attempt."""
 
     number: int
 

@@ -1,4 +1,4 @@
-"""Starts a query: fence the predecessor, choose a recovery point, check the start, prepare the live directory.
+"""Starts a query.
 
 If a start fails, its point is examined. Damage is noted in the catalog, and the start tries the next point.
 """

@@ -66,11 +66,7 @@ class EdgeKind(StrEnum):
 
 @dataclass(frozen=True)
 class Edge:
-    """A source of `reader` reads a sink of `upstream`.
-
-    Attributes:
-        options: Of the source, as far as they decide what it reads.
-    """
+    """A source of `reader` reads a sink of `upstream`."""
 
     reader: str
     source: str
@@ -242,7 +238,7 @@ def reads_of_live(catalog: Catalog, edges: Iterable[Edge], live: LiveDirectory) 
 def reads_at_cut(
     catalog: Catalog, stream_id: str, identities: object, files: Iterable[NeededFile]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Properties of a snapshot of these files; `identities` are the recorded ones of its sources."""
+    """`identities` are the recorded ones of the sources."""
     found = identities_of_record(identities)
     if found is None:
         return {}

@@ -1,4 +1,4 @@
-"""A stream as its operators and its executions see it: its settings and its directories."""
+"""A stream as its operators and its executions see it."""
 
 from __future__ import annotations
 

@@ -194,7 +194,6 @@ def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sin
 
 
 def is_moved_output(stream: StreamHandle, sink: FileSink, ours: Sequence[Sink]) -> bool:
-    """Whether a folder has the captured log of another folder of the stream."""
     folders = [each.folder for each in ours if isinstance(each, FileSink)]
     return any(is_moved_log(sink.folder, _captured(stream, folder)) for folder in folders)
 

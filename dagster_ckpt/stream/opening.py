@@ -49,13 +49,7 @@ def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
 
 @dataclass(frozen=True)
 class RecordedStreams:
-    """Streams with the settings that the catalog recorded when they last ran.
-
-    Attributes:
-        storage: Credentials for the recorded storages, and the storage of streams without one.
-        live_root: Folder of live directories of streams without a recorded one.
-        options: Checkpointing options by stream id, in place of recorded ones.
-    """
+    """Streams with the settings that the catalog recorded when they last ran."""
 
     catalog: Catalog
     storage: CheckpointStorage | None = None

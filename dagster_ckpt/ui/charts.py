@@ -1,4 +1,4 @@
-"""Charts as SVG text: lines over the last checkpoints, the time line of executions, and the graph of streams."""
+"""Charts as SVG text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A streaming query in YAML: sources, a transformation, a sink and a trigger, under Spark's names."""
+"""A streaming query in YAML."""
 
 from __future__ import annotations
 

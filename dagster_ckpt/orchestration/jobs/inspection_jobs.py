@@ -1,4 +1,4 @@
-"""Jobs that only read: show a stream and its state, diagnose its live directory, verify its snapshots."""
+"""Jobs that only read."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Jobs that operate streams: snapshots and their retention, stop, cancel, restart, desired state, upgrades."""
+"""Jobs that operate streams."""
 
 from collections.abc import Sequence
 from enum import Enum

@@ -1,4 +1,4 @@
-"""Makes ops and jobs of the client's methods: their configs, the stream that a run operates, and their errors."""
+"""Makes ops and jobs of the client's methods."""
 
 import builtins
 import inspect
@@ -98,7 +98,6 @@ def arguments(method: Callable[..., Any], values: Mapping[str, Any]) -> dict[str
 
 
 def summary(method: Callable[..., Any]) -> str:
-    """The first sentence of a method's docstring, without marks of code."""
     return (inspect.getdoc(method) or "").split("\n\n")[0].replace("\n", " ").replace("`", "")
 
 
@@ -204,7 +203,7 @@ class StreamOps:
         without: Iterable[str] = (),
         description: str | None = None,
     ) -> dg.JobDefinition:
-        """The job of a client's method, with its parameters as config and its summary as description.
+        """Its parameters become the config, its summary the description.
 
         `report` shows the result on the run's page and returns the op's output.
         """

@@ -1,4 +1,4 @@
-"""Ops and jobs for rewinds and forks: preview a rewind, fork, import, adopt or export a stream, clean up."""
+"""Ops and jobs for rewinds and forks."""
 
 from collections.abc import Sequence
 

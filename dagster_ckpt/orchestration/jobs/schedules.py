@@ -1,4 +1,4 @@
-"""Cron schedules for the operator jobs: savepoints, housekeeping and verification."""
+"""Cron schedules for the operator jobs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,14 +125,10 @@ def build_housekeeping_schedule(
 
 @dataclass(frozen=True)
 class PeriodicReplication:
-    """Scheduled copies of the snapshots of every stream to a second bucket or folder.
+    """Scheduled copies of the snapshots of every stream; see `Client.replicate`.
 
     Attributes:
-        to: The folder, as of a checkpoint storage; no stream may write there.
         cron_schedule: In UTC.
-        snapshot: `all`, or `latest`.
-        keep: Which copies of each stream stay; None: all.
-        verify: Also read the copies that are there, and write again what differs.
 
     Example:
         >>> PeriodicReplication("s3://second/checkpoints", keep=KeepRules(last=3, daily=7))
@@ -157,9 +153,6 @@ def build_replication_schedule(
 
     Args:
         replication_job: `replicate_snapshots_job` of `build_operator_jobs`.
-
-    Raises:
-        OptionError: The class of your own policy has no import path, or arguments that are no plain values.
     """
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)

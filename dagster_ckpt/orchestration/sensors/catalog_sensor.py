@@ -191,13 +191,7 @@ def build_catalog_sensor(
     """Define a sensor that reports completed checkpoints and savepoints on their streaming assets, each at most once.
 
     Dagster stores a tick's events before the cursor: after a death in between, snapshots already on the asset are
-    skipped.
-
-    Args:
-        downstream: A job to start after new snapshots, one run at a time.
-        downstream_interval_seconds: Minimum time between two starts of it.
-        report_interval_seconds: One periodic checkpoint is reported per interval; 0: each.
-        checkpoint_page: Its address, for links.
+    skipped. The arguments are those of `stream_definitions`.
     """
     keys: dict[str, Sequence[dg.AssetKey]] = {stream.stream_id: stream.keys for stream in streams}
     # What this process knows since its last tick, by that tick.

@@ -1,4 +1,4 @@
-"""The supervisor sensor, a reconciler: it starts, restarts and upgrades streams, and cleans up after killed ones."""
+"""The supervisor sensor, a reconciler."""
 
 from __future__ import annotations
 

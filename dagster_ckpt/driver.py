@@ -1,4 +1,4 @@
-"""`run_stream`: runs one stream in its own process, such as a driver started by `spark-submit`.
+"""`run_stream`: runs one stream in its own process.
 
 If a Dagster run started the process through Dagster Pipes, the driver reports to that run. It does not report
 checkpoints: the catalog sensor does this for all processes.

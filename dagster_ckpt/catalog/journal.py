@@ -147,7 +147,6 @@ class PointFailure:
     """A recovery that failed at one of the stream's recovery points.
 
     Attributes:
-        point: Name of the `RecoveryPoint`.
         is_certain: A retry cannot succeed. False only in rows of earlier versions.
         rewound_batches: Batches that going back there reprocesses, if known; `rewound_ms` as a time span.
     """

@@ -237,7 +237,6 @@ class Client(GraphMethods, MaintenanceMethods):
             snapshot: `latest`, or the name of a snapshot.
             to: The directory to create; it must not exist.
             outputs: Folders of the snapshot's file sinks, mapped to new folders, which receive their rows.
-            progress: As in `import_snapshot`.
 
         Raises:
             OptionError: The directory lies among those of a stream.

@@ -244,7 +244,6 @@ class LifecycleMethods(Connection):
             ahead: What `preview_rewind` returned: the sinks are asked again only if the stream would meanwhile start
                 elsewhere.
             timeout_s: For each step.
-            report: Called with a message per step.
             suspend_first: Suspend a running query before the new run is launched, where both have no room.
 
         Raises:
@@ -322,7 +321,7 @@ class LifecycleMethods(Connection):
         report(f"the start was refused ({error}), so the query is started again where it stopped")
 
     def request_start(self, stream: str, *, start_from: str | StartFrom = "latest") -> RequestRecord:
-        """Check a start as `restart` does and request it without waiting for it; see `await_request`."""
+        """Check a start as `restart` does and request it; see `await_request`."""
         from dagster_ckpt.stream.start_from import StartFrom
 
         return self._ask_for_start(self._open(stream), StartFrom.of(start_from))
@@ -401,10 +400,6 @@ class LifecycleMethods(Connection):
 
         An upgrade whose code runs, or works, is only marked: the supervisor sensor, which must be running, stops the
         stream and calls this again. If the roll-back is interrupted, repeat it.
-
-        Args:
-            run_id: The Dagster run that does it, as the lease shows it.
-            report: Called with a message per step.
 
         Returns:
             The upgrade, ROLLING_BACK (marked), ROLLED_BACK or ROLLBACK_FAILED.

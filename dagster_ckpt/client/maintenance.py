@@ -57,7 +57,7 @@ class MaintenanceMethods(Connection):
         return stream_health(self._open(stream), settings or HealthSettings())
 
     def cost(self, stream: str, *, prices: Mapping[str, float] | None = None) -> RequestBill:
-        """Estimate the requests, bytes and cost of a stream in an object store for a day, of Spark and of this package.
+        """Estimate the requests, bytes and cost of a stream in an object store for a day.
 
         Args:
             prices: By name, as in `Prices`; default: the list price of S3 Standard.
@@ -202,7 +202,7 @@ class MaintenanceMethods(Connection):
         return housekeeping(self._open(stream), older_than_ms=older_than_ms, dry_run=dry_run)
 
     def output_files(self, stream: str) -> list[str]:
-        """List the files that a stream's file sinks have committed, sorted: exactly the rows of the stream.
+        """List the files that a stream's file sinks have committed, sorted.
 
         For readers that do not follow Spark's log of the folder (pandas, Polars, DuckDB): they would also read undone
         and unfinished batches. List them again after a rewind.

@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LatestEvaluation:
-    """The newest evaluation of an asset check; `at_s` is when it was stored, in seconds since the epoch."""
+    """`at_s` is when it was stored, in seconds since the epoch."""
 
     at_s: float
     metadata: Mapping[str, dg.MetadataValue]
@@ -77,7 +77,7 @@ class RunSlots:
 
 
 def run_slots(instance: dg.DagsterInstance, stream_tag: str) -> RunSlots | None:
-    """The limits of the run queue; None if runs are launched at once."""
+    """None if runs are launched at once."""
     queue = instance.get_concurrency_config().run_queue_config
     if queue is None:
         return None

@@ -190,7 +190,7 @@ def _findings(
 
 
 def _is_news(evaluation: dg.AssetCheckEvaluation, before: LatestEvaluation | None, oldest_s: float) -> bool:
-    """Whether Dagster has another result of a check, another deployment's, or one from before `oldest_s`."""
+    """Another result, another deployment's, or one from before `oldest_s`."""
     if before is None or before.at_s <= oldest_s:
         return True
     told = {key: evaluation.metadata[key].value for key in (VERDICT_KEY, DEPLOYMENT_KEY)}

@@ -60,8 +60,6 @@ def reading_checkpoint(
     """Record with this materialization which checkpoint of a stream it reads. Call it before you read.
 
     Args:
-        context: Of the asset that reads.
-        upstream: The stream, or its asset key.
         exactly: The asset reads nothing after the checkpoint's batch, such as a Delta table as of that version.
             Otherwise it may read slightly more.
 

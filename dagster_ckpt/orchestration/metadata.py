@@ -50,7 +50,7 @@ class CheckpointPage:
 
 
 def identity(event: EventRecord) -> str:
-    """Identify an event, even in a re-created catalog, which counts from one again."""
+    """Also unique in a re-created catalog, which counts from one again."""
     return event.snapshot_id or f"event {event.sequence}"
 
 
@@ -146,7 +146,7 @@ def _mb(count: int | None) -> float | None:
 
 
 def number_in(metadata: Mapping[str, dg.MetadataValue], key: str) -> int | None:
-    """A number that a report has as text, or as an older one had it."""
+    """A report has its numbers as text; an older report had them as numbers."""
     value = metadata[key].value if key in metadata else None
     return int(str(value)) if str(value).isdecimal() else None
 

@@ -36,13 +36,10 @@ DEPLOYMENT_TAG = "dagster_ckpt/deployment"
 OPERATION_TAG = "dagster_ckpt/operation"
 # The failed execution that this run restarts.
 RESTART_OF_TAG = "dagster_ckpt/restart_of"
-# The execution whose externalized retention this run applies.
 RETENTION_OF_TAG = "dagster_ckpt/retention_of"
-# The catalog request that this run answers.
 START_REQUEST_TAG = "dagster_ckpt/start_request"
 # The step towards a desired state that this run performs.
 STEP_TAG = "dagster_ckpt/step"
-# Why a stream will not be restarted, on its last run.
 TERMINAL_FAILURE_TAG = "dagster_ckpt/terminal_failure"
 UNFINISHED = [
     status
@@ -55,7 +52,6 @@ PARENT_RUN_ID_TAG = "dagster/parent_run_id"
 ROOT_RUN_ID_TAG = "dagster/root_run_id"
 MAX_RETRIES_TAG = "dagster/max_retries"
 
-# How a failed run ended, in its metadata.
 END_KEY = "dagster_ckpt/end"
 CRASHED = "CRASHED"
 

@@ -1,4 +1,4 @@
-"""The body of a streaming asset's op: the lifecycle inside a Dagster run.
+"""The body of a streaming asset's op.
 
 The run's status as recorded by Dagster decides whether the stream was canceled or failed, never
 the signal: a user's cancel, a timeout and a server shutdown look the same from inside.

@@ -1,4 +1,4 @@
-"""Carries out the coordinator's decisions about attempts: batch boundary, threads, catalog, cleanup.
+"""Carries out the coordinator's decisions about attempts.
 
 The order makes crashes harmless: storage writes data, then metadata; the catalog records the snapshot; the coordinator
 learns of it; only then are older checkpoints subsumed.

@@ -257,7 +257,7 @@ class AttemptCompleted(_At):
 
 @dataclass(frozen=True)
 class AttemptFailed(_At):
-    """An attempt, perhaps aborted, ended without a snapshot; `detail` is the root cause."""
+    """The attempt may have been aborted; `detail` is the root cause."""
 
     number: int
     reason: CheckpointFailureReason

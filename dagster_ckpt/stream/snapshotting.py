@@ -233,9 +233,7 @@ class BatchFigures:
     """Figures of the query up to one batch.
 
     Attributes:
-        rows: Input rows since the previous snapshot, as far as this execution saw them.
         watermark: Event-time watermark as ISO-8601, if any.
-        lags: Records waiting in each partition of the Kafka topics that it reads.
     """
 
     rows: int | None = None

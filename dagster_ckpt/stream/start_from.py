@@ -84,8 +84,7 @@ class Described(NamedTuple):
 class StartFrom:
     """Where a start resumes, and what it may do.
 
-    Every interface takes its options, with these descriptions, from the fields below: command line, Dagster config,
-    checkpoint page, requests in the catalog, client and `run_stream`.
+    Every interface takes its options, with these descriptions, from the fields below.
 
     Example:
         >>> StartFrom("before-release-42", accept_loss=True).point
@@ -276,7 +275,7 @@ class StartFrom:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StartFrom:
-        """The start in a request row, a run's config, a command line or a form; other keys and None are ignored."""
+        """Other keys and None are ignored."""
         names = {field.name for field in fields(cls)}
         given = {name: value for name, value in record.items() if name in names and value is not None}
         # Imported here: the help of a command reads the options only.

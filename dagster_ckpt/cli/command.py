@@ -90,6 +90,7 @@ class Deployment:
         return Client(url, storage=found.storage, live_root=found.live_root)
 
     def catalog_url(self) -> str:
+        """The catalog's URL, from an option, the environment or the file."""
         found = self.catalog if self.catalog is not None else self._from_file().catalog
         if found is None:
             raise click.UsageError(
@@ -264,6 +265,7 @@ class _Unconfirmed(click.ClickException):
 
 
 def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is undone or deleted, unless the answer was given as an option."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -341,6 +343,7 @@ def _below(folder: Path, place: str) -> str:
 
 
 def resources_in(module: str) -> dict[str, Any]:
+    """The resources of the Dagster definitions in a module."""
     resources: dict[str, Any] = {}
     for each in definitions_in(module):
         resources |= each.resources or {}
@@ -350,6 +353,7 @@ def resources_in(module: str) -> dict[str, Any]:
 
 
 def definitions_in(module: str) -> list[dg.Definitions]:
+    """The Dagster definitions of a module."""
     import dagster as dg
 
     with imported(module) as loaded:

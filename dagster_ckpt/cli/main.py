@@ -11,6 +11,7 @@ from dagster_ckpt.cli.command import cli, end
 
 
 def commands() -> click.Group:
+    """The group with all its commands."""
     return cli
 
 

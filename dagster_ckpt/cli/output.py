@@ -35,6 +35,7 @@ _SHORT = ("snapshot", "batch", "status", "size", "new", "took", "result")
 
 
 def print_json(value: object) -> None:
+    """Print a value as JSON."""
     click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
@@ -173,6 +174,7 @@ def moment(ms: int | None) -> str | None:
 
 
 def span(ms: int | None) -> str | None:
+    """A duration in ms."""
     return None if ms is None else rounded_duration(ms)
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 def check_code(
     stream: StreamHandle, describe: Callable[[], DataStreamWriter], start_from: StartFrom
 ) -> CompatibilityReport:
+    """Carry out `Client.check`."""
     try:
         stream.catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:

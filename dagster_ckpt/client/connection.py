@@ -203,9 +203,11 @@ class GivenStreams:
     ids: Callable[[], list[str]]
 
     def on_storage(self) -> list[str]:
+        """Ids of all streams."""
         return self.ids()
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:  # noqa: ARG002 - it has settings
+        """Open a stream."""
         return self.open_stream(stream)
 
 
@@ -222,6 +224,7 @@ def given_folder(folder: str | None, option: str = "target_directory") -> str | 
 
 
 def checked_target(label: str | None, target_directory: str | None) -> str | None:
+    """The URL of the folder for a savepoint with a label; `OptionError` if one of them is not valid."""
     from dagster_ckpt.stream.start_from import checked_label
 
     target = given_folder(target_directory)

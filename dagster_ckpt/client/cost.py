@@ -58,12 +58,15 @@ class Prices:
         return replace(Prices(), **given)
 
     def of_requests(self, requests: Requests) -> float:
+        """What they cost."""
         paid_as_put = requests.put + requests.copy + requests.list
         return (paid_as_put * self.put + (requests.get + requests.head) * self.get) / 1000
 
 
 @dataclass(frozen=True)
 class BillLine:
+    """Requests and cost of a day."""
+
     what: str
     requests: Requests
     usd: float
@@ -71,6 +74,8 @@ class BillLine:
 
 @dataclass(frozen=True)
 class Saving:
+    """A setting, and what it makes less in a day."""
+
     setting: str
     requests: float
     usd: float
@@ -102,6 +107,7 @@ class RequestBill:
     savings: tuple[Saving, ...]
 
     def messages(self) -> list[str]:
+        """What the figures rest on, and where they are."""
         on_disk = [
             "The live directory lies on a disk: its lines say what it would cost in S3; the total leaves them out."
         ] * self.is_live_directory_local
@@ -115,6 +121,7 @@ class RequestBill:
 
 
 def request_bill(stream: StreamHandle, prices: Prices) -> RequestBill:
+    """Carry out `Client.cost`."""
     taken = _recent(stream)
     newest, oldest = taken[0], taken[-1]
     until_ms, since_ms = newest.completed_at_ms or 0, oldest.completed_at_ms or 0
@@ -205,6 +212,7 @@ def _savings(usage: _Usage, prices: Prices) -> Iterator[Saving]:
 
 
 def query_shape(properties: Mapping[str, Any], manifest: Manifest, batches_a_day: float) -> QueryShape:
+    """As a snapshot describes the query."""
     paths = [entry.path for entry in manifest.files]
     provider = str(properties.get("state_store_provider") or "")
     if "RocksDB" not in provider:

@@ -149,12 +149,14 @@ class BatchDebug(ExitStack):
 
     @cached_property
     def state_changes(self) -> Sequence[StateDifference]:
+        """What the batch changed in each state."""
         if self._before is None or self._after is None:
             return () if self._after is None else [*differences(self._after, self._after, self._all_new)]
         return differences(self._before, self._after, paired(self._before.states, self._after.states))
 
     @property
     def state_frames(self) -> Mapping[str, Mapping[StateName, DataFrame]]:
+        """`state_before`, `state_after` and `state_changes` of every state."""
         readers = {"state_before": self._before, "state_after": self._after}
         frames = {
             part: {name: reader.frame(name).rows for name in reader.states}
@@ -193,6 +195,7 @@ class BatchDebug(ExitStack):
 
     @cached_property
     def sink_name(self) -> str | None:
+        """Spark's name for the sink."""
         return self._sink.name if self._sink is not None else None
 
     @cached_property
@@ -370,6 +373,7 @@ class ShownRows:
 
     @staticmethod
     def of(frame: DataFrame, limit: int) -> ShownRows:
+        """Count a frame's rows and read the first."""
         rows = frame.count()
         return ShownRows(rows, tuple(frame.columns), texts(frame, [], limit) if rows and limit else ())
 
@@ -397,6 +401,7 @@ class ShownBatch:
 
 
 def show_batch(debug: BatchDebug, *, limit: int = DEFAULT_LIMIT) -> ShownBatch:
+    """Count the rows of every frame, and read the first of them."""
     return ShownBatch(
         batch_id=debug.batch_id,
         replayed_from=debug.replayed_from,

@@ -47,6 +47,8 @@ _OF_THE_ORIGINAL = frozenset({"label", "schedule", "promoted_from"})
 
 
 class SavepointIdentity:
+    """Identity of a derived savepoint."""
+
     def __init__(self, number: int, trigger: SnapshotTrigger, label: str | None) -> None:
         self.snapshot_id = str(uuid.uuid4())
         self.number, self.trigger, self.label = number, trigger, label
@@ -146,9 +148,11 @@ class EditedState:
 
     @property
     def rows(self) -> int:
+        """Number of rows removed, added or changed."""
         return sum(sum(counts.values()) for counts in self.changes.values())
 
     def messages(self) -> list[str]:
+        """The result, one line per fact."""
         made = f"{describe_snapshot(self.savepoint)} was created from {describe_snapshot(self.edited_from)}"
         messages = [f"{made}: {self.savepoint.location}"]
         for name, counts in self.changes.items():
@@ -178,6 +182,7 @@ def edit_state(
     spark: SparkSession | None = None,
     report: Callable[[str], None] = lambda _message: None,
 ) -> EditedState:
+    """Carry out `Client.edit_state`."""
     checked_label(label)
     if not reason.strip():
         raise OptionError("reason is empty. Give the reason of the edit; the savepoint records it.")
@@ -299,9 +304,11 @@ class RemainingState:
 
     @property
     def is_nowhere(self) -> bool:
+        """Whether neither catalog nor storage shows any."""
         return not (self.snapshots or self.directories)
 
     def messages(self) -> list[str]:
+        """The places, one line each."""
         name = describe_snapshot(self.edited)
         if self.is_nowhere:
             return [f"no snapshot and no directory of the stream contains the state from before {name}"]
@@ -309,6 +316,7 @@ class RemainingState:
 
 
 def remaining_state(stream: StreamHandle, reference: str) -> RemainingState:
+    """Find the places for `Client.remaining_state`."""
     edited = find_snapshot(stream.catalog, stream.stream_id, reference)
     edit = edited.edit.get("id")
     if not isinstance(edit, str):

@@ -215,6 +215,7 @@ RETRY_MS = 60_000
 
 
 def begin_upgrade(policy: UpgradePolicy, seen: ObservedStream) -> Decision:
+    """Begin an upgrade to the loaded code version."""
     running = seen.execution.code_version if seen.execution is not None else None
     needs_preflight = policy.preflight and policy.mode is not UpgradeMode.STATELESS and seen.has_state
     phase = UpgradePhase.PREFLIGHT if needs_preflight else UpgradePhase.STOPPING
@@ -230,6 +231,7 @@ def begin_upgrade(policy: UpgradePolicy, seen: ObservedStream) -> Decision:
 def advance_upgrade(
     row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream
 ) -> Decision:
+    """The next step of an upgrade in progress."""
     match upgrade.phase:
         case UpgradePhase.PREFLIGHT:
             return _preflight(row, upgrade, policy, seen)
@@ -449,6 +451,7 @@ def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream)
 
 
 def is_stop_of(seen: ObservedStream) -> bool:
+    """Whether a request made here ended the newest execution."""
     request, execution = seen.request, seen.execution
     return (
         request is not None

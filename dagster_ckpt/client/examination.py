@@ -52,9 +52,11 @@ class SnapshotVerification:
 
     @property
     def passed(self) -> bool:
+        """Whether it can be restored."""
         return not self.problems
 
     def as_record(self) -> dict[str, Any]:
+        """The result as plain data."""
         header = self.header
         return {
             "location": self.location,
@@ -158,6 +160,7 @@ class StreamExamination:
 
     @property
     def messages(self) -> list[str]:
+        """Two or three sentences."""
         diagnosis = self.diagnosis
         if diagnosis.can_resume:
             first = "Spark can resume in the live directory as it is."
@@ -178,6 +181,7 @@ class StreamExamination:
         return [first, second, use]
 
     def as_record(self) -> dict[str, Any]:
+        """The result as plain data."""
         return {
             "stream_id": self.stream_id,
             "messages": self.messages,
@@ -189,6 +193,7 @@ class StreamExamination:
 def examine_live_directory(
     stream: StreamHandle, *, url: str | None = None, deep: bool = True, deep_snapshots: bool = False
 ) -> StreamExamination:
+    """Carry out `Client.doctor`."""
     record = stream.catalog.streams.get(stream.stream_id)
     location = url or record.live_directory
     if location is None:

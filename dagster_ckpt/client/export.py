@@ -49,6 +49,7 @@ class Export:
     sinks: tuple[ExportedSink, ...]
 
     def messages(self) -> list[str]:
+        """A few lines for people."""
         return [
             f"exported {self.snapshot} of {self.stream_id} to {self.found.url}",
             *self.found.messages(),
@@ -66,6 +67,7 @@ def export_snapshot(
     outputs: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Export:
+    """Carry out `Client.export`."""
     snapshot = find_snapshot(stream.catalog, stream.stream_id, reference)
     location, target = snapshot_location(snapshot), LiveDirectory(to)
     for place in (stream.live_root, location):

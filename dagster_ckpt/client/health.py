@@ -53,6 +53,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
+    """The result of one check: the reason for users, and the figures it is based on."""
+
     check: HealthCheck
     verdict: Verdict
     message: str
@@ -68,10 +70,12 @@ class StreamHealth:
     findings: tuple[Finding, ...]
 
     def messages(self) -> list[str]:
+        """The findings, one line each."""
         return [f"{each.check.value}: {each.verdict.value}, {each.message}" for each in self.findings]
 
 
 def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealth:
+    """Judge one stream by the facts in its catalog."""
     catalog, stream_id = stream.catalog, stream.stream_id
     catalog.streams.get(stream_id)
     now_ms = catalog.now_ms()
@@ -102,10 +106,12 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
+    """The worst of several; `PASS` of none."""
     return max((finding.verdict for finding in findings), key=_WORSE.index, default=Verdict.PASS)
 
 
 def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """Whether a snapshot was recently proven to be restorable."""
     finding = _finding_of(HealthCheck.RESTORABILITY)
     if facts.newest is not None and facts.unrestorable is not None:
         return finding(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
@@ -176,6 +182,7 @@ def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Ver
 
 
 def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Finding:
+    """How many attempts have failed since the last success."""
     finding = _finding_of(HealthCheck.CONSECUTIVE_FAILURES)
     figures = {"consecutive_failures": facts.failures}
     if facts.failures < settings.failures_to_warn:
@@ -185,6 +192,7 @@ def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Findin
 
 
 def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """Whether the query completes batches, or is idle."""
     finding = _finding_of(HealthCheck.PROGRESS)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(_of_down(facts, options, now_ms), f"the stream should be running but is not: {facts.down}")
@@ -234,6 +242,7 @@ def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) 
 
 
 def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
+    """Whether the state grows without bound."""
     finding = _finding_of(HealthCheck.SIZE_GROWTH)
     full_bytes = facts.newest.full_bytes if facts.newest is not None else None
     if full_bytes is None:
@@ -255,6 +264,7 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
 
 
 def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """Whether the stream keeps up with its sources."""
     finding = _finding_of(HealthCheck.SOURCE_LAG)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(Verdict.UNKNOWN, f"the stream should be running but is not: {facts.down}")
@@ -289,6 +299,7 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
+    """Whether the sources still retain every record that a recovery from the newest snapshot would re-read."""
     finding = _finding_of(HealthCheck.SOURCE_RETENTION)
     if facts.newest is None:
         return finding(Verdict.PASS, "there is no snapshot yet that a recovery would start from")
@@ -333,6 +344,7 @@ def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def desired_state(facts: HealthFacts) -> Finding:
+    """Whether it is moving towards its desired state, and its last upgrade succeeded."""
     finding = _finding_of(HealthCheck.DESIRED_STATE)
     row = facts.desired
     if row is None:

@@ -151,6 +151,7 @@ class SourceFacts:
 
     @property
     def kind(self) -> SourceKind:
+        """Its kind."""
         return next((kind for begin, kind in _KINDS if self.name.startswith(begin)), SourceKind.OTHER)
 
 
@@ -211,6 +212,7 @@ def kafka_offsets(text: object) -> Offsets | None:
 
 
 def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
+    """Add the earliest offsets that the topics of Kafka sources still have."""
     return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
 
 
@@ -306,6 +308,7 @@ class HealthFacts:
 
     @property
     def was_never_started(self) -> bool:
+        """By this catalog."""
         return self.process is None and self.newest is None
 
 

@@ -78,6 +78,7 @@ class DriverLaunch:
         self.command_line(stream_id="", start_request="")
 
     def command_line(self, *, stream_id: str, start_request: str) -> list[str]:
+        """The command line of one launch."""
         try:
             return [word.format(stream_id=stream_id, start_request=start_request) for word in self.command]
         except (KeyError, IndexError, ValueError) as error:
@@ -209,6 +210,7 @@ def is_by_hand() -> bool:
 
 
 def cause_unasked(catalog: Catalog, stream_id: str) -> StartCause:
+    """The cause of a start without a request: a user or a restart."""
     if is_by_hand() or catalog.executions.latest(stream_id) is None:
         return StartCause.MANUAL
     return StartCause.RESTART_NEW_RUN
@@ -270,6 +272,7 @@ def _of_launched(catalog: Catalog, request: RequestRecord, stream_id: str) -> St
 
 
 def hands_over(stream: StreamHandle, request_id: str | None) -> bool:
+    """Whether a start request makes its process stop the query that runs."""
     request = stream.catalog.requests.find(request_id) if request_id is not None else None
     return request is not None and _is_open(request) and bool(request.arguments.get(HANDS_OVER)) and is_running(stream)
 
@@ -356,6 +359,7 @@ def check_loaded_code(
     start_from: StartFrom,
     report: Callable[[str], None],
 ) -> None:
+    """Raise what the start would raise for this code."""
     describe()
     change = check_start(stream, describe, start_from, report=report).change
     if change is not None and not change.is_accepted and not start_from.accept_plan_change:

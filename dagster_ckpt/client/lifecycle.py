@@ -59,6 +59,7 @@ class StopResult:
     retention: RetentionReport | None = None
 
     def messages(self) -> list[str]:
+        """The result, one line per fact."""
         from dagster_ckpt.stream.snapshots import describe_snapshot
 
         if self.was_running:

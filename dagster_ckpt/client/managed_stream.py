@@ -35,6 +35,8 @@ class StreamLife(Enum):
 
 
 class StepRun(Enum):
+    """Work for a run, because it takes too long for a sensor."""
+
     PREFLIGHT = "PREFLIGHT"
     ROLL_BACK = "ROLL_BACK"
     CANCEL = "CANCEL"
@@ -73,14 +75,17 @@ class ObservedStream:
 
     @property
     def is_alive(self) -> bool:
+        """Whether it is running, as far as known."""
         return self.life is StreamLife.ALIVE
 
     @property
     def open_request(self) -> RequestRecord | None:
+        """The last request made here, while it is unanswered."""
         return self.request if self.request is not None and self.request.status in _OPEN else None
 
     @property
     def runs_another_version(self) -> bool:
+        """Whether the newest execution was started with other code than the loaded one."""
         return (
             self.execution is not None
             and self.code_version is not None
@@ -157,6 +162,7 @@ class Decision:
 
 
 def stay(row: DesiredRecord, reason: str) -> Decision:
+    """Do nothing and keep everything recorded."""
     return Decision(reason, row.upgrade, row.alert, row.request_id, row.alert_until)
 
 
@@ -167,6 +173,7 @@ def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **argumen
 
 
 def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason: str, **changes: Any) -> Decision:
+    """Move an upgrade to `phase`."""
     moved = replace(upgrade, phase=phase, reason=reason, **changes)
     alert = f"{moved.to_version}: {reason}" if phase.refuses else None if phase is UpgradePhase.STABLE else row.alert
     keeps_request = phase.is_over or phase is upgrade.phase

@@ -63,20 +63,25 @@ class Orphan:
 
     @property
     def is_removable(self) -> bool:
+        """Whether nothing needs it."""
         return self.kept_because is None
 
 
 @dataclass(frozen=True)
 class SinkCleaning:
+    """Result of `Client.clean_sinks`."""
+
     orphans: tuple[Orphan, ...]
     deleted: bool
 
     @property
     def removable(self) -> tuple[Orphan, ...]:
+        """Files that nothing needs."""
         return tuple(orphan for orphan in self.orphans if orphan.is_removable)
 
     @property
     def bytes(self) -> int:
+        """Total size of the removable files."""
         return sum(orphan.file.size for orphan in self.removable)
 
 
@@ -170,11 +175,13 @@ def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:
 
 
 def output_files(stream: StreamHandle) -> list[str]:
+    """Carry out `Client.output_files`."""
     folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
     return sorted(path for folder in folders for path in committed_files(folder))
 
 
 def relocate_output(catalog: Catalog, folder: str, *, dry_run: bool = False) -> Relocation:
+    """Carry out `Client.relocate_output`."""
     sink = FileSink.at(folder)
     for stream in catalog.streams.all():
         writes = sink.is_among(sinks_of(catalog.executions.last_sinks(stream.stream_id)))
@@ -204,6 +211,7 @@ class RebuiltOutput:
     unknown: range
 
     def messages(self) -> list[str]:
+        """One or two sentences."""
         first = f"{self.folder}: its log lists the files of all batches up to {self.batch_id}"
         if not self.unknown:
             return [f"{first}; the stream can go on"]
@@ -217,6 +225,7 @@ class RebuiltOutput:
 
 
 def rebuild_output_logs(stream: StreamHandle, *, dry_run: bool = False, origin: str) -> list[RebuiltOutput]:
+    """Carry out `Client.rebuild_output_logs`."""
     folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
     broken = [folder for folder in folders if _is_incomplete(folder, _committed(stream))]
     planned = [_plan(stream, folder) for folder in broken]

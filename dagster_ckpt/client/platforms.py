@@ -126,15 +126,18 @@ class DatabricksLaunch(PlatformLaunch):
     platform = "Databricks"
 
     def submit(self, request: Mapping[str, Any]) -> str:
+        """By `jobs/runs/submit`."""
         return str(self.client.api_client.do("POST", "/api/2.2/jobs/runs/submit", body=request)["run_id"])
 
     def end(self, run: str) -> str | None:
+        """By `jobs/runs/get`."""
         state = self.client.api_client.do("GET", "/api/2.2/jobs/runs/get", query={"run_id": run})["state"]
         if state["life_cycle_state"] not in ("TERMINATED", "SKIPPED", "INTERNAL_ERROR"):
             return None
         return f"{state.get('result_state', state['life_cycle_state'])}: {state.get('state_message')}"
 
     def cancel(self, run: str) -> None:
+        """By `jobs/runs/cancel`."""
         self.client.api_client.do("POST", "/api/2.2/jobs/runs/cancel", body={"run_id": int(run)})
 
 
@@ -159,15 +162,18 @@ class EmrLaunch(PlatformLaunch):
     platform = "Amazon EMR"
 
     def submit(self, request: Mapping[str, Any]) -> str:
+        """By `RunJobFlow`."""
         return str(self.client.run_job_flow(**request)["JobFlowId"])
 
     def end(self, run: str) -> str | None:
+        """By `DescribeCluster`."""
         status = self.client.describe_cluster(ClusterId=run)["Cluster"]["Status"]
         if status["State"] not in ("TERMINATING", "TERMINATED", "TERMINATED_WITH_ERRORS"):
             return None
         return f"{status['State']}: {status.get('StateChangeReason', {}).get('Message')}"
 
     def cancel(self, run: str) -> None:
+        """By `TerminateJobFlows`."""
         self.client.terminate_job_flows(JobFlowIds=[run])
 
 
@@ -189,15 +195,18 @@ class EmrServerlessLaunch(PlatformLaunch):
     platform = "Amazon EMR Serverless"
 
     def submit(self, request: Mapping[str, Any]) -> str:
+        """By `StartJobRun`."""
         return str(self.client.start_job_run(**request)["jobRunId"])
 
     def end(self, run: str) -> str | None:
+        """By `GetJobRun`."""
         job = self.client.get_job_run(applicationId=self.request["applicationId"], jobRunId=run)["jobRun"]
         if job["state"] not in ("SUCCESS", "FAILED", "CANCELLING", "CANCELLED"):
             return None
         return f"{job['state']}: {job['stateDetails']}"
 
     def cancel(self, run: str) -> None:
+        """By `CancelJobRun`."""
         self.client.cancel_job_run(applicationId=self.request["applicationId"], jobRunId=run)
 
 
@@ -214,15 +223,18 @@ class GlueLaunch(PlatformLaunch):
     platform = "AWS Glue"
 
     def submit(self, request: Mapping[str, Any]) -> str:
+        """By `StartJobRun`."""
         return str(self.client.start_job_run(**request)["JobRunId"])
 
     def end(self, run: str) -> str | None:
+        """By `GetJobRun`."""
         job = self.client.get_job_run(JobName=self.request["JobName"], RunId=run)["JobRun"]
         if job["JobRunState"] not in ("STOPPED", "SUCCEEDED", "FAILED", "TIMEOUT", "ERROR", "EXPIRED"):
             return None
         return f"{job['JobRunState']}: {job.get('ErrorMessage')}"
 
     def cancel(self, run: str) -> None:
+        """By `BatchStopJobRun`."""
         self.client.batch_stop_job_run(JobName=self.request["JobName"], JobRunIds=[run])
 
 
@@ -251,9 +263,11 @@ class SparkApplicationLaunch(PlatformLaunch):
         return {"group": group, "version": version, "namespace": namespace, "plural": "sparkapplications"}
 
     def submit(self, request: Mapping[str, Any]) -> str:
+        """By a creation of the resource."""
         return str(self.client.create_namespaced_custom_object(**self._kind, body=request)["metadata"]["name"])
 
     def end(self, run: str) -> str | None:
+        """By a read of the resource."""
         found = self.client.get_namespaced_custom_object(**self._kind, name=run)
         state = found.get("status", {}).get("applicationState", {})
         if state.get("state") not in ("COMPLETED", "FAILED", "SUBMISSION_FAILED", "FAILING"):
@@ -261,4 +275,5 @@ class SparkApplicationLaunch(PlatformLaunch):
         return f"{state['state']}: {state.get('errorMessage')}"
 
     def cancel(self, run: str) -> None:
+        """By a deletion of the resource."""
         self.client.delete_namespaced_custom_object(**self._kind, name=run)

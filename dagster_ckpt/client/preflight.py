@@ -110,6 +110,7 @@ def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
 
 
 def listed_snapshot(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:
+    """The snapshot as the catalog lists it at this location."""
     if snapshot is None:
         return None
     listed = stream.catalog.snapshots.by_id([snapshot.snapshot_id]).get(snapshot.snapshot_id)
@@ -123,6 +124,7 @@ def ahead_of(
     output: NamedOutput | None = None,
     session: SparkSession | None = None,
 ) -> RewindPreview:
+    """What a start of a stream, which may be running, would undo and process again."""
     lost, running = lost_batches(stream, facts, plan, output), is_running(stream)
     replayed = plan if lost is None else lost.plan()
     ahead = preview_rewind(stream, facts, replayed, output, session, is_running=running)

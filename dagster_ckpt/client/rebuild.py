@@ -74,9 +74,11 @@ class RebuildReport:
 
     @property
     def found_only_damage(self) -> bool:
+        """Whether state was found, but none to continue from."""
         return bool(self.skipped) and not self.registered and self.live_directory is None
 
     def messages(self) -> list[str]:
+        """The result, one line per fact."""
         where = self.live_directory or "the newest snapshot, which is restored if there is one"
         return [
             *(f"registered {name}" for name in (*self.registered, *self.sets)),
@@ -93,10 +95,13 @@ class RebuildReport:
 
 @dataclass(frozen=True)
 class CatalogRebuild:
+    """Rebuilt streams, and why others were refused, by stream id."""
+
     streams: tuple[RebuildReport, ...]
     refused: Mapping[str, str]
 
     def messages(self) -> list[str]:
+        """The result, one line per fact."""
         lines = [f"{each.stream_id}: {message}" for each in self.streams for message in each.messages()]
         return [*lines, *(f"{stream_id} was not rebuilt: {why}" for stream_id, why in self.refused.items())]
 

@@ -76,6 +76,8 @@ class Definition:
 
 @dataclass(frozen=True)
 class StepRuns:
+    """Runs of one step: how many ended without success, and whether one succeeded."""
+
     failed: int = 0
     succeeded: bool = False
 
@@ -113,6 +115,7 @@ def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definiti
 
 
 def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> ObservedStream:
+    """Read the facts of a decision."""
     stream_id = row.stream_id
     execution = catalog.executions.latest(stream_id)
     snapshots = catalog.snapshots.restorable(stream_id)
@@ -139,6 +142,7 @@ def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orches
 
 
 def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
+    """Carry out a decision, then record it."""
     run: StepRun | None = None
     for action in decision.actions:
         match action:
@@ -158,6 +162,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
 
 
 def step_name(row: DesiredRecord) -> str:
+    """Name of the current step, for its runs."""
     is_under_way = row.upgrade is not None and not row.upgrade.phase.is_over
     phase = row.upgrade.phase.value if row.upgrade is not None and is_under_way else "STATE"
     return f"{row.stream_id}/{row.generation}/{phase}"
@@ -218,6 +223,8 @@ LAUNCH_MS = 2_000
 
 
 class RecordedEnd(Enum):
+    """How a run ended, by the orchestrator."""
+
     STILL_RUNNING = "STILL_RUNNING"
     SUCCEEDED = "SUCCEEDED"
     CANCELED = "CANCELED"
@@ -226,16 +233,22 @@ class RecordedEnd(Enum):
 
 @dataclass(frozen=True)
 class Wait:
+    """No action yet."""
+
     reason: str
 
 
 @dataclass(frozen=True)
 class Restart:
+    """Start a new run from the latest state."""
+
     reason: str
 
 
 @dataclass(frozen=True)
 class Retain:
+    """Apply externalized retention for its final state."""
+
     state: TerminalState
     reason: str
 

@@ -49,6 +49,7 @@ class Replica:
     is_verified: bool = False
 
     def message(self) -> str:
+        """What was done with it."""
         done = f"copied, {size(self.copied_bytes)} written" if self.copied_bytes else "is there"
         read = "every byte verified" if self.is_verified else "not read again"
         return self.problems[0] if self.problems else f"{done}, {read}"
@@ -70,9 +71,11 @@ class Replication:
 
     @property
     def is_complete(self) -> bool:
+        """Whether each chosen snapshot has an intact copy, and every deletion succeeded."""
         return not self.failed and not any(each.problems for each in self.replicas)
 
     def messages(self) -> list[str]:
+        """One line per copy."""
         lines = [f"{each.name}: {each.message()}: {each.location}" for each in self.replicas]
         lines += [f"deleted the copy {location}" for location in self.deleted]
         return [*lines, *self.failed] or ["nothing to copy"]
@@ -87,6 +90,7 @@ def replicate(
     verify: bool,
     progress: Progress | None,
 ) -> Replication:
+    """Carry out `Client.replicate`."""
     storage = checked_storage(to)
     place, source, target = storage_place(storage), stream.store, open_store(storage, stream.stream_id)
     if place is None or not isinstance(source, ObjectSnapshotStore) or not isinstance(target, ObjectSnapshotStore):

@@ -55,6 +55,7 @@ def ask(
 
 
 def await_process(stream: StreamHandle, request: RequestRecord, *, timeout_s: float) -> RequestRecord:
+    """Wait for the answer of a stream's process as long as it is alive; as `ask`."""
     def run_ended() -> str | None:
         return None if is_running(stream) else "the stream's run ended before it answered"
 
@@ -121,6 +122,7 @@ def _describe(request: RequestRecord) -> str:
 
 
 def await_stop(stream: StreamHandle, timeout_s: float) -> None:
+    """Wait until nothing of a stream is running any more."""
     deadline = time.monotonic() + timeout_s
     while is_running(stream):
         if time.monotonic() >= deadline:
@@ -132,6 +134,7 @@ def await_stop(stream: StreamHandle, timeout_s: float) -> None:
 
 
 def snapshot_of(stream: StreamHandle, answer: RequestRecord) -> SnapshotRecord:
+    """The snapshot that an answer names."""
     if answer.snapshot_id is None:
         raise RequestFailedError(
             f"Request {answer.request_id} of stream {stream.stream_id!r} ended without a snapshot."

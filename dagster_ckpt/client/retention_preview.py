@@ -61,9 +61,11 @@ class RetentionPreview:
 
     @property
     def deleted(self) -> tuple[PreviewedSnapshot, ...]:
+        """Those without a reason to stay."""
         return tuple(each for each in self.snapshots if not each.reasons)
 
     def messages(self) -> list[str]:
+        """One line per checkpoint, and the sums."""
         kept = len(self.snapshots) - len(self.deleted)
         most = f"; at most {size(self.most_bytes)} at any time" if self.most_bytes is not None else ""
         return [
@@ -78,6 +80,7 @@ class RetentionPreview:
 
 
 def preview_retention(stream: StreamHandle, policy: RetentionPolicy, *, history: bool) -> RetentionPreview:
+    """Carry out `Client.preview_retention`."""
     if history:
         return _replayed(stream, policy)
     snapshots = retained_by_policy(stream)

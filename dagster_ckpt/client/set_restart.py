@@ -43,6 +43,7 @@ def preview_set(found: SavepointSet, opened: dict[str, StreamHandle]) -> dict[st
 
 
 def refuse_set(found: SavepointSet, opened: dict[str, StreamHandle], previews: dict[str, RewindPreview]) -> None:
+    """Refuse a restart from a set that could lose rows, or that leaves a reader behind."""
     others = [
         reader.message()
         for preview in previews.values()
@@ -109,6 +110,7 @@ def set_before(
 
 
 def label_before(found: SavepointSet) -> str:
+    """Of the set that a restart from `found` takes first."""
     return f"before-{found.set_id[:8]}"
 
 

@@ -138,6 +138,7 @@ class StreamStateDiff(ExitStack):
 
 
 def session_of_process() -> SparkSession:
+    """The active Spark session of this process."""
     found = active_session()
     if found is None:
         raise SparkNotFoundError(
@@ -176,6 +177,8 @@ LARGEST = 10
 
 @dataclass(frozen=True)
 class LargestKey:
+    """A key as JSON, its number of rows, and the size of its values as JSON."""
+
     key: str
     rows: int
     bytes: int
@@ -232,10 +235,12 @@ def show_state(
 
 
 def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> list[ShownDifference]:
+    """Compute every difference, and the first rows of each."""
     return [show_difference(state, limit=limit) for state in diff.states]
 
 
 def show_difference(state: StateDifference, *, limit: int = DEFAULT_LIMIT) -> ShownDifference:
+    """Compute the difference of one state, and its first rows."""
     counts = {change.value: number for change, number in state.counts.items()}
     columns = tuple(state.rows.columns)
     first = texts(state.rows, [CHANGE, KEY], limit) if any(counts.values()) else ()
@@ -252,6 +257,7 @@ def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> li
 
 
 def write_frames(frames: Mapping[str, DataFrame], folder: str) -> list[str]:
+    """As `write_rows`, with frames by their folders below `folder`."""
     root = location_url("write_to", folder).rstrip("/")
     for place in frames:
         if LiveDirectory(f"{root}/{place}").exists():

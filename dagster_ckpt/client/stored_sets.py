@@ -30,6 +30,7 @@ def write_set(made: SavepointSet, open_stream: Callable[[str], StreamHandle]) ->
 
 
 def delete_set(made: SavepointSet, open_stream: Callable[[str], StreamHandle]) -> None:
+    """Repeatable; the savepoints stay."""
     _put(made, open_stream, None)
 
 

@@ -42,12 +42,15 @@ class StreamConnection:
 
 @dataclass(frozen=True)
 class StreamConnections:
+    """Streams that are connected, and their savepoint sets, newest first."""
+
     streams: tuple[StreamSummary, ...]
     connections: tuple[StreamConnection, ...]
     sets: tuple[SavepointSet, ...]
 
 
 def stream_connections(catalog: Catalog, summaries: Iterable[StreamSummary], stream: str | None) -> StreamConnections:
+    """Carry out `Client.stream_connections`."""
     edges = edges_in(catalog)
     joined = [(edge.reader, edge.upstream) for edge in edges]
     both_ways = [*joined, *((to, origin) for origin, to in joined)]

@@ -26,6 +26,8 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Returned(Generic[T]):
+    """The function has returned."""
+
     value: T
 
 

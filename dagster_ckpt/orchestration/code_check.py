@@ -23,6 +23,7 @@ def check_definitions(
 
 
 def streams_of(definitions: dg.Definitions) -> list[StreamingAsset]:
+    """The streaming assets of a code location."""
     assets = [each for each in definitions.assets or () if isinstance(each, dg.AssetsDefinition)]
     return [stream for each in assets if (stream := stream_of_asset(each)) is not None]
 

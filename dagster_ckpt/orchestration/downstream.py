@@ -42,6 +42,7 @@ class ReadCheckpoint:
     exactly: bool
 
     def metadata(self) -> dict[str, Any]:
+        """Metadata for the materialization."""
         return {
             READ_STREAM_KEY: self.stream_id,
             READ_SNAPSHOT_KEY: self.snapshot_id,

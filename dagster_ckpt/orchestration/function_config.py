@@ -64,11 +64,13 @@ def _check(kind: type[dg.Config], what: str) -> None:
 
 
 def fields_of_run(kind: type[dg.Config] | None) -> dict[str, Any]:
+    """The config of the op that runs a stream with such a function."""
     own = kind.to_fields_dict() if kind is not None else {}
     return {**StreamRunConfig.to_fields_dict(), **own}
 
 
 def config_in(context: Any, kind: type[dg.Config]) -> dg.Config:
+    """The config in a context, such as one that a test has built."""
     return _made(kind, context.op_execution_context.op_config or {})
 
 

@@ -39,6 +39,7 @@ class CheckpointPage:
             raise OptionError(f"checkpoint_page is {self.url!r}, but must be an address such as http://localhost:3080.")
 
     def of_stream(self, stream_id: str) -> dg.UrlMetadataValue:
+        """The overview of a stream."""
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/streams/{quote(stream_id)}")
 
     def of_graph(self, stream_id: str) -> dg.UrlMetadataValue:
@@ -46,6 +47,7 @@ class CheckpointPage:
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/graph?stream={quote(stream_id, safe='')}")
 
     def of_snapshot(self, stream_id: str, snapshot_id: str) -> dg.UrlMetadataValue:
+        """One snapshot of a stream."""
         return dg.MetadataValue.url(f"{self.of_stream(stream_id).url}/-/snapshots/{quote(snapshot_id)}")
 
 
@@ -152,6 +154,7 @@ def number_in(metadata: Mapping[str, dg.MetadataValue], key: str) -> int | None:
 
 
 def known(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is unknown."""
     return {name: value for name, value in figures.items() if value is not None}
 
 

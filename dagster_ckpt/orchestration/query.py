@@ -35,6 +35,7 @@ def describer_of(stream: Stream) -> QueryDescriber:
 
 
 def resource_keys(stream: Stream) -> set[str]:
+    """Of the resources that its runs use."""
     # Those of the asset include its IO manager, which no stream uses.
     own: Collection[str] = ()
     if isinstance(stream, StreamingAsset) and stream.asset.is_executable:

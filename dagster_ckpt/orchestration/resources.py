@@ -163,6 +163,7 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def deployment(self) -> DeploymentStorage:
+        """Defaults for a storage configured in code."""
         return DeploymentStorage(
             checkpoint_path=self._checkpoint_path(),
             savepoint_path=self._savepoint_path(),
@@ -310,6 +311,7 @@ class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
 
 
 def catalog_of(context: HasResources, key: str) -> Catalog:
+    """Open the catalog by the key of its resource."""
     resource: CheckpointCatalogResource = getattr(context.resources, key)
     return resource.catalog()
 

@@ -57,6 +57,7 @@ CRASHED = "CRASHED"
 
 
 def run_tags(catalog: Catalog, stream_id: str) -> dict[str, str]:
+    """The tags of every run of or for a stream."""
     return {STREAM_ID_TAG: stream_id, DEPLOYMENT_TAG: catalog.deployment_id}
 
 
@@ -173,6 +174,7 @@ class RunWatch:
 
     @property
     def reason(self) -> str | None:
+        """Why to stop, once `should_stop` has returned True."""
         return self._reason
 
     def should_stop(self) -> bool:

@@ -189,6 +189,7 @@ _Config = TypeVar("_Config", bound=dg.Config)
 
 
 def with_start_options(config: type[_Config]) -> type[_Config]:
+    """Add the options of `StartFrom` to a config."""
     return with_fields(
         config, {each.name: field_of(each.kind, each.default, each.description) for each in start_options()}
     )
@@ -200,6 +201,7 @@ def field_of(kind: Any, default: Any, description: str, **limits: Any) -> tuple[
 
 
 def with_fields(config: type[_Config], added: Mapping[str, Any]) -> type[_Config]:
+    """The config with more fields."""
     about: dict[str, Any] = {"__doc__": config.__doc__, "__module__": config.__module__}
     return create_model(config.__name__, __base__=config, **about, **added)
 
@@ -213,6 +215,7 @@ class StartConfig(dg.Config):
         super().__init__(**options)
 
     def parsed(self) -> StartFrom:
+        """The options as a `StartFrom`."""
         return StartFrom.from_record(dict(self))
 
 

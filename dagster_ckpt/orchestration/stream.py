@@ -48,6 +48,7 @@ _STREAM = "dagster_ckpt_stream"
 
 
 def refuse_unknown(function: str, given: Mapping[str, object], *known: type) -> None:
+    """Raise a TypeError for keywords that no dictionary type names."""
     names = [name for kind in known for name in kind.__annotations__]
     for name in given:
         if name not in names:
@@ -147,6 +148,7 @@ NOT_IN_YAML = frozenset({"state_migrations"})
 
 
 def description_of(option: str) -> str:
+    """Description of one of `StreamOptions`."""
     described: str = get_type_hints(StreamOptions, include_extras=True)[option].__metadata__[0]
     return described
 
@@ -215,6 +217,7 @@ class StreamSpec:
         return {**self.op_tags, **STREAM_TAGS}
 
     def metadata(self) -> dict[str, Any]:
+        """Metadata for the asset's page."""
         options = self.options
         return {
             "dagster_ckpt/stream_id": self.stream_id,
@@ -237,6 +240,7 @@ def _checked_tags(stream_id: str, tags: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def asset_names(keys: Sequence[dg.AssetKey]) -> str:
+    """Asset keys as one string."""
     return ", ".join(key.to_user_string() for key in keys)
 
 
@@ -266,10 +270,12 @@ class Stream:
 
     @property
     def stream_id(self) -> str:
+        """Id in catalog and storage."""
         return self.spec.stream_id
 
     @property
     def writes(self) -> str:
+        """Its assets, as the catalog names them."""
         return asset_names(self.keys) or self.name
 
     def is_called(self, name: str) -> bool:
@@ -408,6 +414,7 @@ def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
 
 
 def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
+    """The one translator of streams that share jobs and sensors."""
     first = streams[0].translator if streams else StreamTranslator()
     for stream in streams:
         if stream.translator != first:
@@ -419,6 +426,7 @@ def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
 
 
 def stream_handle(stream: Stream, resources: DeploymentResources) -> StreamHandle:
+    """The handle of a stream, for operators."""
     return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
 
 
@@ -458,6 +466,7 @@ def open_stream(
 
 
 def defined_streams(streams: Sequence[Stream], resources: DeploymentResources) -> GivenStreams:
+    """The streams of a code location for a client, with the settings of their definitions."""
     return GivenStreams(
         resources.checkpoint_catalog.catalog(),
         id_of=lambda name: find_stream(streams, name).stream_id,

@@ -213,6 +213,7 @@ def streaming_multi_asset(
 
 
 def arguments_of(spec: dg.AssetSpec) -> dict[str, Any]:
+    """An asset spec as arguments of `dagster.asset`."""
     return {
         "key": spec.key,
         "deps": spec.deps,

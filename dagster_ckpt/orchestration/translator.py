@@ -86,6 +86,7 @@ class StreamTranslator:
         return self.resource_keys.get(resource, resource)
 
     def keys_of(self, resources: Iterable[str]) -> set[str]:
+        """The keys of several resources."""
         return {self.get_resource_key(each) for each in resources}
 
     def _prefixed(self, name: str) -> str:

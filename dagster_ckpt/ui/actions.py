@@ -31,6 +31,8 @@ class ActionStatus(StrEnum):
 
 @dataclass
 class Action:
+    """An action started on the page; its messages are steps, and result or failure."""
+
     number: int
     stream_id: str
     title: str

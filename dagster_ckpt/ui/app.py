@@ -65,6 +65,8 @@ _TABS: dict[str, Callable[[Client, str], Any]] = {
 
 
 class CheckpointPage:
+    """The pages over one client; see `checkpoint_page`."""
+
     def __init__(self, client: Client, *, token: str | None, allowed_hosts: list[str]) -> None:
         # So that the page withdraws only its own requests.
         self._client = client.operating_as(f"{client.origin}, checkpoint page {secrets.token_hex(4)}")

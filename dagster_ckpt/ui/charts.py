@@ -27,6 +27,8 @@ _SAVEPOINT = 2.0
 
 @dataclass(frozen=True)
 class Point:
+    """A value at a time."""
+
     at_ms: int
     value: float
     of: SnapshotFigures
@@ -108,6 +110,8 @@ def line_chart(title: str, values: Sequence[Point], text: Callable[[int], str]) 
 
 @dataclass(frozen=True)
 class TimelineBar:
+    """An execution on the time line, and its starting snapshot."""
+
     execution: ExecutionRecord
     restored: SnapshotRecord | None
 

@@ -40,6 +40,7 @@ _EVENTS = 500
 
 
 def number(value: int) -> str:
+    """A number with separators."""
     return f"{value:,}"
 
 
@@ -69,6 +70,8 @@ _OPTIONAL = ("records_behind", "watermark_delay_ms")
 
 @dataclass(frozen=True)
 class Overview:
+    """A stream's health, or why it cannot be evaluated, and its snapshots by status."""
+
     stream: StreamDescription
     health: StreamHealth | None
     problem: str | None
@@ -86,6 +89,8 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Summary:
+    """Percentiles over the last `count` completed snapshots."""
+
     stream: StreamDescription
     count: int
     rows: tuple[Percentiles, ...]
@@ -149,6 +154,8 @@ class SnapshotPage:
 
 @dataclass(frozen=True)
 class GraphPage:
+    """Streams that read each other, drawn from left to right."""
+
     found: StreamConnections
     chart: Markup
 
@@ -160,6 +167,7 @@ def names(snapshots: Sequence[SnapshotRecord]) -> list[tuple[str, SnapshotRecord
 
 
 def overview(client: Client, stream: str) -> Overview:
+    """The first page of a stream."""
     described = client.describe_stream(stream, limit=ROWS)
     problem = None
     try:
@@ -175,6 +183,7 @@ def overview(client: Client, stream: str) -> Overview:
 
 
 def graph(client: Client, stream: str | None) -> GraphPage:
+    """The streams that read each other."""
     found = client.stream_connections(stream)
     return GraphPage(found, graph_chart(found))
 
@@ -187,12 +196,14 @@ def history(
     status: SnapshotStatus | None,
     older_than: HistoryCursor | None,
 ) -> tuple[StreamDescription, HistoryPage]:
+    """A page of a stream's snapshots."""
     described = client.describe_stream(stream, limit=1)
     page = client.catalog.history.page(described.stream_id, limit=ROWS, kind=kind, status=status, older_than=older_than)
     return described, page
 
 
 def summary(client: Client, stream: str) -> Summary:
+    """Percentiles over the last completed snapshots."""
     described = client.describe_stream(stream, limit=1)
     figures = client.catalog.history.figures(described.stream_id, limit=CHARTED)
     rows = [
@@ -203,6 +214,7 @@ def summary(client: Client, stream: str) -> Summary:
 
 
 def timeline(client: Client, stream: str) -> TimelinePage:
+    """Restarts, restores and timelines of a stream."""
     described = client.describe_stream(stream, limit=EXECUTIONS)
     catalog = client.catalog
     sources = {each.execution_id: str((each.recovery or {}).get("snapshot_id") or "") for each in described.executions}
@@ -221,6 +233,7 @@ def timeline(client: Client, stream: str) -> TimelinePage:
 
 
 def failures(client: Client, stream: str) -> Failures:
+    """Failed attempts, executions and recoveries of a stream."""
     described = client.describe_stream(stream, limit=1)
     catalog = client.catalog
     page = catalog.history.page(described.stream_id, limit=ROWS, status=SnapshotStatus.FAILED)
@@ -256,6 +269,7 @@ def snapshot(client: Client, stream: str, snapshot_id: str) -> SnapshotPage:
 
 
 def configuration(client: Client, stream: str) -> Configuration:
+    """The recorded settings of a stream, and the effects of its checkpointing options."""
     described = client.describe_stream(stream, limit=1)
     recorded = described.settings
     options = tuple(

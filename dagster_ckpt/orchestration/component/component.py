@@ -49,6 +49,7 @@ class StreamResources(dg.Resolvable, dg.Model):
     ] = None
 
     def given(self) -> Mapping[str, Any]:
+        """The given resources, by their names without a translator."""
         found = {
             "pyspark": SparkSessionResource(spark_config=as_text(self.spark_config))
             if self.spark_config is not None
@@ -75,9 +76,11 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:
+        """The parameters of the command."""
         return ScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
+        """Write the file."""
         where = request.params.data_directory.rstrip("/")
         stream = {
             "name": request.params.stream,
@@ -166,10 +169,12 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
 
     @classmethod
     def model(cls) -> type[BaseModel]:
+        """The model that validates its YAML."""
         return with_field_errors(super().model())
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
+        """Description and tags for component catalogs."""
         return dg.ComponentTypeSpec(
             description="Spark Structured Streams with checkpoints, savepoints, restarts and rewinds.",
             tags=["spark", "streaming"],
@@ -181,11 +186,13 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         return {"env_var": dg.EnvVar}
 
     def translator(self) -> StreamTranslator:
+        """Names everything that the component defines."""
         given = self.resources.given() if self.resources is not None and self.name_prefix is not None else {}
         prefixed = {name: f"{self.name_prefix}_{name}" for name in given}
         return StreamTranslator(self.name_prefix, {**prefixed, **self.resource_keys})
 
     def all_streams(self) -> list[Stream]:
+        """Every stream declared here."""
         further = [imported("declared_in_python", path) for path in self.declared_in_python]
         for path, stream in zip(self.declared_in_python, further, strict=True):
             if not isinstance(stream, Stream):
@@ -197,6 +204,7 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         return [*(declared.stream(translator) for declared in self.streams), *further]
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002 - Dagster's signature
+        """Build the definitions of all streams."""
         schedules = {
             declared.stream_id or declared.name: declared.savepoints.periodic()
             for declared in self.streams

@@ -56,6 +56,7 @@ class Source(dg.Model):
         return self
 
     def read(self, spark: SparkSession) -> DataFrame:
+        """The stream as a data frame."""
         reader = spark.readStream.options(**with_values(self.options))
         if self.schema_ddl is not None:
             reader = reader.schema(self.schema_ddl)
@@ -135,6 +136,7 @@ class Trigger(dg.Model):
         return self
 
     def applied_to(self, writer: DataStreamWriter) -> DataStreamWriter:
+        """Set this trigger on a writer."""
         if self.processing_time is not None:
             return writer.trigger(processingTime=self.processing_time)
         if self.continuous is not None:

@@ -37,6 +37,7 @@ class Freshness(dg.Model):
         return self
 
     def policy(self) -> dg.FreshnessPolicy:
+        """The policy of the assets."""
         return dg.FreshnessPolicy.time_window(
             fail_window=timedelta(milliseconds=self.fail_after_ms),
             warn_window=timedelta(milliseconds=self.warn_after_ms) if self.warn_after_ms is not None else None,
@@ -66,6 +67,7 @@ class Savepoints(dg.Model):
         return self
 
     def periodic(self) -> PeriodicSavepoints:
+        """The schedule for `stream_definitions`."""
         return PeriodicSavepoints(
             self.cron_schedule,
             self.execution_timezone,
@@ -97,6 +99,7 @@ class Health(_Thresholds):
         return self
 
     def settings(self) -> HealthSettings:
+        """The thresholds for `stream_definitions`."""
         return HealthSettings(**self.model_dump())
 
 
@@ -181,6 +184,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
         return self
 
     def stream(self, translator: StreamTranslator | None = None) -> StreamingAsset:
+        """Create the streaming assets."""
         names = StreamOptions.__annotations__.keys() - NOT_IN_YAML
         options = cast("StreamOptions", {name: getattr(self, name) for name in names})
         describe = described(self.name, self.sources, self.transform, self.sink, self.trigger)

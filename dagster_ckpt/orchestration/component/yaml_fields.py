@@ -87,6 +87,7 @@ def settings_in_yaml(description: str, value: Any = Scalar) -> dg.Resolver:
 
 
 def describe(description: str) -> dg.Resolver:
+    """Describe a field with a default."""
     resolver: dg.Resolver = dg.Resolver.default(description=description)
     return resolver
 

@@ -108,6 +108,7 @@ class DiffStateConfig(_StateConfig):
 
 
 def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
+    """Build the jobs that show a stream and its state, examine its live directory, and verify its snapshots."""
     ops = StreamOps(streams)
     return [*_examination_jobs(ops), *_state_jobs(ops)]
 
@@ -210,6 +211,7 @@ def _state_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
 
 
 def compatibility_metadata(report: CompatibilityReport) -> dict[str, Any]:
+    """Metadata of a verdict on code."""
     rows = [[step.part.value, step.name, step.action.value, step.reason] for step in report.steps]
     return {
         "dagster_ckpt/verdict": report.verdict.value,
@@ -222,6 +224,7 @@ def compatibility_metadata(report: CompatibilityReport) -> dict[str, Any]:
 
 
 def doctor_metadata(examination: StreamExamination) -> dict[str, Any]:
+    """Metadata of an examination."""
     diagnosis = examination.diagnosis
     rows = [
         [item.severity.value, item.code.value, item.path, item.explanation, item.advice] for item in diagnosis.findings
@@ -242,6 +245,7 @@ def doctor_metadata(examination: StreamExamination) -> dict[str, Any]:
 
 
 def verification_metadata(verified: Sequence[SnapshotVerification]) -> dict[str, Any]:
+    """Metadata of verifications."""
     rows = [
         [
             "good" if item.passed else "BROKEN",
@@ -297,6 +301,7 @@ _EXECUTION_COLUMNS = {
 
 
 def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[str, Any]:
+    """Metadata of a stream."""
     handle = catalog.streams.get(stream_id)
     snapshots = catalog.snapshots.completed(stream_id)
     executions = catalog.executions.of_stream(stream_id, limit=limit)
@@ -359,6 +364,7 @@ def _time(ms: int | None) -> str | None:
 
 
 def state_metadata(shown: Sequence[ShownState]) -> dict[str, Any]:
+    """Metadata of state."""
     states: list[_Row] = [{**_name(each), "rows": each.rows} for each in shown]
     largest: list[_Row] = [{**_name(each), **vars(key)} for each in shown for key in each.largest]
     metadata: dict[str, Any] = {"dagster_ckpt/states": table({**_NAME, "rows": "int"}, states)}
@@ -369,6 +375,7 @@ def state_metadata(shown: Sequence[ShownState]) -> dict[str, Any]:
 
 
 def difference_metadata(shown: Sequence[ShownDifference]) -> dict[str, Any]:
+    """Metadata of differences of state."""
     changes = {"added": "ADDED", "removed": "REMOVED", "changed": "CHANGED"}
     states: list[_Row] = [
         {**_name(each), **{name: each.counts[change] for name, change in changes.items()}, "note": each.note}

@@ -90,6 +90,7 @@ def parameters(method: Callable[..., Any]) -> list[Parameter]:
 
 
 def arguments(method: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn option values into the method's arguments."""
     return {
         each.name: StartFrom.from_record(values) if each.annotation is StartFrom else values[each.name]
         for each in _signature(method)
@@ -98,6 +99,7 @@ def arguments(method: Callable[..., Any], values: Mapping[str, Any]) -> dict[str
 
 
 def summary(method: Callable[..., Any]) -> str:
+    """The first sentence of a method's docstring, without marks of code."""
     return (inspect.getdoc(method) or "").split("\n\n")[0].replace("\n", " ").replace("`", "")
 
 
@@ -185,12 +187,15 @@ class StreamOps:
         self._names: dict[str, str] = {}
 
     def op(self, function: Callable[..., Any]) -> dg.OpDefinition:
+        """Make an op of `function(context, config)`."""
         return self._op(function, OPERATOR_RESOURCES)
 
     def op_with_spark(self, function: Callable[..., Any]) -> dg.OpDefinition:
+        """Make an op that needs a Spark session as well."""
         return self._op(function, RESOURCES)
 
     def op_with_code(self, function: Callable[..., Any]) -> dg.OpDefinition:
+        """Make an op that needs what the code of the streams needs."""
         assets = [stream.asset for stream in self._streams if isinstance(stream, StreamingAsset)]
         return self._op(function, {*RESOURCES, *(key for asset in assets for key in asset.required_resource_keys)})
 
@@ -252,6 +257,7 @@ class StreamOps:
         return operator_job
 
     def stream(self, stream_id: str) -> Stream:
+        """Find a stream by its id, or by the key of one of its assets."""
         return find_stream(self._streams, stream_id)
 
     def client(self, context: dg.OpExecutionContext, stream_id: str) -> Client:
@@ -272,6 +278,7 @@ class StreamOps:
         )
 
     def resources(self, context: dg.OpExecutionContext) -> DeploymentResources:
+        """The resources of these streams."""
         return DeploymentResources.of(context.resources, self._translator)
 
     def _op(self, function: Callable[..., Any], resources: Iterable[str]) -> dg.OpDefinition:
@@ -290,5 +297,6 @@ def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) ->
 
 
 def log_messages(context: dg.OpExecutionContext, messages: Iterable[str]) -> None:
+    """Show a result's messages in the run's log."""
     for message in messages:
         context.log.info(message)

@@ -38,6 +38,7 @@ class CleanSinkConfig(StreamConfig):
 
 
 def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
+    """Build the jobs that preview rewinds, fork, import, adopt and export, and clean sinks."""
     ops = StreamOps(streams)
 
     @ops.op
@@ -82,6 +83,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 def rewind_metadata(
     context: dg.OpExecutionContext, stream: Stream, preview: RewindPreview
 ) -> dict[str, dg.MetadataValue]:
+    """Metadata of a rewind and its effects downstream."""
     return {**preview_metadata(preview), **downstream_metadata(dependents_of(context, stream, preview))}
 
 
@@ -96,6 +98,7 @@ ROWS_SHOWN = 200
 
 
 def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
+    """Metadata of a rewind."""
     plan = preview.plan
     facts = [
         ("plan", plan.reason),
@@ -143,6 +146,7 @@ def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.
 
 
 def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
+    """Metadata of a fork or import."""
     is_import = made.of_deployment is not None
     facts = [
         ("stream", made.stream_id),
@@ -161,6 +165,7 @@ def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
 
 
 def cleaning_metadata(cleaning: SinkCleaning) -> dict[str, dg.MetadataValue]:
+    """Metadata of orphaned part files."""
     done = "deleted" if cleaning.deleted else "would be deleted"
     orphans = [_orphan(orphan, done) for orphan in cleaning.orphans]
     table = markdown_table(("file", "bytes", "age", "undone by", "what is done"), orphans, at_most=ROWS_SHOWN)

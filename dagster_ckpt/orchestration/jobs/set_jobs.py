@@ -29,6 +29,7 @@ class RestartSetConfig(dg.Config):
 
 
 def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
+    """Build the jobs that take savepoint sets and restart streams from one."""
     ops = StreamOps(streams)
 
     @ops.op
@@ -57,6 +58,7 @@ def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
 
 def set_metadata(made: SavepointSet) -> dict[str, dg.MetadataValue]:
+    """Metadata of a savepoint set."""
     rows = [
         (stream_id, "none" if each.batch_id is None else each.batch_id, each.location or "")
         for stream_id in made.streams

@@ -53,6 +53,8 @@ REMEMBERED = _CONSIDERED + 1
 
 @dataclass(frozen=True)
 class ReportedEvent:
+    """A reported event, of a snapshot or a failed attempt."""
+
     event: EventRecord
     is_failure: bool = False
 

@@ -135,6 +135,7 @@ def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> Rec
 
 
 def unfinished_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> frozenset[str]:
+    """The runs whose end Dagster has not recorded."""
     if not run_ids:
         return frozenset()
     return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=UNFINISHED)))

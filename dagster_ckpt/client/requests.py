@@ -56,6 +56,7 @@ def ask(
 
 def await_process(stream: StreamHandle, request: RequestRecord, *, timeout_s: float) -> RequestRecord:
     """Wait for the answer of a stream's process as long as it is alive; as `ask`."""
+
     def run_ended() -> str | None:
         return None if is_running(stream) else "the stream's run ended before it answered"
 

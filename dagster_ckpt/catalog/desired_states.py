@@ -45,7 +45,6 @@ class UpgradePhase(StrEnum):
 
     @property
     def can_be_undone(self) -> bool:
-        """Whether the new code runs, or has run, so that a user can order a rollback."""
         return self in (UpgradePhase.UPGRADING, UpgradePhase.STABLE)
 
     @property

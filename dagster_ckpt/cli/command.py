@@ -265,7 +265,7 @@ class _Unconfirmed(click.ClickException):
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is undone or deleted, unless the answer was given as an option."""
+    """Ask, unless the answer was given as an option."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -224,7 +224,7 @@ def given_folder(folder: str | None, option: str = "target_directory") -> str | 
 
 
 def checked_target(label: str | None, target_directory: str | None) -> str | None:
-    """The URL of the folder for a savepoint with a label; `OptionError` if one of them is not valid."""
+    """The URL; `OptionError` if label or folder is not valid."""
     from dagster_ckpt.stream.start_from import checked_label
 
     target = given_folder(target_directory)

@@ -53,7 +53,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: the reason for users, and the figures it is based on."""
+    """The result of one check."""
 
     check: HealthCheck
     verdict: Verdict
@@ -299,7 +299,7 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether the sources still retain every record that a recovery from the newest snapshot would re-read."""
+    """Whether the sources still retain what a recovery would re-read."""
     finding = _finding_of(HealthCheck.SOURCE_RETENTION)
     if facts.newest is None:
         return finding(Verdict.PASS, "there is no snapshot yet that a recovery would start from")
@@ -344,7 +344,7 @@ def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def desired_state(facts: HealthFacts) -> Finding:
-    """Whether it is moving towards its desired state, and its last upgrade succeeded."""
+    """Whether it is moving towards its desired state."""
     finding = _finding_of(HealthCheck.DESIRED_STATE)
     row = facts.desired
     if row is None:

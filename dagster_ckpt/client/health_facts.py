@@ -212,7 +212,7 @@ def kafka_offsets(text: object) -> Offsets | None:
 
 
 def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
-    """Add the earliest offsets that the topics of Kafka sources still have."""
+    """Add them to the Kafka sources."""
     return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
 
 

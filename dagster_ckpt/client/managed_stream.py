@@ -85,7 +85,7 @@ class ObservedStream:
 
     @property
     def runs_another_version(self) -> bool:
-        """Whether the newest execution was started with other code than the loaded one."""
+        """Whether other code than the loaded one runs."""
         return (
             self.execution is not None
             and self.code_version is not None

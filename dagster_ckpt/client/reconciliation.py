@@ -76,7 +76,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class StepRuns:
-    """Runs of one step: how many ended without success, and whether one succeeded."""
+    """Runs of one step."""
 
     failed: int = 0
     succeeded: bool = False

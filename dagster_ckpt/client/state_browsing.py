@@ -177,7 +177,7 @@ LARGEST = 10
 
 @dataclass(frozen=True)
 class LargestKey:
-    """A key as JSON, its number of rows, and the size of its values as JSON."""
+    """A key, and the size of its values, as JSON."""
 
     key: str
     rows: int

@@ -466,7 +466,7 @@ def open_stream(
 
 
 def defined_streams(streams: Sequence[Stream], resources: DeploymentResources) -> GivenStreams:
-    """The streams of a code location for a client, with the settings of their definitions."""
+    """For a client, with the settings of their definitions."""
     return GivenStreams(
         resources.checkpoint_catalog.catalog(),
         id_of=lambda name: find_stream(streams, name).stream_id,

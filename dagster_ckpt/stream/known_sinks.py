@@ -170,7 +170,6 @@ def damaged_sink_logs(
 
 
 def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> str | None:
-    """Why a recovery cannot go back to a snapshot: it lacks a damaged log."""
     captured = captured_sinks(snapshot.properties)
     if captured is None:
         return None

@@ -142,7 +142,7 @@ def process_of(record: LeaseRecord | ExecutionRecord | LaunchRecord) -> ProcessI
 
 
 def jvm_of(lease: LeaseRecord) -> ProcessIdentity | None:
-    """The JVM of a lease's holder. Nothing can be proven of an `UNSEEN_JVM`."""
+    """Nothing can be proven of an `UNSEEN_JVM`."""
     if lease.jvm_pid is None:
         return None
     return ProcessIdentity(lease.jvm_pid, lease.jvm_start_ticks, lease.host, lease.boot_id)

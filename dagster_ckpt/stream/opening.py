@@ -40,7 +40,7 @@ class StreamSource(Protocol):
 
 
 def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
-    """The storage at a path or URL, or as an object; savepoints go to `savepoints` in it."""
+    """At a path or URL, savepoints go to its folder `savepoints`."""
     if not isinstance(storage, str):
         return storage
     root = location_url("storage", storage).rstrip("/")

@@ -343,7 +343,7 @@ def set_options(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StartOption(NamedTuple):
-    """A field of `StartFrom`: `kind` is bool, int, str or an enum, `default` None means no value."""
+    """A field of `StartFrom`; `default` None means no value."""
 
     name: str
     kind: type[Any]

@@ -1,4 +1,4 @@
-"""Actions that the checkpoint page offers with `--actions`: savepoint, stop and restart, each in the background."""
+"""Actions that the checkpoint page offers with `--actions`."""
 
 from __future__ import annotations
 

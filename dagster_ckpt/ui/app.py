@@ -1,4 +1,4 @@
-"""The ASGI application of the checkpoint page: its routes, and what a browser may do."""
+"""The ASGI application of the checkpoint page."""
 
 from __future__ import annotations
 

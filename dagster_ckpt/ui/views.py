@@ -1,4 +1,4 @@
-"""What each page shows, read from the client: plain values that the templates print."""
+"""What each page shows, read from the client."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class CleanSinkConfig(StreamConfig):
 
 
 def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that preview rewinds, fork, import, adopt and export, and clean sinks."""
+    """Build the jobs for rewinds and forks."""
     ops = StreamOps(streams)
 
     @ops.op

@@ -29,7 +29,7 @@ class RestartSetConfig(dg.Config):
 
 
 def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that take savepoint sets and restart streams from one."""
+    """Build the jobs for savepoint sets."""
     ops = StreamOps(streams)
 
     @ops.op

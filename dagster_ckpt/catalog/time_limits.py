@@ -16,7 +16,6 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import Engine
 
 DEFAULT_TTL_MS = 30_000
-# Share of its life after which a holder that could not renew gives it up.
 GIVE_UP_AFTER = 0.8
 # Migrations run without a lease, one process at a time.
 MIGRATION_S = 60.0
@@ -49,7 +48,7 @@ def limit_transaction(connection: Connection, seconds: float) -> None:
 
 
 def limit_connections(engine: Engine) -> None:
-    """Make an engine's connections obey `limited`.
+    """Connections obey `limited`.
 
     The client ends a call if server, proxy or network do not respond. The server ends statements that no client waits
     for, and transactions whose client froze while holding rows that others need.

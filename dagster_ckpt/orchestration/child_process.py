@@ -33,7 +33,7 @@ class Returned(Generic[T]):
 
 @dataclass(frozen=True)
 class Raised:
-    """The function has raised; `trace` is the traceback of the error's cause, or its own."""
+    """`trace` is the traceback of the error's cause, or its own."""
 
     error: BaseException
     trace: str
@@ -41,7 +41,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Died:
-    """The process has ended without an answer: "was killed by SIGKILL"."""
+    """For example "was killed by SIGKILL"."""
 
     pid: int
     how: str
@@ -110,7 +110,7 @@ def _read(pipe: int) -> bytes:
 
 
 def _answer(work: Callable[[], T], writing: int) -> NoReturn:
-    """Run the function, write what it returned or raised, and end this process without its parent's exit handlers."""
+    """Ends this process without its parent's exit handlers."""
     status = 1
     try:
         try:

@@ -50,10 +50,7 @@ def can_restart_in_run(context: StepContext) -> bool:
 
 
 def restarting_in_run(context: StepContext, open_stream: Callable[[], StreamHandle], work: Callable[[], T]) -> T:
-    """Run a stream in a child process, and in another one each time it dies and the restart strategy allows it.
-
-    `open_stream` and `work` are called in children: this process keeps no connection that they would share.
-    """
+    """`open_stream` and `work` are called in children: this process keeps no connection that they would share."""
     failed: str | None = None
     while True:
         end = in_child(work, interrupted=check_captured_interrupt)

@@ -6,6 +6,7 @@ parts are killed; the result is one line of JSON: seconds from a kill until ever
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -35,7 +36,7 @@ class Cluster:
         conf = folder / "conf"
         shutil.copytree(HOME / "conf", conf)
         self.rest, rpc = free_port(), free_port()
-        settings = {
+        settings: dict[str, object] = {
             "jobmanager.rpc.address": "localhost",
             "jobmanager.rpc.port": rpc,
             "jobmanager.bind-host": "localhost",
@@ -59,6 +60,9 @@ class Cluster:
             "restart-strategy.fixed-delay.attempts": 1_000_000,
             "restart-strategy.fixed-delay.delay": "0 s",
         }
+        # What Flink needs of Java 17.
+        [opened] = re.findall(r"all: (--add-\S.*)", (HOME / "conf/config.yaml").read_text())
+        settings["env.java.opts.all"] = opened
         (conf / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
         self._environment = {
             **os.environ,

@@ -1,7 +1,7 @@
 """Runs a function in a child process, which is replaced after its death without importing anything again.
 
 The child is a fork of this process, so it must be made before a JVM is started here. A `Spare` is a child that has
-prepared the function and waits to be told.
+prepared the function and waits until it may go on.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def in_child(
 
 
 class Spare(Generic[T]):
-    """A child process that calls `prepare`, and `work` once it is told. It ends when this process ends.
+    """A child process that calls `prepare`, and `work` once this process says so. It ends when this process ends.
 
     It also ends as soon as what `prepare` returns says that it is of no use any more.
     """
@@ -204,7 +204,7 @@ def _stand_by(prepare: Callable[[], Callable[[], bool]], work: Callable[[], T], 
         while not told.wait(_POLL_S):
             if not is_of_use():
                 os._exit(1)
-    except BaseException:  # noqa: BLE001 - the work itself tells the cause, if it was told to go on
+    except BaseException:  # noqa: BLE001 - if it is to go on, the work itself tells the cause
         if not told.is_set():
             traceback.print_exc()
             sys.stderr.flush()

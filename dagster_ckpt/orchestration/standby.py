@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from dagster_ckpt.orchestration.child_process import Spare
@@ -45,7 +46,7 @@ class Standby(Generic[T]):
             self._lose(f"The spare process {self._spare.pid} {ended}")
         elif not self._is_reported and self._spare.is_ready:
             self._is_reported = True
-            self._report(f"The spare process {self._spare.pid} is ready")
+            self._say(f"The spare process {self._spare.pid} is ready")
 
     def take(self) -> Spare[T] | None:
         """The spare, if there is one, for the caller to use; another one follows."""
@@ -74,4 +75,9 @@ class Standby(Generic[T]):
         delay_s = min(DELAY_S * 2**self._lost, LONGEST_DELAY_S)
         self._lost += 1
         self._due_s = self._clock() + delay_s
-        self._report(f"{what}; the stream continues, and the next one is started in {delay_s:.0f} s")
+        self._say(f"{what}; the stream continues, and the next one is started in {delay_s:.0f} s")
+
+    def _say(self, what: str) -> None:
+        # A log that cannot be written must not end the driver.
+        with suppress(Exception):
+            self._report(what)

@@ -117,6 +117,19 @@ def test_a_machine_that_cannot_start_one_does_not_end_the_stream() -> None:
     assert len(stage.started) == 1
 
 
+def test_a_log_that_fails_does_not_end_the_stream() -> None:
+    def fails(_: str) -> None:
+        raise OSError("the database is away")
+
+    stage = Stage()
+    standby: Standby[None] = Standby(stage.start, fails, clock=lambda: stage.now_s)
+    stage.pass_s(standby, DELAY_S)
+    stage.started[0].is_ready = True
+    stage.pass_s(standby, 1)
+
+    assert standby.take() is stage.started[0]
+
+
 def test_without_one_there_is_none_and_the_end_ends_it() -> None:
     stage = Stage()
     none: Standby[None] = Standby(None, stage.said.append, clock=lambda: stage.now_s)

@@ -78,8 +78,13 @@ class Spare(Generic[T]):
     def __init__(self, prepare: Callable[[], Callable[[], bool]], work: Callable[[], T]) -> None:
         waiting, self._tell = os.pipe()
         _telling.add(self._tell)
-        self.pid, self._reading = _fork(lambda writing: _stand_by(prepare, work, waiting, writing))
-        os.close(waiting)
+        try:
+            self.pid, self._reading = _fork(lambda writing: _stand_by(prepare, work, waiting, writing))
+        except OSError:
+            self._forget()
+            raise
+        finally:
+            os.close(waiting)
         self._received = b""
 
     @property
@@ -122,7 +127,12 @@ def _fork(child: Callable[[int], NoReturn]) -> tuple[int, int]:
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(reading)
+        os.close(writing)
+        raise
     if pid == 0:
         # Otherwise a spare would not see that its parent has ended.
         for end in (reading, *_telling):

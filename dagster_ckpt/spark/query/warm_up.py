@@ -9,6 +9,8 @@ from dagster_ckpt.spark.query.session import is_classic_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LONGEST_S = 60
+
 
 def warm_up(spark: SparkSession) -> None:
     """Run one batch of a small query with state, in a session and a temporary directory of its own."""
@@ -23,6 +25,6 @@ def warm_up(spark: SparkSession) -> None:
     writer = counted.writeStream.queryName("dagster_ckpt_warm_up").format("noop").outputMode("update")
     query = writer.trigger(once=True).start()
     try:
-        query.awaitTermination()
+        query.awaitTermination(_LONGEST_S)
     finally:
         query.stop()

@@ -361,6 +361,7 @@ class SnapshotRecord:
     """A checkpoint or savepoint.
 
     Attributes:
+        number: The n of `chk-<n>`.
         location: URL of its folder, once completed.
         full_bytes: Bytes that a restore reads; `incremental_bytes` were written for it.
         rows: Input rows since the previous snapshot, as far as its execution saw them.

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import Engine
 
 DEFAULT_TTL_MS = 30_000
+# Share of its life after which a holder that could not renew gives it up.
 GIVE_UP_AFTER = 0.8
 # Migrations run without a lease, one process at a time.
 MIGRATION_S = 60.0

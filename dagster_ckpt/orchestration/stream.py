@@ -126,6 +126,11 @@ class StreamOptions(TypedDict, total=False):
         "child that runs the stream. False: one process, and the supervisor sensor launches a new run, as it does "
         "where Spark is started before the step (PySparkResource) and on systems other than Linux. Default: true.",
     ]
+    standby: Annotated[
+        bool,
+        "Keep a spare process within the run, with your code imported and Spark started, that takes over when the "
+        "driver or its JVM dies. It costs the memory of a second driver. Needs restart_in_run. Default: false.",
+    ]
     state_migrations: Annotated[
         Sequence[StateMigration] | None,
         "Rules for the state of operators that a release changes, carried out by a start with migrate_state. Default: "
@@ -168,6 +173,7 @@ class StreamSpec:
     upgrade: UpgradePolicy = field(default_factory=UpgradePolicy)
     stall_timeout_ms: int | None = None
     restart_in_run: bool = True
+    standby: bool = False
     op_tags: Mapping[str, Any] = field(default_factory=dict, hash=False)
     hooks: frozenset[dg.HookDefinition] = frozenset()
     unexpected_rows: UnexpectedRows | None = None
@@ -191,6 +197,11 @@ class StreamSpec:
                 f"stall_timeout_ms of stream {stream_id!r} is {stall_timeout_ms}, but must be at least "
                 f"{SHORTEST_STALL_MS}, or None for no limit: shorter waits are normal."
             )
+        if options.get("standby") and not options.get("restart_in_run", True):
+            raise OptionError(
+                f"Stream {stream_id!r} has standby=True and restart_in_run=False, but its spare process would "
+                "restart it within the run. Remove one of them."
+            )
         checkpointing = options.get("checkpointing")
         strategy, upgrade = options.get("restart_strategy"), options.get("upgrade")
         if isinstance(checkpointing, CheckpointSettings):
@@ -206,6 +217,7 @@ class StreamSpec:
             upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy(),
             stall_timeout_ms,
             options.get("restart_in_run", True),
+            options.get("standby", False),
             _checked_tags(stream_id, options.get("op_tags") or {}),
             frozenset(options.get("hooks") or ()),
             options.get("unexpected_rows"),

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import dagster as dg
@@ -61,9 +62,10 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
 from dagster_ckpt.spark.query.session import active_in_thread, application_of, apply_state_backend
+from dagster_ckpt.spark.query.warm_up import warm_up
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import refuse_while_written
-from dagster_ckpt.stream.liveness import UNSEEN_JVM
+from dagster_ckpt.stream.liveness import UNSEEN_JVM, Liveness, ProcessIdentity
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.durations import rounded_duration, size, utc_time
@@ -97,8 +99,13 @@ def run_stream(
     with capture_interrupts():
         try:
             if spec.restart_in_run and can_restart_in_run(context):
-                ended = restarting_in_run(context, lambda: _handle_of_this_step(context, spec, resources), work)
+                is_preflight = bool(context.op_execution_context.op_config.get("preflight"))
+                prepare = partial(_stand_by, resources) if spec.standby and not is_preflight else None
+                handle = partial(_handle_of_this_step, context, spec, resources)
+                ended = restarting_in_run(context, handle, work, prepare=prepare)
             else:
+                if spec.standby:
+                    context.log.warning("This run has no spare process, because its process is not that of a restart.")
                 ended = work()
         except dg.Failure as failure:
             run = context.instance.get_run_by_id(context.run.run_id)
@@ -110,6 +117,21 @@ def run_stream(
         context.log_event(observation)
     yield from ()
     return ended.outcome
+
+
+def _stand_by(resources: DeploymentResources) -> Callable[[], bool]:
+    """Start Spark in a spare process; returns whether it is still of use."""
+    with capture_interrupts():
+        spark = resources.spark_session
+        # Again, because Spark has replaced the handler.
+        with capture_interrupts():
+            apply_state_backend(spark, resources.state_backend.backend())
+            # Without it, the spare only takes longer to continue.
+            with suppress(Exception):
+                warm_up(spark)
+            pid = jvm_pid(spark)
+    jvm = ProcessIdentity.of(pid) if pid is not None else None
+    return lambda: (jvm is None or jvm.liveness() is not Liveness.ENDED) and not check_captured_interrupt()
 
 
 @dataclass(frozen=True)

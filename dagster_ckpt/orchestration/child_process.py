@@ -40,7 +40,7 @@ class Returned(Generic[T]):
 
 @dataclass(frozen=True)
 class Raised:
-    """The function has raised; `trace` is the traceback of the error's cause, or its own."""
+    """`trace` is the traceback of the error's cause, or its own."""
 
     error: BaseException
     trace: str
@@ -48,7 +48,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Died:
-    """The process has ended without an answer: "was killed by SIGKILL"."""
+    """For example "was killed by SIGKILL"."""
 
     pid: int
     how: str
@@ -223,7 +223,7 @@ def _stand_by(prepare: Callable[[], Callable[[], bool]], work: Callable[[], T], 
 
 
 def _answer(work: Callable[[], T], writing: int) -> NoReturn:
-    """Run the function, write what it returned or raised, and end this process without its parent's exit handlers."""
+    """Ends this process without its parent's exit handlers."""
     status = 1
     try:
         try:

@@ -1,4 +1,4 @@
-"""`StreamSpec`, a stream for its run; `Stream`, also for sensors and operators; and how both are opened."""
+"""`StreamSpec`, a stream for its run, and `Stream`, also for sensors and operators."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def refuse_unfit(
     automation_condition: dg.AutomationCondition[Any] | None,
     partitions_def: dg.PartitionsDefinition[Any] | None,
 ) -> None:
-    """Raise an OptionError for an asset that Dagster would launch by itself, or in parts."""
+    """An asset that Dagster would launch by itself, or in parts."""
     for name, value in (("automation_condition", automation_condition), ("partitions_def", partitions_def)):
         if value is not None:
             raise OptionError(
@@ -225,7 +225,7 @@ class StreamSpec:
         )
 
     def tags_of_op(self) -> dict[str, Any]:
-        """Those of the op, and of the runs of its start job."""
+        """Also of the runs of its start job."""
         return {**self.op_tags, **STREAM_TAGS}
 
     def metadata(self) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class Stream:
         return asset_names(self.keys) or self.name
 
     def is_called(self, name: str) -> bool:
-        """Whether `name` is its stream id, or the key of one of its assets."""
+        """By its stream id, or the key of one of its assets."""
         return name == self.stream_id or name in {key.to_user_string() for key in self.keys}
 
 
@@ -375,7 +375,7 @@ class StreamingAsset(Stream):
 
 
 def stream_of_asset(asset: dg.AssetsDefinition) -> StreamingAsset | None:
-    """The stream that a streaming asset of a code location is; None for another asset."""
+    """None for another asset."""
     function = _function_of(asset)
     found = vars(function).get(_STREAM) if function is not None else None
     return found if isinstance(found, StreamingAsset) else None
@@ -414,7 +414,7 @@ def _start_job(spec: StreamSpec, name: str, asset: dg.AssetsDefinition) -> Unres
 
 
 def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
-    """Find a stream by its id, or by the key of one of its assets."""
+    """By its id, or by the key of one of its assets."""
     for stream in streams:
         if stream.is_called(stream_id):
             return stream
@@ -450,7 +450,7 @@ def open_stream(
     writes: str,
     code_version: str | None,
 ) -> StreamHandle:
-    """The handle of a stream; `name` is that of its query in Spark.
+    """`name` is that of the query in Spark.
 
     A storage in the stream's `CheckpointConfig` overrides the resource, as in Flink, and inherits its other options.
     """
@@ -478,7 +478,7 @@ def open_stream(
 
 
 def defined_streams(streams: Sequence[Stream], resources: DeploymentResources) -> GivenStreams:
-    """The streams of a code location for a client, with the settings of their definitions."""
+    """For a client, with the settings of their definitions."""
     return GivenStreams(
         resources.checkpoint_catalog.catalog(),
         id_of=lambda name: find_stream(streams, name).stream_id,

@@ -1,4 +1,4 @@
-"""The body of a streaming asset's op: the lifecycle inside a Dagster run.
+"""The body of a streaming asset's op.
 
 The run's status as recorded by Dagster decides whether the stream was canceled or failed, never
 the signal: a user's cancel, a timeout and a server shutdown look the same from inside.
@@ -86,10 +86,9 @@ def run_stream(
     *,
     check: Callable[[StepContext], None],
 ) -> Generator[Any, None, Outcome | None]:
-    """Run a stream until it ends, is stopped, canceled or interrupted; returns how, or None after a preflight.
+    """Carry out `StreamResource.run`.
 
-    Yields nothing: the end of a stream is no materialization. A canceled or failed stream raises a `dagster.Failure`
-    that Dagster never retries. `check` validates the op and its run before anything starts.
+    `check` validates the op and its run before anything starts.
     """
 
     def work() -> _Ended:
@@ -197,7 +196,6 @@ def _describe_error(error: Exception) -> str:
 
 
 def _with_run_config(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
-    """The stream with this run's option overrides."""
     if config.checkpointing is None:
         return spec
     return replace(spec, options=spec.options.overridden(config.checkpointing.model_dump()))
@@ -216,15 +214,13 @@ def _handle_of_this_step(context: StepContext, spec: StreamSpec, resources: Depl
 
 
 def _written(context: StepContext) -> list[dg.AssetSpec]:
-    """The assets that the step writes; empty for an op outside assets."""
+    """Empty for an op outside assets."""
     step = context.op_execution_context
     return list(step.assets_def.specs) if step.has_assets_def else []
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A step that runs a stream, or tries its code."""
-
     context: StepContext
     handle: StreamHandle
     resources: DeploymentResources
@@ -233,7 +229,6 @@ class _Step:
     unexpected: UnexpectedRows | None
 
     def preflight(self, config: StreamRunConfig) -> PreflightRecord:
-        """Try the loaded code without affecting the stream, which may be running."""
         with self._in_session():
             return preflight(
                 self.handle,
@@ -244,7 +239,6 @@ class _Step:
             )
 
     def run(self, config: StreamRunConfig) -> Outcome:
-        """Run the stream until it ends."""
         context, handle = self.context, self.handle
         asked, start_from = context.run.tags.get(START_REQUEST_TAG), self._start_from(config)
         if not hands_over(handle, asked):
@@ -293,7 +287,6 @@ class _Step:
 
     @contextmanager
     def _in_session(self) -> Iterator[SparkSession]:
-        """Work with the Spark session, which may be created for it."""
         spark = self.resources.spark_session
         apply_state_backend(spark, self.resources.state_backend.backend())
         # Enter again, because creating a Spark session replaces the SIGINT handler.

@@ -1,4 +1,4 @@
-"""One stream in YAML: its query, options, schedules and health thresholds."""
+"""One stream in YAML."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta

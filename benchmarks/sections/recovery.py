@@ -96,7 +96,7 @@ def findings(
             (name, seconds(statistics.median(taken)), seconds(min(taken)), seconds(max(taken)))
             for name, taken in flink.items()
         ),
-        note=f"Not measured: {reason}" if reason else "A TaskManager is missed after some of Flink's heartbeats.",
+        note=f"Not measured: {reason}" if reason else "The loss of a TaskManager is noticed by heartbeats that fail.",
     )
     costs = Table(
         title="Memory of a spare process, MB",

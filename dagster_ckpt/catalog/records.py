@@ -165,6 +165,8 @@ IS_LAUNCHED = "is_launched"
 PROGRAM = "program"
 # Of a START request: its run checks its code, then suspends the running query.
 HANDS_OVER = "hands_over"
+# Of a SUSPEND request: the START request whose run continues where the query stops.
+FOR_START = "for_start"
 
 
 class HoldKind(StrEnum):

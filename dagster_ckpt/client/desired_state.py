@@ -285,6 +285,8 @@ def _handing_over(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
         waits = stay(row, "the run of the new code checks it beside the old code")
         return waits.with_changes(upgrade=noted, holds_restart=True)
     if request is not None and seen.is_alive:
+        if execution is not None and execution.status is ExecutionStatus.SUSPENDED:
+            return stay(row, "waiting for the old code to end").with_changes(upgrade=noted, holds_restart=True)
         return move(row, upgrade, UpgradePhase.REFUSED, f"not handed over: {request.error or _WITHDRAWN}")
     if not seen.is_alive:
         # The old code died, or was stopped for a new code that did not start then.

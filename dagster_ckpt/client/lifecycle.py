@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.desired_states import AlertUntil
-from dagster_ckpt.catalog.records import HANDS_OVER, IS_LAUNCHED, RequestKind
+from dagster_ckpt.catalog.records import HANDS_OVER, IS_LAUNCHED, ExecutionStatus, RequestKind
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.connection import Connection, checked_target
 from dagster_ckpt.client.requests import (
@@ -19,6 +19,7 @@ from dagster_ckpt.client.requests import (
     is_running,
     require_running,
     snapshot_of,
+    start_again,
     withdrawing,
 )
 from dagster_ckpt.errors import CkptError, LeaseHeldError, OptionError, RequestFailedError, RequestTimeoutError
@@ -318,8 +319,11 @@ class LifecycleMethods(Connection):
                 if isinstance(error, RequestFailedError):
                     # The process that refused the start answers before it ends.
                     await_stop(opened, timeout_s)
-                if was_running and start != StartFrom() and not is_running(opened):
-                    self._go_on(opened, report, error)
+                if not is_running(opened):
+                    if start_again(opened, request_id, origin=self._origin):
+                        report(f"the start failed ({error}), so the query is started again where it stopped")
+                    elif was_running and start != StartFrom():
+                        self._go_on(opened, report, error)
                 raise
         return ahead
 
@@ -330,7 +334,9 @@ class LifecycleMethods(Connection):
 
     def _still_runs(self, stream: StreamHandle, before: ExecutionRecord | None) -> bool:
         now = self._catalog.executions.latest(stream.stream_id)
-        return is_running(stream) and now is not None and before is not None and now.execution_id == before.execution_id
+        if now is None or before is None or now.status is ExecutionStatus.SUSPENDED:
+            return False
+        return is_running(stream) and now.execution_id == before.execution_id
 
     def _go_on(self, stream: StreamHandle, report: Callable[[str], None], error: CkptError) -> None:
         self.request_start(stream.stream_id)

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.errors import CatalogError, RequestFailedError, RequestTimeoutError
 from dagster_ckpt.stream.lease import has_living_holder
+from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import DesiredState
 
 if TYPE_CHECKING:
     from dagster_ckpt.stream.handle import StreamHandle
 
 POLL_S = 0.5
+# Whoever finds the query stopped asks for the same start.
+_AGAIN = uuid.UUID("0a5d7c1e-8d3b-4f7b-9b0f-2f4c2f0f6d52")
 
 
 def is_running(stream: StreamHandle) -> bool:
@@ -132,6 +136,25 @@ def await_stop(stream: StreamHandle, timeout_s: float) -> None:
                 "s. Check the log of its run; terminate the run if it hangs. Its snapshots are safe."
             )
         time.sleep(POLL_S)
+
+
+def start_again(stream: StreamHandle, start_id: str, *, origin: str) -> bool:
+    """If the query was stopped for a start that has come to nothing, request another start, once, where it stopped.
+
+    Returns whether it was. A stream that is to be down stays down.
+    """
+    row = stream.catalog.desired_states.find(stream.stream_id)
+    is_to_run = row is None or row.desired in (None, DesiredState.RUNNING)
+    if not is_to_run or not stream.catalog.requests.stopped_for(start_id):
+        return False
+    stream.catalog.requests.submit(
+        stream.stream_id,
+        RequestKind.START,
+        arguments=StartFrom().as_record(),
+        origin=origin,
+        request_id=str(uuid.uuid5(_AGAIN, start_id)),
+    )
+    return True
 
 
 def snapshot_of(stream: StreamHandle, answer: RequestRecord) -> SnapshotRecord:

@@ -186,6 +186,7 @@ def _find_or_launch(
         with suppress(CatalogError):
             if handle.catalog.requests.get(request.request_id).status is not RequestStatus.COMPLETED:
                 driver.cancel()
+                requests.start_again(handle, request.request_id, origin=request.origin)
         raise
 
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 # The START request that a driver answers, like `{start_request}` in a launch's command.
 START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
 _LOG_LINES = 20
+# While it is waited for, nothing writes output.
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -349,12 +351,12 @@ def _take_over(
         if asked is None:
             raise withdrawn
         try:
-            await_process(stream, asked, timeout_s=REQUEST_TIMEOUT_S)
+            await_process(stream, asked, timeout_s=REQUEST_TIMEOUT_S, poll_s=_POLL_S)
         except RequestFailedError:
             # It may have ended by itself meanwhile.
             if is_running(stream):
                 raise
-        await_stop(stream, REQUEST_TIMEOUT_S)
+        await_stop(stream, REQUEST_TIMEOUT_S, poll_s=_POLL_S)
     if not _is_open(stream.catalog.requests.get(request_id)):
         start_again(stream, request_id, origin=request.origin)
         raise RequestFailedError(

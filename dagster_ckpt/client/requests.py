@@ -58,13 +58,15 @@ def ask(
         return await_process(stream, request, timeout_s=timeout_s)
 
 
-def await_process(stream: StreamHandle, request: RequestRecord, *, timeout_s: float) -> RequestRecord:
+def await_process(
+    stream: StreamHandle, request: RequestRecord, *, timeout_s: float, poll_s: float | None = None
+) -> RequestRecord:
     """Wait for the answer of a stream's process as long as it is alive; as `ask`."""
 
     def run_ended() -> str | None:
         return None if is_running(stream) else "the stream's run ended before it answered"
 
-    return await_answer(stream, request, timeout_s=timeout_s, abort_reason=run_ended)
+    return await_answer(stream, request, timeout_s=timeout_s, abort_reason=run_ended, poll_s=poll_s)
 
 
 def await_answer(
@@ -73,13 +75,14 @@ def await_answer(
     *,
     timeout_s: float,
     abort_reason: Callable[[], str | None] = lambda: None,
+    poll_s: float | None = None,
 ) -> RequestRecord:
     """Wait until a request is answered. If it is not, or the wait is interrupted, withdraw it; raises as `ask`.
 
     `abort_reason` is called at each poll: a reason ends the wait.
     """
     with withdrawing(stream, request.request_id):
-        return _await_answer(stream, request, timeout_s, abort_reason)
+        return _await_answer(stream, request, timeout_s, abort_reason, poll_s)
 
 
 @contextmanager
@@ -99,7 +102,11 @@ def withdrawing(stream: StreamHandle, request_id: str) -> Iterator[None]:
 
 
 def _await_answer(
-    stream: StreamHandle, request: RequestRecord, timeout_s: float, abort_reason: Callable[[], str | None]
+    stream: StreamHandle,
+    request: RequestRecord,
+    timeout_s: float,
+    abort_reason: Callable[[], str | None],
+    poll_s: float | None,
 ) -> RequestRecord:
     deadline = time.monotonic() + timeout_s
     while True:
@@ -119,14 +126,14 @@ def _await_answer(
                 f"{what} had no answer within {timeout_s:.0f} s and was withdrawn. Check the log of the stream's run: "
                 "a batch that takes longer than this, or a query without a committed batch, cannot answer."
             )
-        time.sleep(POLL_S)
+        time.sleep(poll_s or POLL_S)
 
 
 def _describe(request: RequestRecord) -> str:
     return f"{request.kind.value} of stream {request.stream_id!r} (request {request.request_id})"
 
 
-def await_stop(stream: StreamHandle, timeout_s: float) -> None:
+def await_stop(stream: StreamHandle, timeout_s: float, *, poll_s: float | None = None) -> None:
     """Wait until nothing of a stream is running any more."""
     deadline = time.monotonic() + timeout_s
     while is_running(stream):
@@ -135,7 +142,7 @@ def await_stop(stream: StreamHandle, timeout_s: float) -> None:
                 f"Stream {stream.stream_id!r} accepted the request to stop but is still running after {timeout_s:.0f} "
                 "s. Check the log of its run; terminate the run if it hangs. Its snapshots are safe."
             )
-        time.sleep(POLL_S)
+        time.sleep(poll_s or POLL_S)
 
 
 def start_again(stream: StreamHandle, start_id: str, *, origin: str) -> bool:

@@ -20,6 +20,8 @@ from dagster_ckpt.catalog.database import Database
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import (
     HANDS_OVER,
+    EventRecord,
+    EventType,
     ExecutionRecord,
     ExecutionStatus,
     Holder,
@@ -28,6 +30,7 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.catalog.requests import RequestRecords
+from dagster_ckpt.catalog.transitions import describe_event
 from dagster_ckpt.client import launching, preflight, requests
 from dagster_ckpt.client.launching import hand_over
 from dagster_ckpt.io.local import LocalFileIO
@@ -190,6 +193,10 @@ class Process:
         return self.query
 
 
+def sentence(event: EventRecord) -> str:
+    return describe_event(event.stream_id, event.type, event.payload)[1]
+
+
 def noted(stream: Any, *_: Any, **__: Any) -> None:
     """In place of the comparison of batches, which needs Spark: what it records."""
     stream.catalog.desired_states.note_preflight(STREAM, PreflightRecord("2", True, "the same", LAST, 1))
@@ -310,6 +317,27 @@ def test_the_old_process_is_killed_before_each_change_after_it_was_asked_to_stop
             break
         step += 1
     assert step
+
+
+def test_the_gap_in_the_output_is_recorded(pristine: Pristine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pristine.again() as scene:
+        world = world_of(scene, monkeypatch, proves_deaths=True)
+        old = old_code(world)
+        world.commits()
+        last = world.history.live.positions().commit or 0
+        new = Process(world, "new", start_request=world.asks()).begin().end()
+        assert new.error is None
+        old.end()
+        events = world.catalog.events
+        found = events.last_of([STREAM], [EventType.HANDED_OVER], up_to=events.latest_sequence(), each=9)[STREAM]
+        times = [path_of(f"{world.history.live.url}/commits/{batch}").stat().st_mtime_ns for batch in (last, last + 1)]
+        world.history.close()
+
+    [event] = found
+    assert event.payload["batch_id"] == last + 1
+    assert event.payload["gap_ms"] == times[1] // 10**6 - times[0] // 10**6
+    assert 0 <= event.payload["stopped_ms"] <= DEADLINE_S * 1000
+    assert f"batch {last + 1} is the first of the new code, {event.payload['gap_ms']} ms after" in sentence(event)
 
 
 def test_a_query_does_not_stop_for_a_process_that_died_after_it_asked(

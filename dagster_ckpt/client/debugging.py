@@ -159,6 +159,11 @@ class BatchDebug(ExitStack):
         return self._rows(self._after, operator, state)
 
     @property
+    def took_ms(self) -> int | None:
+        """How long the batch took in the replay, if Spark reported that."""
+        return self._captured.trial.took_ms
+
+    @property
     def reader_after(self) -> StateReader | None:
         """Reads the state after the batch; None if the batch failed, or there is no state that can be read."""
         return self._after

@@ -23,7 +23,6 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from dagster_ckpt.catalog.transitions import describe_event
 from dagster_ckpt.client import (
     Client,
     HistoryCursor,
@@ -86,7 +85,6 @@ class CheckpointPage:
             "number": lambda value: "-" if value is None else views.number(value),
             "redacted": lambda value: "" if value is None else without_secrets(str(value)),
             "snapshot_name": describe_snapshot,
-            "sentence": lambda event: describe_event(event.stream_id, event.type, event.payload)[1],
         }
         stream = "/streams/{stream:path}"
         routes = [

@@ -70,7 +70,7 @@ class TestReading:
         tried = PreflightRecord("43", True, "batch 3: the same 10 rows of output", 3, client.catalog.now_ms())
         desired.note_preflight(STREAM, tried)
         with client.catalog.database.writing() as connection:
-            gap = {"to_version": "43", "batch_id": 5, "gap_ms": 1_234}
+            gap = {"to_version": "43", "batch_id": 5, "gap_ms": 1_234, "stopped_ms": 900}
             client.catalog.database.record_event(connection, STREAM, EventType.HANDED_OVER, payload=gap)
         upgrade = UpgradeRecord(UpgradePhase.STABLE, "42", "43", UpgradeMode.HAND_OVER, 0, "it <works>")
         assert desired.advance(row, upgrade=upgrade, alert=None, request_id=None)

@@ -195,6 +195,7 @@ def test_a_driver_that_is_launched_beside_the_running_one_takes_over_from_it(dri
     assert driven.catalog.executions.get(old.execution_id).status is ExecutionStatus.SUSPENDED
 
 
+@pytest.mark.thorough
 def test_a_rollback_launches_the_previous_driver_until_another_launch_is_loaded(driven: Driven) -> None:
     def words() -> str:
         latest = driven.catalog.executions.latest(JOB)
@@ -202,7 +203,7 @@ def test_a_rollback_launches_the_previous_driver_until_another_launch_is_loaded(
         return psutil.Process(latest.pid).cmdline()[-1]
 
     def stop() -> None:
-        driven.run(tuple([*driven.pretended, "new"]), meanwhile=lambda: driven.ask(RequestKind.SUSPEND))
+        driven.run((*driven.pretended, "new"), meanwhile=lambda: driven.ask(RequestKind.SUSPEND))
 
     driven.run((*driven.pretended, "old"), follow=False)
     old = driven.catalog.executions.latest(JOB)

@@ -123,12 +123,6 @@ def windowed(rows: DataFrame) -> DataFrame:
     return late.groupBy(F.window("at", "5 seconds")).agg(F.count("*").alias("rows")).selectExpr("window.start", "rows")
 
 
-def joined(rows: DataFrame) -> DataFrame:
-    left = rows.selectExpr("a", "timestamp_seconds(a) AS at").withWatermark("at", "20 seconds")
-    right = rows.selectExpr("a + 5 AS b", "timestamp_seconds(a) AS seen").withWatermark("seen", "20 seconds")
-    return left.join(right, F.expr("a = b AND at BETWEEN seen AND seen + INTERVAL 10 SECONDS")).select("a", "b")
-
-
 @pytest.mark.thorough
 def test_rows_are_there_once_if_files_come_in_during_the_hand_over(spark: SparkSession, tmp_path: Path) -> None:
     of = HandOver(spark, tmp_path)
@@ -137,9 +131,9 @@ def test_rows_are_there_once_if_files_come_in_during_the_hand_over(spark: SparkS
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("query", [dedup, windowed, joined])
+@pytest.mark.parametrize(("query", "last"), [(dedup, 6), (windowed, 7)])
 def test_rows_equal_a_run_of_the_old_code_up_to_the_boundary_and_of_the_new_code_after_it(
-    spark: SparkSession, tmp_path: Path, query: Callable[[DataFrame], DataFrame]
+    spark: SparkSession, tmp_path: Path, query: Callable[[DataFrame], DataFrame], last: int
 ) -> None:
     of = HandOver(spark, tmp_path, query=query)
     of.small.feed(4)
@@ -148,7 +142,7 @@ def test_rows_equal_a_run_of_the_old_code_up_to_the_boundary_and_of_the_new_code
         running.await_that(lambda: running.has_committed(3) and running.is_idle())
         running.hand_over()
         of.small.feed(3)
-        running.await_that(lambda: running.has_committed(7) and running.is_idle())
+        running.await_that(lambda: running.has_committed(last) and running.is_idle())
 
     plain = tmp_path / "plain"
     plain.mkdir()

@@ -134,6 +134,7 @@ class Running:
             thread.join()
 
     def stop_all(self) -> None:
+        os.environ.pop(START_REQUEST_VARIABLE, None)
         if any(not each.done() for each in self._programs):
             self.client.stop(STREAM, savepoint=False)
         for each in self._programs:

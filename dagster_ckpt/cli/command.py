@@ -1,4 +1,4 @@
-"""What every command shares: the deployment that it works on, options, confirmation, and exit statuses."""
+"""What every command shares."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class Deployment:
         if (file := _missing_file(url)) is not None and not may_create:
             raise click.UsageError(
                 f"The catalog {url} does not exist: there is no file {file.absolute()}. Check the path; the first "
-                "start of a stream creates the file."
+                "start of a stream creates the file. If it was lost, rebuild it from the snapshots:\n"
+                f"  dagster-ckpt --catalog {url} --storage FOLDER_OF_CHECKPOINTS rebuild"
             )
         if file is not None and instead is not None:
             url = f"sqlite:///{instead}/catalog.db"
@@ -200,7 +201,7 @@ def _is_typed(context: click.Context, name: str) -> bool:
 def command(
     name: str, *, group: click.Group = cli, may_create_catalog: bool = False, **settings: Any
 ) -> Callable[[Callable[..., int | None]], click.Command]:
-    """Register a command that receives a client and `as_json`; what it returns is the exit status.
+    """It receives a client and `as_json`; what it returns is the exit status.
 
     One that `may_create_catalog` works on a SQLite catalog that does not exist yet.
     """
@@ -236,6 +237,8 @@ def command(
         for each in made.params:
             if each.name == "stream":
                 each.type = _StreamName()
+            elif each.name in ("snapshot", "savepoint", "start_from") and each.type is click.STRING:
+                each.type = _SnapshotName()
         return made
 
     return register
@@ -253,9 +256,20 @@ class _StreamName(click.types.StringParamType):
         given = ctx.find_root().params
         deployment = Deployment(**{each.name: given.get(each.name) for each in fields(Deployment)})
         with suppress(Exception), deployment.connect() as client:
-            streams = [each.stream_id for each in client.list_streams()]
-            return [CompletionItem(each) for each in streams if each.startswith(incomplete)]
+            return [CompletionItem(each) for each in self._names(client, ctx) if each.startswith(incomplete)]
         return []
+
+    def _names(self, client: Client, _: click.Context) -> list[str]:
+        return [each.stream_id for each in client.list_streams()]
+
+
+class _SnapshotName(_StreamName):
+    """A shell completes it with the labels and numbers of the stream's snapshots."""
+
+    def _names(self, client: Client, ctx: click.Context) -> list[str]:
+        # Before the value of an option, click leaves the arguments unread.
+        stream = ctx.params["stream"] or ctx.args[0]
+        return [each.reference for each in client.list_snapshots(stream)]
 
 
 class _Unconfirmed(click.ClickException):
@@ -265,7 +279,7 @@ class _Unconfirmed(click.ClickException):
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is undone or deleted, unless the answer was given as an option."""
+    """Ask, unless the answer was given as an option."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -274,17 +288,17 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def progress(message: str) -> None:
-    """Print a step of a long operation, where it does not mix with the result."""
+    """Where it does not mix with the result."""
     click.echo(message, err=True)
 
 
 def stream_exists(client: Client, stream: str) -> None:
-    """Check that the catalog knows a stream, before a question is asked."""
+    """Before a question is asked."""
     client.describe_stream(stream, limit=1)
 
 
 def fail(error: CkptError, status: int = FAILED) -> Never:
-    """Print an error, with command options for Python names, and exit."""
+    """With command options for Python names."""
     click.echo(f"Error: {error}{_options_meant(str(error))}", err=True)
     sys.exit(status)
 

@@ -1,4 +1,4 @@
-"""Commands that only read: streams, show, list, snapshot, output-files, health, doctor, watch."""
+"""Commands that only read."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from dagster_ckpt.cli.output import (
     span,
     working,
 )
+from dagster_ckpt.values.headline import headline
 
 if TYPE_CHECKING:
-    from dagster_ckpt.catalog.records import SnapshotRecord
+    from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
     from dagster_ckpt.client import Client
     from dagster_ckpt.client.description import StreamSummary
+    from dagster_ckpt.spark.doctor.finding import Finding
 
 _LISTED = 50
 KINDS = click.Choice(["checkpoint", "savepoint"], case_sensitive=False)
@@ -79,17 +81,17 @@ def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
             "live directory": record.live_directory,
             "restart strategy": found.settings.restart,
             "desired state": found.desired.desired if found.desired else None,
-            "alert": found.desired.alert if found.desired else None,
+            "alert": _without_known(found.desired.alert if found.desired else None, summary.reason),
             "broken": summary.broken or _lost_catalog(client, summary),
         }
     )
     click.echo("\nExecutions")
     print_table(
-        ["started (UTC)", "cause", "status", "ended (UTC)", "host", "pid", "reason"],
+        ["started (UTC)", "cause", "from", "status", "ended (UTC)", "host", "pid", "reason"],
         [
             (
-                *(moment(each.started_at_ms), each.cause, each.status, moment(each.ended_at_ms)),
-                *(each.host, each.pid, each.reason),
+                *(moment(each.started_at_ms), each.shown_cause, _started_from(each, found.snapshots), each.status),
+                *(moment(each.ended_at_ms), each.host, each.pid, _brief(each.reason)),
             )
             for each in found.executions
         ],
@@ -104,6 +106,24 @@ def show(client: Client, *, stream: str, limit: int, as_json: bool) -> None:
             [(each.request_id, each.kind, each.origin, moment(each.created_at_ms)) for each in found.requests],
             empty="None.",
         )
+
+
+def _started_from(execution: ExecutionRecord, listed: Sequence[SnapshotRecord]) -> str | None:
+    """The snapshot that was restored, or else what the start found."""
+    recovery = execution.recovery or {}
+    restored = recovery.get("snapshot_id")
+    if restored:
+        return next((each.name for each in listed if each.snapshot_id == restored), str(restored))
+    return execution.began_with or None
+
+
+def _brief(reason: str | None) -> str | None:
+    return headline(reason) if reason else None
+
+
+def _without_known(alert: str | None, reason: str | None) -> str | None:
+    """An alert that does not repeat a long reason, which stands above it."""
+    return alert.replace(reason, headline(reason)) if alert and reason else alert
 
 
 @command(
@@ -126,6 +146,8 @@ def snapshots(client: Client, *, stream: str, kind: str | None, is_all: bool, li
         return
     shown = found[: limit or _LISTED]
     _print_snapshots(shown)
+    if not found and (lost := _lost_catalog(client, client.describe_stream(stream, limit=1).summary)):
+        click.echo(lost)
     if len(found) > len(shown):
         click.echo(f"{len(found) - len(shown)} older ones: --limit {len(found)} shows them.")
 
@@ -254,10 +276,21 @@ def doctor(
     if not as_json:
         print_table(
             ["severity", "code", "path", "what was found"],
-            [(each.severity, each.code, each.path, each.explanation) for each in found.diagnosis.findings],
+            _by_file(found.diagnosis.findings),
             empty="No finding.",
         )
     return 0 if found.diagnosis.can_resume else PROBLEM_FOUND
+
+
+def _by_file(findings: Sequence[Finding]) -> list[tuple[object, ...]]:
+    """One row for each file, also if several checks found something; the findings are sorted, the worst first."""
+    of_file: dict[str, list[Finding]] = {}
+    for each in findings:
+        of_file.setdefault(each.path, []).append(each)
+    return [
+        (found[0].severity, ", ".join(each.code for each in found), path, " ".join(each.explanation for each in found))
+        for path, found in of_file.items()
+    ]
 
 
 @command(

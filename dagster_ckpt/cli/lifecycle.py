@@ -1,4 +1,4 @@
-"""Commands for the life of a stream: stop, cancel, restart, fork, import-snapshot, adopt, export, desired-state."""
+"""Commands for the life of a stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def with_start_options(command: Command) -> Command:
-    """Add the options of a start; the command receives them by their names in `StartFrom`."""
+    """The command receives them by their names in `StartFrom`."""
     for each in reversed(start_options()):
         flag = "--from" if each.name == "start_from" else f"--{each.name.replace('_', '-')}"
         kind: dict[str, Any] = {"type": each.kind, "show_default": bool(each.default)}
@@ -74,14 +74,13 @@ def stop(client: Client, *, stream: str, no_savepoint: bool, as_json: bool, **op
 
 
 def _after_a_cancel(client: Client, stream: str, options: CheckpointOptions | None) -> str:
-    """What a cancel does to the checkpoints."""
     if options is None:
         return "The catalog does not know its clean-up option, which decides whether its checkpoints are deleted."
     count = len(client.list_snapshots(stream, kind=SnapshotKind.CHECKPOINT))
     is_kept = options.cleanup is ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
-    end = "kept" if is_kept else "deleted; savepoints are kept"
-    which = "1 checkpoint is" if count == 1 else f"{count} checkpoints are"
-    return f"Its {which} {end} ({options.cleanup.name})."
+    which = "1 checkpoint" if count == 1 else f"{count} checkpoints"
+    end = f"{which} will be kept" if is_kept else f"{which} will be deleted; savepoints are kept"
+    return f"{end} ({options.cleanup.name})."
 
 
 @command("cancel", epilog="\b\nExample:\n  dagster-ckpt cancel orders")
@@ -289,26 +288,27 @@ def export(client: Client, *, stream: str, snapshot: str, as_json: bool, **optio
 @click.argument(
     "state",
     required=False,
-    type=click.Choice(["RUNNING", "SUSPENDED", "CANCELED", "DEFINITION"], case_sensitive=False),
+    type=click.Choice(["RUNNING", "SUSPENDED", "CANCELED", "AS_DEFINED"], case_sensitive=False),
 )
 @yes
 def desired_state(client: Client, *, stream: str, state: str | None, yes: bool, as_json: bool) -> None:
     """Show or set the desired state of a stream, which the supervisor sensor reconciles.
 
-    DEFINITION returns to the state in the asset's definition.
+    AS_DEFINED returns to the state in the asset's definition.
     """
     stream_exists(client, stream)
     if state == "CANCELED":
-        confirm(f"Cancel {stream}? Its clean-up option decides whether its checkpoints are kept.", yes=yes)
+        options = client.describe_stream(stream, limit=1).settings.options
+        confirm(f"Cancel {stream}? {_after_a_cancel(client, stream, options)}", yes=yes)
     if state is not None:
-        client.set_desired_state(stream, None if state == "DEFINITION" else state)
+        client.set_desired_state(stream, None if state == "AS_DEFINED" else state)
     row = client.desired_state(stream)
     if as_json:
         print_json(row)
     elif row is None:
         click.echo(f"{stream} has no desired state: only you and its restart strategy start or stop it.")
     else:
-        click.echo(f"{stream}: desired {row.desired.value if row.desired else 'as its definition says'}")
+        click.echo(f"{stream}: desired {row.desired.value if row.desired else 'as defined by its asset'}")
         if row.alert:
             click.echo(row.alert)
 

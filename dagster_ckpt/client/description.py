@@ -1,4 +1,4 @@
-"""What the catalog knows of streams and snapshots, and how a user names a snapshot.
+"""What the catalog knows of streams and snapshots.
 
 What only a description needs is imported there, so that listing streams is quick.
 """
@@ -38,9 +38,7 @@ class StreamDescription:
     """Result of `Client.describe_stream`.
 
     Attributes:
-        settings: As of its last registration.
         desired: None if it is not managed.
-        executions: Newest first, up to the limit.
         snapshots: Completed ones, newest first, up to the limit.
         requests: Not yet accepted, oldest first.
     """
@@ -65,7 +63,6 @@ class SnapshotDescription:
 
     Attributes:
         holds: What protects it from deletion now.
-        header: Operators, sinks, plan.
         full_bytes: Bytes that a restore reads.
     """
 
@@ -100,12 +97,7 @@ def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDe
 
 
 def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotRecord:
-    """A completed snapshot that the catalog lists, by `latest`, its id, number (`chk-7`), label or location.
-
-    Raises:
-        SnapshotNotFoundError: There is none of this name.
-        OptionError: Several have this label.
-    """
+    """A completed snapshot that the catalog lists, by `latest`, its id, number (`chk-7`), label or location."""
     from dagster_ckpt.stream.snapshots import named
 
     listed = catalog.snapshots.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
@@ -157,11 +149,8 @@ class StreamSummary:
 
     Attributes:
         asset_key: The assets that it writes, or its name outside Dagster.
-        reason: Why its last execution ended.
-        batch_id: The newest batch reported as committed.
-        newest_snapshot: The snapshot that a recovery would use.
+        batch_id: The newest batch known as committed, from the query's reports or the newest snapshot.
         broken: Why its row could not be fully read.
-        rows_per_second: Of that batch, while the query runs.
         records_behind: While it runs; None if no source reports it.
     """
 
@@ -197,9 +186,10 @@ def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
 def summary_of(
     record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None, *, has_living_holder: bool
 ) -> StreamSummary:
-    """The summary of one stream; `newest` is the snapshot that a recovery would use."""
+    """`newest` is the snapshot that a recovery would use."""
     progress = (last.progress if last is not None else None) or {}
-    batch_id = progress.get("batch_id")
+    # A process that has just started has reported none, and its report may be older than a snapshot.
+    known = [last.newest_batch if last is not None else None, newest.batch_id if newest is not None else None]
     status = _status(last, has_living_holder=has_living_holder)
     is_over = last is not None and status not in (StreamStatus.STARTING, StreamStatus.RUNNING)
     speed = progress.get("rows_per_second") if status is StreamStatus.RUNNING else None
@@ -208,7 +198,7 @@ def summary_of(
         asset_key=record.asset_key,
         status=status,
         reason=last.reason if last is not None and is_over else None,
-        batch_id=batch_id if isinstance(batch_id, int) else None,
+        batch_id=max((batch_id for batch_id in known if batch_id is not None), default=None),
         newest_snapshot=newest,
         broken=record.broken or (last.broken if last is not None else None),
         rows_per_second=speed if isinstance(speed, int | float) else None,

@@ -1,4 +1,4 @@
-"""A snapshot becomes a checkpoint directory in which plain Spark continues, without this package.
+"""Exports a snapshot as a checkpoint directory for plain Spark.
 
 Whether plain Spark continues exactly depends on where each sink is: the file sink and Delta skip batches that they
 have, and nothing rolls them back. So the export reports each sink, and can copy the rows of file sinks with the log
@@ -25,19 +25,14 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import CheckpointDescription, des
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Progress
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.stream.ownership import OWNER
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
 
 @dataclass(frozen=True)
 class ExportedSink:
-    """A sink, as plain Spark finds it.
-
-    Attributes:
-        continues_at: Where the exported query has to write.
-        is_ready: Whether plain Spark continues there without losing rows, as far as known.
-        explanation: What Spark does there, and what to do about it.
-    """
+    """A sink, as plain Spark finds it."""
 
     name: str
     continues_at: str
@@ -53,15 +48,18 @@ class Export:
     snapshot: str
     found: CheckpointDescription
     sinks: tuple[ExportedSink, ...]
+    is_running: bool = True
 
     def messages(self) -> list[str]:
         """A few lines for people."""
+        advice = f"do not start {self.stream_id} again once the exported query has run"
+        if self.is_running:
+            advice = f"stop {self.stream_id} before you start the exported query"
         return [
             f"exported {self.snapshot} of {self.stream_id} to {self.found.url}",
             *self.found.messages(),
             *(f"sink {sink.name}: {sink.explanation}" for sink in self.sinks),
-            f"stop {self.stream_id} before you start the exported query: both are the same query and write to the same "
-            "sinks",
+            f"{advice}: both are the same query and write to the same sinks",
         ]
 
 
@@ -100,7 +98,8 @@ def export_snapshot(
         sinks = tuple(_exported(sink, found, properties, logs, given) for sink in sinks_in(properties))
         # Last: until then a repeated export replaces what an interrupted one has left.
         target.note_in_use()
-    return Export(stream.stream_id, describe_snapshot(snapshot), found, sinks)
+    is_running = has_living_holder(stream.catalog, stream.stream_id)
+    return Export(stream.stream_id, describe_snapshot(snapshot), found, sinks, is_running)
 
 
 def _refuse_to_replace(unfinished: LiveDirectory) -> None:

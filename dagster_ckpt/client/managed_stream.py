@@ -9,13 +9,20 @@ from enum import Enum
 from typing import Any
 
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord, UpgradePhase, UpgradeRecord
-from dagster_ckpt.catalog.records import ExecutionRecord, RequestKind, RequestRecord, RequestStatus, SnapshotRecord
+from dagster_ckpt.catalog.records import (
+    DESIRED_STATE_ORIGIN,
+    ExecutionRecord,
+    RequestKind,
+    RequestRecord,
+    RequestStatus,
+    SnapshotRecord,
+)
 from dagster_ckpt.stream.liveness import SILENCE_MS
 from dagster_ckpt.values.durations import rounded_duration
 from dagster_ckpt.values.modes import DesiredState
 
 # Origin of requests made here, to distinguish them from users' requests.
-ORIGIN = "desired state"
+ORIGIN = DESIRED_STATE_ORIGIN
 _REQUESTS = uuid.UUID("6f1d3c2e-2f0b-4a57-9d0c-6a3f5c1f7f11")
 _OPEN = (RequestStatus.PENDING, RequestStatus.ACCEPTED)
 STOPPING = (RequestKind.STOP_WITH_SAVEPOINT, RequestKind.SUSPEND, RequestKind.CANCEL)
@@ -47,13 +54,11 @@ class ObservedStream:
     """A stream as observed in the catalog and the orchestrator.
 
     Attributes:
-        code_version: Of the loaded code.
         is_ours: A request made here started the newest execution.
         request: The last request made here.
         start_pending: Someone else has requested a start.
         has_state: There is something to continue from.
         is_healthy: It committed a batch or completed a snapshot since the upgrade's start.
-        is_idle: Its query waits for data.
         restarts: Executions after the first of the new code that no user started.
         failing: Health checks that report an ERROR, and `source_lag` with a warning.
         runs_failed: Runs of the current step without a result.
@@ -87,7 +92,7 @@ class ObservedStream:
 
     @property
     def runs_another_version(self) -> bool:
-        """Whether the newest execution was started with other code than the loaded one."""
+        """Whether other code than the loaded one runs."""
         return (
             self.execution is not None
             and self.code_version is not None
@@ -97,7 +102,7 @@ class ObservedStream:
 
 @dataclass(frozen=True)
 class Ask:
-    """Submit a request. The id makes repeated submission idempotent."""
+    """The id makes repeated submission idempotent."""
 
     request_id: str
     kind: RequestKind
@@ -141,7 +146,6 @@ class Decision:
     """What to do next, and what to record once it is done.
 
     Attributes:
-        alert: For users.
         alert_until: What ends the alert automatically.
         actions: In order; each is repeatable.
         holds_restart: The restart strategy must not start the stream now.
@@ -158,7 +162,7 @@ class Decision:
     holds_restart: bool = False
 
     def with_changes(self, *actions: Action, **changes: Any) -> Decision:
-        """Add actions and replace values. A new alert never ends automatically."""
+        """A new alert never ends automatically."""
         if "alert" in changes:
             changes.setdefault("alert_until", None)
         return replace(self, actions=(*self.actions, *actions), **changes)
@@ -170,7 +174,7 @@ def stay(row: DesiredRecord, reason: str) -> Decision:
 
 
 def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **arguments: Any) -> Decision:
-    """Submit a request, once per step of a generation."""
+    """Once per step of a generation."""
     request_id = str(uuid.uuid5(_REQUESTS, f"{row.stream_id}/{row.generation}/{step}"))
     return stay(row, reason).with_changes(Ask(request_id, kind, arguments), request_id=request_id)
 

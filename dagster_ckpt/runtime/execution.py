@@ -1,4 +1,4 @@
-"""Running a stream in this process until it ends: start the query, supervise it, restart it in place."""
+"""Running a stream in this process until it ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import uuid
 from random import Random
 
 from dagster_ckpt.catalog.pending_restore import Forked
-from dagster_ckpt.catalog.records import IS_LAUNCHED, PROGRAM, RequestRecord, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import IS_LAUNCHED, PROGRAM, REQUESTED_BY, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
 from dagster_ckpt.policies.guard import decide_restart
@@ -28,7 +28,7 @@ from dagster_ckpt.values.program import running_program
 
 
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
-    """Run a stream until it ends, is stopped or canceled, or its restart strategy does not restart it.
+    """Run a stream, with its restarts in place.
 
     On return the last execution has ended in the catalog. The caller applies retention.
     """
@@ -135,6 +135,10 @@ class StreamRun:
             raise
         return start.examined(started, end) if end.kind is EndKind.FAILED else end
 
+    def _requested_by(self) -> dict[str, object]:
+        asked = self._stream.catalog.requests.find(self._request.start_request_id)
+        return {} if asked is None else {REQUESTED_BY: asked.origin}
+
     def _supervise(self, execution_id: str, started: StartedQuery) -> QueryEnd:
         stream = self._stream
         application = self._request.application
@@ -146,6 +150,7 @@ class StreamRun:
                 recovery={
                     **started.as_record(),
                     **({IS_LAUNCHED: True} if self._request.is_launched else {}),
+                    **self._requested_by(),
                     PROGRAM: running_program(),
                 },
                 application=application.as_record() if application is not None else None,
@@ -177,7 +182,7 @@ class StreamRun:
 def await_restart(
     stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str, end: QueryEnd
 ) -> Outcome | None:
-    """Wait until a failed query may start again; returns the outcome if no restart follows."""
+    """Returns the outcome if no restart follows."""
     # The catalog dates the failures. A monotonic clock measures the delay.
     now_ms = stream.catalog.now_ms()
     failures = stream.catalog.executions.failures_since_manual_start(stream.stream_id)

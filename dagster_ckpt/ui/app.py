@@ -1,4 +1,4 @@
-"""The ASGI application of the checkpoint page: its routes, and what a browser may do."""
+"""The ASGI application of the checkpoint page."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from dagster_ckpt.ui import views
 from dagster_ckpt.ui.actions import ActionLog, Report
 from dagster_ckpt.ui.prometheus import exposition
 from dagster_ckpt.values.durations import rounded_duration, size, utc_time
+from dagster_ckpt.values.headline import headline
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.storage_path import StoragePath, location_url
@@ -76,7 +77,7 @@ class CheckpointPage:
         self._templates = Environment(
             loader=PackageLoader("dagster_ckpt.ui"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
-        self._templates.filters |= {
+        filters: dict[str, Callable[..., str]] = {
             "size": lambda value: "-" if value is None else size(value),
             "duration": lambda value: "-" if value is None else rounded_duration(value),
             "moment": lambda value: "-" if not value else utc_time(value),
@@ -85,7 +86,9 @@ class CheckpointPage:
             "number": lambda value: "-" if value is None else views.number(value),
             "redacted": lambda value: "" if value is None else without_secrets(str(value)),
             "snapshot_name": describe_snapshot,
+            "headline": headline,
         }
+        self._templates.filters |= filters
         stream = "/streams/{stream:path}"
         routes = [
             Route("/", self._page(self._streams)),
@@ -312,7 +315,6 @@ def checkpoint_page(client: Client, *, token: str | None = None, allowed_hosts: 
     """The checkpoint page as an ASGI application.
 
     Args:
-        client: The caller closes it.
         token: Secret that allows actions; None: the page is read-only.
         allowed_hosts: Host names of the page, so that no web site reaches it through one of its own; default: this
             machine.
@@ -348,7 +350,7 @@ def refuse_location(client: Client, stream_id: str, start: StartFrom, *, may_act
 
 
 def is_inside(location: str, folders: Iterable[str]) -> bool:
-    """Whether a location lies in one of some folders, however it is spelled; a symbolic link leads out of it."""
+    """However it is spelled; a symbolic link leads out of a folder."""
     decoded = location
     while (once := unquote(decoded)) != decoded:
         decoded = once
@@ -366,7 +368,6 @@ def is_inside(location: str, folders: Iterable[str]) -> bool:
 
 
 def _given(fields: Mapping[str, str]) -> dict[str, str]:
-    """The fields of a form that a person has filled in."""
     return {name: value for name, value in fields.items() if value}
 
 
@@ -389,7 +390,7 @@ def _is_same_origin(request: Request) -> bool:
 
 
 async def _form(request: Request) -> dict[str, str] | None:
-    """The fields of a form; None if it is too large."""
+    """None if it is too large."""
     body = b""
     async for chunk in request.stream():
         body += chunk

@@ -1,4 +1,4 @@
-"""What each page shows, read from the client: plain values that the templates print."""
+"""What each page shows, read from the client."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ from dagster_ckpt.client import (
     StreamHealth,
 )
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
-from dagster_ckpt.ui.charts import TimelineBar, graph_chart, line_chart, points, timeline_chart
+from dagster_ckpt.ui.charts import Point, TimelineBar, graph_chart, line_chart, no_chart, points, timeline_chart
 from dagster_ckpt.values.durations import rounded_duration, size
+from dagster_ckpt.values.headline import headline
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.validation import OptionDescription
 
 # Snapshots in charts, rows of a table, executions on the time line.
 CHARTED, ROWS, EXECUTIONS = 1_000, 50, 40
+_DELAY = "watermark_delay_ms"
 _PERCENTILES = (50, 90, 95, 99)
 _EVENTS = 500
 
@@ -52,7 +54,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[int], str]], ...] = (
     ("State rows", "state_rows", number),
     ("Input rows", "rows", number),
     ("Records behind", "records_behind", number),
-    ("Watermark delay", "watermark_delay_ms", rounded_duration),
+    ("Watermark delay (event time)", _DELAY, rounded_duration),
 )
 _DURATIONS = ("interval", "timeout", "min_pause", "alignment_timeout")
 # The table of places shows the storage. The catalog records no trigger policy.
@@ -65,7 +67,16 @@ _SETTINGS = {
     "live_root": "Live directories",
 }
 # Only Kafka sources report the first, and only queries with a watermark have the second.
-_OPTIONAL = ("records_behind", "watermark_delay_ms")
+_OPTIONAL = ("records_behind", _DELAY)
+# No stream lags so far behind its events: the events are old.
+_REPLAYED_MS = 30 * 86_400_000
+# Events of the page of failures, for a person.
+_FAILURES = {
+    EventType.EXECUTION_ENDED: "Execution failed",
+    EventType.RECOVERY_FAILED: "Recovery failed",
+    EventType.TERMINALLY_FAILED: "Not restarted any more",
+    EventType.ALERT: "Alert of the supervisor",
+}
 
 
 @dataclass(frozen=True)
@@ -112,17 +123,28 @@ class TimelinePage:
 
 
 @dataclass(frozen=True)
+class FailureGroup:
+    """Failures of one kind with one reason; `what` names the kind, `at_ms` is that of the newest."""
+
+    what: str
+    reason: str
+    count: int
+    at_ms: int
+    first_ms: int
+
+
+@dataclass(frozen=True)
 class Failures:
-    """Failed attempts, and failed executions and recoveries, newest first."""
+    """Failed attempts, and failed executions and recoveries, by reason; the most recent groups first."""
 
     stream: StreamDescription
     snapshots: tuple[SnapshotRecord, ...]
-    events: tuple[EventRecord, ...]
+    groups: tuple[FailureGroup, ...]
 
 
 @dataclass(frozen=True)
 class Option:
-    """A checkpointing option; see `OptionDescription`."""
+    """See `OptionDescription`."""
 
     name: str
     value: str
@@ -132,7 +154,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Configuration:
-    """Settings as of the last start; no options if none were recorded."""
+    """As of the last start; no options if none were recorded."""
 
     stream: StreamDescription
     options: tuple[Option, ...]
@@ -141,13 +163,14 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SnapshotPage:
-    """A snapshot's row and, unless deleted or unreadable, its header."""
+    """Without a header if deleted or unreadable."""
 
     stream: str
     record: SnapshotRecord
     header: SnapshotHeader | None
     problem: str | None
     operators: tuple[Mapping[str, object], ...]
+    sinks: tuple[str, ...]
     properties: Mapping[str, str]
     holds: tuple[str, ...]
 
@@ -175,11 +198,28 @@ def overview(client: Client, stream: str) -> Overview:
     except CkptError as error:
         health, problem = None, str(error)
     figures = client.catalog.history.figures(described.stream_id, limit=CHARTED)
+    starts = [each.started_at_ms for each in described.executions]
     lines = [(title, name, points(figures, name), text) for title, name, text in _FIGURES]
     charts = tuple(
-        line_chart(title, found, text) for title, name, found, text in lines if found or name not in _OPTIONAL
+        _delay_of_replayed(title, found) or line_chart(title, found, text, starts=starts)
+        if name == _DELAY
+        else line_chart(title, found, text, starts=starts)
+        for title, name, found, text in lines
+        if found or name not in _OPTIONAL
     )
     return Overview(described, health, problem, client.catalog.history.counts(described.stream_id), charts)
+
+
+def _delay_of_replayed(title: str, delays: Sequence[Point]) -> Markup | None:
+    """In place of the delay of old events, which only says how old they are."""
+    least = min((round(point.value) for point in delays), default=0)
+    if least < _REPLAYED_MS:
+        return None
+    return no_chart(
+        title,
+        f"The events are at least {rounded_duration(least)} old, as in a replay, so their delay is not drawn. Summary "
+        "has the figures.",
+    )
 
 
 def graph(client: Client, stream: str | None) -> GraphPage:
@@ -244,11 +284,30 @@ def failures(client: Client, stream: str) -> Failures:
     bad = [
         each for each in events if each.type is not EventType.EXECUTION_ENDED or each.payload.get("status") == "FAILED"
     ]
-    return Failures(described, page.snapshots, tuple(reversed(bad))[:ROWS])
+    return Failures(described, page.snapshots, tuple(_grouped(list(reversed(bad))))[:ROWS])
+
+
+def _grouped(failed: Sequence[EventRecord]) -> list[FailureGroup]:
+    """By kind and reason, from events that are newest first."""
+    groups: dict[tuple[str, str], FailureGroup] = {}
+    for event in failed:
+        of = event.payload
+        at = f" at {of['point']}" if of.get("point") else ""
+        what = _FAILURES.get(event.type, event.type.value) + at
+        reason = str(of.get("reason") or of.get("detail") or of.get("message") or of.get("alert") or "")
+        seen = groups.get((what, headline(reason)))
+        groups[what, headline(reason)] = FailureGroup(
+            what,
+            seen.reason if seen else reason,
+            seen.count + 1 if seen else 1,
+            seen.at_ms if seen else event.at_ms,
+            event.at_ms,
+        )
+    return list(groups.values())
 
 
 def snapshot(client: Client, stream: str, snapshot_id: str) -> SnapshotPage:
-    """One snapshot, also a failed or deleted one."""
+    """Also a failed or deleted one."""
     described = client.describe_stream(stream, limit=1)
     record = client.catalog.snapshots.get(snapshot_id)
     if record.stream_id != described.stream_id:
@@ -264,8 +323,18 @@ def snapshot(client: Client, stream: str, snapshot_id: str) -> SnapshotPage:
     properties = dict(header.properties if header is not None else record.properties)
     listed = properties.pop("state_operators", None)
     operators = tuple(each for each in listed if isinstance(each, Mapping)) if isinstance(listed, list) else ()
+    sinks = _sinks(properties)
+    # Named among the sinks.
+    properties.pop("other_sinks", None)
     shown = {name: _json(value) for name, value in sorted(properties.items()) if value not in (None, "", [], {})}
-    return SnapshotPage(described.stream_id, record, header, problem, operators, shown, holds)
+    return SnapshotPage(described.stream_id, record, header, problem, operators, sinks, shown, holds)
+
+
+def _sinks(properties: Mapping[str, object]) -> tuple[str, ...]:
+    """Where the query wrote: folders whose log the snapshot has, then tables and others."""
+    captured, others = properties.get("sinks"), properties.get("other_sinks")
+    folders = [each.get("path") for each in captured if isinstance(each, Mapping)] if isinstance(captured, list) else []
+    return tuple(map(str, [*folders, *(others if isinstance(others, list) else [])]))
 
 
 def configuration(client: Client, stream: str) -> Configuration:

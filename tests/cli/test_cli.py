@@ -21,10 +21,12 @@ from unittest.mock import create_autospec
 import click
 import pytest
 from click.testing import CliRunner, Result
+from sqlalchemy import update
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
+from dagster_ckpt.catalog.tables import executions
 from dagster_ckpt.cli.command import FAILED, PROBLEM_FOUND
 from dagster_ckpt.cli.lifecycle import _after_a_cancel
 from dagster_ckpt.cli.main import commands
@@ -38,8 +40,8 @@ from dagster_ckpt.spark.versions import RELEASES
 from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.stream.ownership import OWNER
 from dagster_ckpt.values.modes import SnapshotKind
-from tests.support.golden_stream import STREAM, GoldenStream
-from tests.ui.history import lengthen
+from tests.support.golden_stream import STREAM, GoldenStream, alter, with_a_flipped_bit
+from tests.ui.history import LONG_ERROR, lengthen, live_through
 
 COMMAND_LINE = Path(__file__).parents[2] / "docs/command-line.md"
 
@@ -566,6 +568,60 @@ def test_the_shell_completes_streams_of_the_catalog(golden: GoldenStream, tmp_pa
     assert not (tmp_path / "none.db").exists()
 
 
+def test_the_shell_completes_labels_of_the_stream(golden: GoldenStream) -> None:
+    golden.snapshot()
+    golden.snapshot(SnapshotKind.SAVEPOINT, label="before-release")
+
+    def completed(*words: str) -> list[str]:
+        settings = {"COMP_WORDS": f"dagster-ckpt {' '.join(words)}", "COMP_CWORD": str(len(words))}
+        settings |= {"_DAGSTER_CKPT_COMPLETE": "bash_complete"}
+        settings |= {"DAGSTER_CKPT_CATALOG": f"sqlite:///{golden.root}/catalog.db"}
+        return CliRunner().invoke(commands(), env=settings, prog_name="dagster-ckpt").stdout.split()
+
+    assert completed("snapshot", STREAM, "bef") == ["plain,before-release"]
+    assert completed("restart", STREAM, "--from", "chk") == ["plain,chk-1"]
+    assert completed("verify", "no-such-stream", "b") == []
+
+
+def test_show_says_what_each_execution_started_from_and_tells_a_long_error_once(golden: GoldenStream) -> None:
+    live_through(golden.stream.catalog, STREAM, failures=2)
+    with golden.stream.catalog.database.writing() as connection:
+        connection.execute(update(executions).values(reason=LONG_ERROR))
+    shown = run("show", STREAM).stdout
+    assert shown.count("FileOutputStream") == 1
+    assert re.search(r"RESTART_NEW_RUN +the live directory", shown)
+    assert re.search(r"MANUAL +empty state", shown)
+
+
+def test_doctor_has_one_row_for_a_file_that_several_checks_complain_of(golden: GoldenStream) -> None:
+    golden.snapshot()
+    [damaged, *_] = sorted((golden.live / "state").rglob("*.sst"))
+    alter([damaged], with_a_flipped_bit)
+    shown = run("doctor", STREAM, status=PROBLEM_FOUND).stdout
+    assert shown.count(damaged.name) == 1
+    assert "STATE_FILE_DAMAGED, CONTENT_DIFFERS" in shown
+
+
+def test_doctor_does_not_call_a_file_harmless_that_a_resume_fails_on(golden: GoldenStream) -> None:
+    [damaged, *_] = sorted((golden.live / "state").rglob("*.zip"))
+    alter([damaged], lambda _: b"")
+    shown = run("doctor", STREAM, status=PROBLEM_FOUND).stdout
+    assert "SNAPSHOT_UNREADABLE" in shown
+    assert "harmless" not in shown
+
+
+def test_an_export_of_a_stopped_stream_does_not_ask_to_stop_it(golden: GoldenStream, tmp_path: Path) -> None:
+    golden.snapshot()
+    shown = run("export", STREAM, "--to", str(tmp_path / "exported")).stdout
+    assert f"do not start {STREAM} again once the exported query has run" in shown
+    assert f"stop {STREAM}" not in shown
+
+
+def test_a_catalog_that_is_gone_is_answered_with_the_command_that_rebuilds_it(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(commands(), ["--catalog", f"sqlite:///{tmp_path}/gone.db", "list", STREAM]).stderr
+    assert f"\n  dagster-ckpt --catalog sqlite:///{tmp_path}/gone.db --storage FOLDER_OF_CHECKPOINTS rebuild" in shown
+
+
 def test_a_dry_run_of_an_adoption_creates_no_catalog(golden: GoldenStream, tmp_path: Path) -> None:
     golden.end()
     plain = shutil.copytree(golden.live, tmp_path / "plain")
@@ -598,8 +654,8 @@ def test_a_table_whose_cells_are_lines_has_no_blanks_at_their_ends(capsys: pytes
 @pytest.mark.parametrize(
     ("cleanup", "count", "said"),
     [
-        ("RETAIN_ON_CANCELLATION", 1, "Its 1 checkpoint is kept (RETAIN_ON_CANCELLATION)."),
-        ("NO_EXTERNALIZED_CHECKPOINTS", 3, "Its 3 checkpoints are deleted; savepoints are kept"),
+        ("RETAIN_ON_CANCELLATION", 1, "1 checkpoint will be kept (RETAIN_ON_CANCELLATION)."),
+        ("NO_EXTERNALIZED_CHECKPOINTS", 3, "3 checkpoints will be deleted; savepoints are kept"),
     ],
 )
 def test_a_cancel_asks_with_what_it_does_to_the_checkpoints(cleanup: str, count: int, said: str) -> None:

@@ -437,6 +437,15 @@ class TestDg:
                 dg.Definitions.validate_loadable(definitions)
                 assert definitions.resolve_job_def("clicks_stream")
 
+    def test_what_is_scaffolded_is_named_by_its_folder_and_keeps_its_data_in_the_project(self) -> None:
+        with create_defs_folder_sandbox() as sandbox:
+            path = sandbox.scaffold_component(component_cls=StreamsComponent, defs_path="web-clicks")
+            written = yaml.safe_load((path / "defs.yaml").read_text(encoding="utf-8"))["attributes"]
+            [stream] = written["streams"]
+            assert stream["name"] == "web_clicks"
+            assert stream["sink"]["path"].endswith("/data/output/web_clicks")
+            assert not stream["sink"]["path"].startswith("/tmp/streams")
+
     def test_a_second_one_is_scaffolded_with_names_of_its_own(self) -> None:
         with create_defs_folder_sandbox() as sandbox:
             for prefix in ("eu", "us"):

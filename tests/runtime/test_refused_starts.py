@@ -119,6 +119,18 @@ def test_a_live_directory_that_the_catalog_has_never_heard_of_is_not_cleared(tmp
     elsewhere.catalog.close()
 
 
+@pytest.mark.parametrize(("origin", "shown"), [("desired state", "DESIRED_STATE"), ("ann", "MANUAL")])
+def test_a_start_for_the_desired_state_is_not_shown_as_one_by_hand(
+    stage: Callable[..., Stage], origin: str, shown: str
+) -> None:
+    play = stage(PlayedQuery(ends=True))
+    play.stream.register()
+    request = play.stream.catalog.requests.submit("orders", RequestKind.START, origin=origin)
+    play.run(start_request_id=request.request_id)
+    [execution] = play.stream.catalog.executions.of_stream("orders")
+    assert (execution.shown_cause, execution.cause) == (shown, StartCause.MANUAL)
+
+
 def test_a_start_that_was_taken_back_is_not_made_by_the_run_that_was_launched_for_it(
     stage: Callable[..., Stage],
 ) -> None:

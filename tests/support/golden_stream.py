@@ -80,6 +80,12 @@ class GoldenStream:
         self._begin("second", self.live_url)
         self._writer.executions.end("second", status, "because", settled=True)
 
+    def begin_again(self, progress: dict[str, Any]) -> None:
+        """Let it run once more, and report this."""
+        self._begin("second", self.live_url)
+        self._writer.executions.heartbeat("second", progress)
+        self.stream.catalog.leases.acquire(STREAM, Holder("second", "run", "elsewhere", 1, 1, "boot"), 600_000)
+
     def _begin(self, execution_id: str, live_directory: str) -> None:
         holder = Holder(execution_id, "run", "host", 1, 1, boot_id())
         executions = self._writer.executions

@@ -7,7 +7,8 @@ import json
 from sqlalchemy import insert
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.tables import snapshots
+from dagster_ckpt.catalog.records import EventType
+from dagster_ckpt.catalog.tables import executions, snapshots
 
 BEGIN_MS = 1_700_000_000_000
 
@@ -53,3 +54,69 @@ def lengthen(
         )
     with catalog.database.writing() as connection:
         connection.execute(insert(snapshots), rows)
+
+
+# What a failed execution of `live_through` says, as Spark would: a headline, then details.
+LONG_ERROR = (
+    "STREAM_FAILED: the query ended with an error while it wrote its batch. Caused by: java.io.IOException: No space "
+    "left on device\n\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)" + "\n\tat spark.Frame" * 12
+)
+
+
+def live_through(catalog: Catalog, stream_id: str, *, failures: int = 3, begin_ms: int = BEGIN_MS) -> None:
+    """Give a stream a life: an execution that failed and its restarts, with hours off between the first two.
+
+    Each execution lives for ten minutes and takes a checkpoint every minute; the last one is suspended.
+    """
+    runs, taken, ends = [], [], []
+    for number in range(failures + 1):
+        started_ms = begin_ms + number * 660_000 + (7_200_000 if number else 0)
+        is_last = number == failures
+        ended_ms = started_ms + 600_000
+        runs.append(
+            {
+                "execution_id": f"run-{number}",
+                "stream_id": stream_id,
+                "ordinal": number - failures - 1,
+                "run_id": f"run-{number}",
+                "cause": "RESTART_NEW_RUN" if number else "MANUAL",
+                "status": "SUSPENDED" if is_last else "FAILED",
+                "settled": True,
+                "host": "host",
+                "pid": 1,
+                "started_at_ms": started_ms,
+                "ended_at_ms": ended_ms,
+                "reason": "requested" if is_last else LONG_ERROR,
+                "recovery": json.dumps({"kind": "RESUME" if number else "START_EMPTY"}),
+                "progress": "{}",
+                "heartbeat_at_ms": ended_ms,
+            }
+        )
+        if not is_last:
+            ends.append({"status": "FAILED", "reason": LONG_ERROR})
+        taken += [
+            {
+                "snapshot_id": f"of-run-{number}-{minute}",
+                "stream_id": stream_id,
+                "execution_id": f"run-{number}",
+                "kind": "CHECKPOINT",
+                "number": 1000 + number * 10 + minute,
+                "status": "DELETED",
+                "trigger": "PERIODIC",
+                "timeline": 0,
+                "batch_id": number * 100 + minute,
+                "duration_ms": 9_000 if number == minute == 1 else 100 + 7 * minute,
+                "full_bytes": 1_000_000 + number * 40_000 + minute * 3_000,
+                "incremental_bytes": 3_000,
+                "properties": "{}",
+                "created_at_ms": started_ms + minute * 60_000,
+                "completed_at_ms": started_ms + minute * 60_000 + 100,
+                "claimed": False,
+            }
+            for minute in range(1, 10)
+        ]
+    with catalog.database.writing() as connection:
+        connection.execute(insert(executions), runs)
+        connection.execute(insert(snapshots), taken)
+        for payload in ends:
+            catalog.database.record_event(connection, stream_id, EventType.EXECUTION_ENDED, payload=payload)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,19 +19,22 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 from click.testing import CliRunner
+from sqlalchemy import update
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.history import SnapshotFigures
-from dagster_ckpt.catalog.records import EventType, RequestStatus
+from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestStatus, SnapshotStatus
+from dagster_ckpt.catalog.tables import executions
 from dagster_ckpt.cli.command import FAILED
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
 from dagster_ckpt.policies.upgrade import UpgradeMode
-from dagster_ckpt.ui.charts import line_chart, points
+from dagster_ckpt.ui.charts import line_chart, points, ticks
+from dagster_ckpt.ui.views import snapshot
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.golden_stream import STREAM, GoldenStream
 from tests.ui.conftest import TOKEN, served
-from tests.ui.history import lengthen
+from tests.ui.history import BEGIN_MS, LONG_ERROR, lengthen, live_through
 
 TABS = ("", "/-/history", "/-/timeline", "/-/summary", "/-/failures", "/-/configuration")
 
@@ -83,11 +87,34 @@ class TestReading:
         assert "batch 3: the same 10 rows of output" in shown
         assert "it &lt;works&gt;" in shown
 
+    def test_executions_in_one_live_directory_share_a_row_and_only_their_ends_are_red(
+        self, page: str, golden: GoldenStream
+    ) -> None:
+        live_through(golden.stream.catalog, STREAM, failures=22, begin_ms=BEGIN_MS)
+        chart = text(page, f"/streams/{STREAM}/-/timeline").split("<table")[0]
+        assert "from empty state, 23 executions, 22 failed" in chart
+        heights = set(re.findall(r'class="bar (?:bad|ended)" x="[^"]*" y="(\d+)"', chart))
+        assert len(heights) == 2, "one row for them, one for the execution that took the checkpoint"
+        widths = [float(each) for each in re.findall(r'class="bar bad"[^>]* width="([^"]*)"', chart)]
+        assert len(widths) == 22
+        assert max(widths) <= 6
+
     def test_a_snapshot_shows_what_its_metadata_says(self, page: str, client: Client) -> None:
         [snapshot] = client.list_snapshots(STREAM)
         shown = text(page, f"/streams/{STREAM}/-/snapshots/{snapshot.snapshot_id}")
         assert str(snapshot.location) in shown
         assert re.search(r"0 stateStoreSave</th><td[^>]*>default</td><td[^>]*>2<", shown)
+
+    def test_a_snapshot_names_the_sinks_that_it_has_not_captured_too(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        [record] = client.list_snapshots(STREAM)
+        properties = {"sinks": [{"path": "file:///data/orders"}], "other_sinks": ["DeltaSink[/data/totals]"]}
+        changed = replace(record, status=SnapshotStatus.DELETED, properties=properties)
+        monkeypatch.setattr(type(client.catalog.snapshots), "get", lambda *_: changed)
+        page = snapshot(client, STREAM, record.snapshot_id)
+        assert page.sinks == ("file:///data/orders", "DeltaSink[/data/totals]")
+        assert "other_sinks" not in page.properties
 
     def test_a_snapshot_of_another_stream_is_not_shown(self, page: str, client: Client) -> None:
         [snapshot] = client.list_snapshots(STREAM)
@@ -145,10 +172,46 @@ class TestHistory:
         lengthen(golden.stream.catalog, STREAM, 3, behind=1234)
         shown = requests.get(f"{page}/streams/{STREAM}", timeout=30).text
         assert "Records behind: newest 1,234, highest 1,234, 3 snapshots" in shown
-        assert "Watermark delay: newest" in shown
+        assert "Watermark delay (event time): newest" in shown
         assert "1,234" in requests.get(f"{page}/streams/{STREAM}/-/history", timeout=30).text
         summary = requests.get(f"{page}/streams/{STREAM}/-/summary", timeout=30).text
         assert re.search(r"Records behind</th>(<td[^>]*>1,234</td>){7}", summary)
+
+    def test_the_delay_of_replayed_events_is_not_drawn(self, page: str, golden: GoldenStream) -> None:
+        lengthen(golden.stream.catalog, STREAM, 3, behind=1)
+        with golden.stream.catalog.database.writing() as connection:
+            connection.exec_driver_sql("UPDATE snapshots SET watermark = '2022-11-14T22:13:00.000Z'")
+        shown = text(page, f"/streams/{STREAM}")
+        assert "Watermark delay (event time): newest" not in shown
+        assert "The events are at least 365 d" in shown
+
+    def test_failures_with_one_reason_are_one_group_with_the_whole_reason_folded(
+        self, page: str, golden: GoldenStream
+    ) -> None:
+        live_through(golden.stream.catalog, STREAM, failures=3)
+        desired = golden.stream.catalog.desired_states
+        row = desired.ensure(STREAM, origin="definition")
+        assert desired.advance(row, upgrade=None, alert="no process answers", request_id=None)
+        shown = text(page, f"/streams/{STREAM}/-/failures")
+        assert re.search(r"Execution failed</th><td[^>]*>3<", shown)
+        assert re.search(r"Alert of the supervisor</th>.*\n.*no process answers", shown)
+        assert shown.count("<summary>STREAM_FAILED: the query ended") == shown.count("writeBytes(Native") == 1
+
+    def test_a_long_error_is_told_once_on_the_overview(self, page: str, golden: GoldenStream) -> None:
+        golden.run_again(ExecutionStatus.FAILED)
+        with golden.stream.catalog.database.writing() as connection:
+            connection.execute(update(executions).values(reason=LONG_ERROR))
+        shown = text(page, f"/streams/{STREAM}")
+        assert shown.count("No space left") == 2  # the headline, and unfolded
+        assert "its last run failed: see Query above" in shown
+
+    def test_the_list_has_the_pace_of_a_running_stream(self, page: str, golden: GoldenStream) -> None:
+        golden.begin_again({"batch_id": 2, "rows_per_second": 1234.4, "sources": [{"behind": 56_789}]})
+        shown = text(page, "/")
+        assert re.search(r'"Rows/s"[^>]*>1,234<', shown)
+        assert re.search(r'"Behind"[^>]*>56,789<', shown)
+        # Its report is older than its newest snapshot.
+        assert re.search(r'"Batch"[^>]*>4<', shown)
 
     def test_each_option_has_its_effect(self, page: str) -> None:
         shown = requests.get(f"{page}/streams/{STREAM}/-/configuration", timeout=30).text
@@ -356,3 +419,43 @@ def test_a_chart_names_the_newest_of_many_values_and_not_the_largest_near_it() -
     chart = line_chart("Duration", points(figures, "duration_ms"), str)
     assert f"newest {1000 % 7}, highest 6, 1000 snapshots" in chart
     assert "chk-1000, batch 1000" in chart
+
+
+def figures_at(*points_at: tuple[int, int]) -> list[SnapshotFigures]:
+    return [
+        SnapshotFigures(str(n), SnapshotKind.CHECKPOINT, n, n, at_ms, value, *[None] * 6)
+        for n, (at_ms, value) in enumerate(points_at)
+    ]
+
+
+def test_no_line_leads_across_a_start_and_the_start_is_marked() -> None:
+    figures = figures_at((0, 5), (1_000, 6), (60_000, 7), (61_000, 8), (90_000, 9))
+    values = points(figures, "duration_ms")
+    whole = line_chart("Duration", values, str)
+    cut = line_chart("Duration", values, str, starts=[80_000, 50_000, 999_999])
+    path = re.findall(r'd="(M[^"]*)"', cut)[0]
+    assert [len(part.split()) for part in path.split("M")[1:]] == [2, 2, 2], "two lines and a dot"
+    assert path.endswith("h0")
+    assert len(re.findall(r'class="start"', cut)) == 2
+    assert 'class="start"' not in whole
+
+
+def test_one_slow_start_does_not_flatten_the_chart_and_is_still_named() -> None:
+    values = points(figures_at(*((n * 1000, 9_000 if n == 7 else 100) for n in range(40))), "duration_ms")
+    chart = line_chart("Duration", values, str)
+    assert "200, cut off; the highest is 9000" in chart
+    assert "highest 9000" in re.findall(r'aria-label="([^"]*)"', chart)[0]
+    assert "cut off" not in line_chart("Duration", values[10:], str)
+
+
+@pytest.mark.parametrize(
+    ("span_s", "names"),
+    [
+        (12, ["22:13:20", "22:13:25", "22:13:30"]),
+        (3_600, ["22:15", "22:30", "22:45", "23:00"]),
+        (5 * 86_400, ["11-15", "11-16", "11-17", "11-18", "11-19"]),
+        (900 * 86_400, ["2024-03", "2024-08", "2025-01", "2025-06", "2025-11", "2026-04"]),
+    ],
+)
+def test_ticks_are_round_moments_of_the_time_that_is_shown(span_s: int, names: list[str]) -> None:
+    assert [name for _, name in ticks(BEGIN_MS, BEGIN_MS + span_s * 1000, most=6)] == names

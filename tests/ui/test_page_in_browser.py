@@ -116,6 +116,24 @@ def test_an_action_is_confirmed_and_its_result_appears(tab: Page, acting: str) -
     expect(tab.locator("#actions")).to_contain_text("savepoint by-hand")
 
 
+def test_a_chart_shows_the_value_at_the_pointer_and_the_history_fits_a_phone(
+    browser: Browser, page: str, golden: GoldenStream
+) -> None:
+    lengthen(golden.stream.catalog, STREAM, 100)
+    window = browser.new_page(viewport={"width": 420, "height": 900})
+    window.goto(f"{page}/streams/{STREAM}")
+    chart = window.locator("figure.chart").first
+    expect(chart.locator("output")).to_be_empty()
+    chart.locator("svg").hover(position={"x": 1, "y": 30})
+    expect(chart.locator("output")).to_contain_text("batch 0: 100 ms at 2023-11-14")
+    window.mouse.move(0, 0)
+    expect(chart.locator("output")).to_be_empty()
+    window.goto(f"{page}/streams/{STREAM}/-/history")
+    # Fifty snapshots; each column in a line of its own took 14,000.
+    assert window.evaluate("document.documentElement.scrollHeight") < 6_000
+    window.close()
+
+
 def test_a_refresh_keeps_what_was_typed(browser: Browser, acting: str) -> None:
     window = browser.new_page()
     window.clock.install()

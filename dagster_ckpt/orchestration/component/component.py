@@ -1,6 +1,8 @@
-"""`StreamsComponent`: the streams of a code location, with their jobs, sensors and resources, and its scaffold."""
+"""`StreamsComponent`: the streams of a code location."""
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import dagster as dg
@@ -64,8 +66,10 @@ class StreamResources(dg.Resolvable, dg.Model):
 class ScaffoldParams(BaseModel):
     """Parameters of the scaffold command."""
 
-    stream: str = Field(default="counted_rates", description="Name of the stream.")
-    data_directory: str = Field(default="/tmp/streams", description="Folder of state, checkpoints, catalog and output.")
+    stream: str | None = Field(default=None, description="Name of the stream; default: that of the component.")
+    data_directory: str | None = Field(
+        default=None, description="Folder of state, checkpoints, catalog and output; default: data in the project."
+    )
     name_prefix: str | None = Field(
         default=None, description="Prefix of all names, for a project with several of these components."
     )
@@ -81,12 +85,13 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
 
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
         """Write the file."""
-        where = request.params.data_directory.rstrip("/")
+        where = (request.params.data_directory or str((request.project_root or Path.cwd()) / "data")).rstrip("/")
+        name = request.params.stream or re.sub(r"\W", "_", request.target_path.name)
         stream = {
-            "name": request.params.stream,
+            "name": name,
             "sources": [{"name": "rates", "format": "rate", "options": {"rowsPerSecond": 10}}],
             "transform": {"sql": "SELECT timestamp, value, value % 10 AS bucket FROM rates"},
-            "sink": {"format": "parquet", "path": f"{where}/output/{request.params.stream}"},
+            "sink": {"format": "parquet", "path": f"{where}/output/{name}"},
             "trigger": {"processing_time": "10 seconds"},
             "checkpointing": {"interval": 60_000, "num_retained": 3, "cleanup": "RETAIN_ON_CANCELLATION"},
             "restart_strategy": {"kind": "EXPONENTIAL_DELAY"},

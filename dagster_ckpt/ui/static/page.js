@@ -1,4 +1,4 @@
-// Refreshes the content in place, keeps the choice for the session, and asks before an action.
+// Refreshes the content in place, keeps the choice for the session, shows values of charts, and asks before an action.
 "use strict";
 const box = document.getElementById("refresh");
 box.checked = sessionStorage.getItem("refresh") !== "off";
@@ -27,6 +27,22 @@ async function refresh() {
   if (focused >= 0) main.querySelectorAll("a, button")[focused]?.focus();
 }
 setInterval(() => refresh().catch(() => {}), 5000);
+
+// The value at the pointer, in the place of the newest one.
+function atPointer(event) {
+  const svg = event.target.closest?.(".chart svg");
+  for (const each of document.querySelectorAll(".dots .near")) each.classList.remove("near");
+  for (const each of document.querySelectorAll(".chart output")) each.textContent = "";
+  const matrix = svg?.getScreenCTM();
+  const dots = svg?.querySelectorAll(".dots circle") ?? [];
+  if (!matrix || !dots.length) return;
+  const x = (event.clientX - matrix.e) / matrix.a;
+  const far = (dot) => Math.abs(dot.cx.baseVal.value - x);
+  const near = [...dots].reduce((best, each) => (far(each) < far(best) ? each : best));
+  near.classList.add("near");
+  svg.closest(".chart").querySelector("output").textContent = near.textContent;
+}
+for (const kind of ["pointermove", "pointerdown"]) document.addEventListener(kind, atPointer);
 
 document.addEventListener("submit", (event) => {
   const question = event.submitter?.dataset.confirm;

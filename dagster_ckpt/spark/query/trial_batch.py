@@ -34,7 +34,7 @@ _DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KA
 
 @dataclass(frozen=True)
 class Trial:
-    """`batch_id`: None if no batch could be run; `error`: if it succeeded; `rows` (read), `took_ms`: if not reported."""
+    """No batch could be run: no `batch_id`; it succeeded: no `error`; not reported: no `rows` read, no `took_ms`."""
 
     batch_id: int | None
     error: str | None = None

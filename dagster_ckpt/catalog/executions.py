@@ -7,8 +7,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
-from dagster_ckpt.catalog.database import Records, as_text, cells, read_dict, read_enum, was_renewed
+from dagster_ckpt.catalog.database import Records, as_dict, as_text, cells, read_dict, read_enum, was_renewed
 from dagster_ckpt.catalog.records import (
+    LAUNCH,
     SOURCE_IDENTITIES,
     EventType,
     ExecutionRecord,
@@ -231,6 +232,32 @@ class ExecutionRecords(Records):
         if len(rows) < 2 or rows[0].execution_id != execution_id or rows[0].cause == StartCause.MANUAL.value:
             return {}
         return {"recovery_ms": max(0, self._database.now_ms(connection) - rows[1].heartbeat_at_ms)}
+
+    def note_launch(self, execution_id: str, launch: dict[str, Any]) -> None:
+        """Record what the driver of an execution was launched with, as its launcher."""
+        this = executions.c.execution_id == execution_id
+        with self._database.writing() as connection:
+            row = connection.execute(select(executions.c.recovery).where(this).with_for_update()).one()
+            recovery = {**as_dict(row.recovery), LAUNCH: launch}
+            connection.execute(executions.update().where(this).values(recovery=as_text(recovery)))
+
+    def handed_over(self, lease: LeaseRecord, execution_id: str, *, batch_id: int, gap_ms: int | None) -> None:
+        """Record the first batch after a hand-over, `gap_ms` after the last one of the execution before."""
+        with self._database.writing_under(lease) as connection:
+            new, old = connection.execute(newest_first(lease.stream_id).limit(2)).all()
+            is_running = (events.c.stream_id == lease.stream_id) & (events.c.execution_id == execution_id)
+            is_running &= events.c.type == EventType.EXECUTION_RUNNING.value
+            running_at_ms = connection.execute(select(events.c.at_ms).where(is_running)).scalar_one()
+            payload = {
+                "from_version": old.code_version,
+                "to_version": new.code_version,
+                "batch_id": batch_id,
+                "gap_ms": gap_ms,
+                "stopped_ms": max(0, running_at_ms - (old.ended_at_ms or running_at_ms)),
+            }
+            self._database.record_event(
+                connection, lease.stream_id, EventType.HANDED_OVER, execution_id=execution_id, payload=payload
+            )
 
     def heartbeat(self, lease: LeaseRecord, execution_id: str, progress: dict[str, Any]) -> None:
         with self._database.writing_under(lease) as connection:

@@ -165,8 +165,14 @@ REQUESTED_BY = "requested_by"
 DESIRED_STATE_ORIGIN = "desired state"
 # Likewise: what `running_program` says.
 PROGRAM = "program"
+# Likewise: what its driver was launched with (`client/recorded_launch.py`).
+LAUNCH = "launch"
+# Of a START request: the execution whose driver is launched again.
+LAUNCH_OF = "launch_of"
 # Of a START request: its run checks its code, then suspends the running query.
 HANDS_OVER = "hands_over"
+# Of a SUSPEND request: the START request whose run continues where the query stops.
+FOR_START = "for_start"
 
 
 class HoldKind(StrEnum):
@@ -223,6 +229,7 @@ class EventType(StrEnum):
     DESIRED_STATE_SET = "DESIRED_STATE_SET"
     UPGRADE_CHANGED = "UPGRADE_CHANGED"
     CODE_TRIED = "CODE_TRIED"
+    HANDED_OVER = "HANDED_OVER"
     ALERT = "ALERT"
     UNKNOWN = "UNKNOWN"
 
@@ -329,6 +336,12 @@ class ExecutionRecord:
         """Container image and git commit of its code, where they are known."""
         program = (self.recovery or {}).get(PROGRAM)
         return program if isinstance(program, dict) else {}
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        """What its driver was launched with, if a run of Dagster did that; empty else."""
+        launch = (self.recovery or {}).get(LAUNCH)
+        return launch if isinstance(launch, dict) else {}
 
     @property
     def began_with(self) -> str:

@@ -6,11 +6,12 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Database, Records, as_text, cells, read_dict, read_enum
 from dagster_ckpt.catalog.holds import refer
 from dagster_ckpt.catalog.records import (
+    FOR_START,
     UNANSWERED,
     EventType,
     LaunchRecord,
@@ -19,7 +20,7 @@ from dagster_ckpt.catalog.records import (
     RequestRecord,
     RequestStatus,
 )
-from dagster_ckpt.catalog.tables import launches, requests
+from dagster_ckpt.catalog.tables import executions, launches, requests
 from dagster_ckpt.errors import CatalogError
 
 # How long a sender waits for the answer.
@@ -118,9 +119,50 @@ class RequestRecords(Records):
 
     def fail_start(self, request_id: str, error: str) -> bool:
         """As its launcher; False if already answered."""
-        unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(UNANSWERED)
         with self._database.writing() as connection:
-            return _answer(self._database, connection, request_id, unanswered, RequestStatus.FAILED, error=error)
+            return self._fail_start(connection, request_id, error)
+
+    def give_up_start(self, request_id: str, error: str) -> bool:
+        """Fail a start whose run has ended; False, and it stays open, if the query was stopped for it."""
+        this = select(requests.c.request_id).where(requests.c.request_id == request_id)
+        with self._database.writing() as connection:
+            connection.execute(this.with_for_update())
+            # From here on the query does not stop for it any more.
+            _drop_suspensions(self._database, connection, request_id)
+            return not _is_stopped_for(connection, request_id) and self._fail_start(connection, request_id, error)
+
+    def _fail_start(self, connection: Connection, request_id: str, error: str) -> bool:
+        unanswered = (requests.c.kind == RequestKind.START.value) & requests.c.status.in_(UNANSWERED)
+        return _answer(self._database, connection, request_id, unanswered, RequestStatus.FAILED, error=error)
+
+    def suspend_for(self, start_id: str) -> RequestRecord | None:
+        """Ask the running query to stop for a start that hands over; None if that start is no longer open.
+
+        Withdrawn with the start: a query never stops for a start that has come to nothing.
+        """
+        request_id = str(uuid.uuid4())
+        open_ = (requests.c.request_id == start_id) & requests.c.status.in_(UNANSWERED)
+        with self._database.writing() as connection:
+            start = connection.execute(select(requests).where(open_).with_for_update()).one_or_none()
+            if start is None:
+                return None
+            connection.execute(
+                requests.insert().values(
+                    request_id=request_id,
+                    stream_id=start.stream_id,
+                    kind=RequestKind.SUSPEND.value,
+                    status=RequestStatus.PENDING.value,
+                    arguments=as_text({FOR_START: start_id}),
+                    origin=start.origin,
+                    created_at_ms=self._database.now_ms(connection),
+                )
+            )
+        return self.get(request_id)
+
+    def stopped_for(self, start_id: str) -> bool:
+        """Whether the query has stopped for a start that hands over, and nothing has been started since."""
+        with self._database.reading() as connection:
+            return _is_stopped_for(connection, start_id)
 
     def _all(self, which: ColumnElement[bool]) -> list[RequestRecord]:
         """Oldest first."""
@@ -154,10 +196,33 @@ def _answer(
     values = {"status": status.value, "snapshot_id": snapshot_id, "error": error, "resolved_at_ms": now_ms}
     if not _move(connection, request_id, allowed, **values):
         return False
+    if status in (RequestStatus.FAILED, RequestStatus.WITHDRAWN):
+        _drop_suspensions(database, connection, request_id)
     stream_id = connection.execute(select(requests.c.stream_id).where(requests.c.request_id == request_id)).scalar_one()
     payload = {"request_id": request_id, "status": status.value}
     database.record_event(connection, stream_id, EventType.REQUEST_RESOLVED, snapshot_id=snapshot_id, payload=payload)
     return True
+
+
+def _suspensions(start_id: str) -> ColumnElement[bool]:
+    named = requests.c.arguments.contains(as_text({FOR_START: start_id}), autoescape=True)
+    return (requests.c.kind == RequestKind.SUSPEND.value) & named
+
+
+def _drop_suspensions(database: Database, connection: Connection, start_id: str) -> None:
+    open_ = _suspensions(start_id) & requests.c.status.in_(UNANSWERED)
+    values = {"status": RequestStatus.WITHDRAWN.value, "resolved_at_ms": database.now_ms(connection)}
+    connection.execute(requests.update().where(open_).values(**values))
+
+
+def _is_stopped_for(connection: Connection, start_id: str) -> bool:
+    done = _suspensions(start_id) & (requests.c.status == RequestStatus.COMPLETED.value)
+    row = connection.execute(select(requests.c.stream_id, requests.c.resolved_at_ms).where(done)).first()
+    if row is None:
+        return False
+    began = select(func.max(executions.c.started_at_ms)).where(executions.c.stream_id == row.stream_id)
+    newest: int | None = connection.execute(began).scalar()
+    return newest is None or newest < int(row.resolved_at_ms)
 
 
 def _move(connection: Connection, request_id: str, allowed: ColumnElement[bool], **values: str | int | None) -> bool:

@@ -174,6 +174,16 @@ def _code_tried(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -
     return f"Version {version} of stream {stream_id} {verdict}: {payload.get('reason')}"
 
 
+def _handed_over(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
+    facts = [f"batch {payload.get('batch_id')} is the first of the new code"]
+    if payload.get("gap_ms") is not None:
+        facts.append(f"{payload['gap_ms']} ms after the last of the old code")
+    if payload.get("stopped_ms") is not None:
+        facts.append(f"no query ran for {payload['stopped_ms']} ms")
+    versions = f"version {payload.get('from_version')} to version {payload.get('to_version')}"
+    return f"Handed stream {stream_id} over from {versions}: {', '.join(facts)}"
+
+
 def _alert(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
     return f"Alert for stream {stream_id}: {payload.get('alert')}"
 
@@ -200,5 +210,6 @@ _WORDS: dict[EventType, tuple[int, _Words]] = {
     EventType.DESIRED_STATE_SET: (logging.INFO, _desired_state_set),
     EventType.UPGRADE_CHANGED: (logging.INFO, _upgrade_changed),
     EventType.CODE_TRIED: (logging.INFO, _code_tried),
+    EventType.HANDED_OVER: (logging.INFO, _handed_over),
     EventType.ALERT: (logging.ERROR, _alert),
 }

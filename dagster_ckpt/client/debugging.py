@@ -143,6 +143,11 @@ class BatchDebug(ExitStack):
         return self._rows(self._after, operator, state)
 
     @property
+    def took_ms(self) -> int | None:
+        """How long the batch took in the replay, if Spark reported that."""
+        return self._captured.trial.took_ms
+
+    @property
     def reader_after(self) -> StateReader | None:
         """None if the batch failed, or there is no state that can be read."""
         return self._after

@@ -49,6 +49,7 @@ from dagster_ckpt.client.managed_stream import (
     stay,
 )
 from dagster_ckpt.policies.upgrade import UpgradeMode, UpgradePolicy
+from dagster_ckpt.values.durations import rounded_duration
 from dagster_ckpt.values.modes import DesiredState
 
 _ENDED_BY_HAND = {
@@ -281,11 +282,17 @@ def _handing_over(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
     newest = seen.newest_snapshot
     # A rollback returns to the newest one of the old code.
     noted = replace(upgrade, snapshot_id=newest.snapshot_id if newest is not None else None)
+    has_stopped = execution is not None and execution.status is ExecutionStatus.SUSPENDED
+    late = _late_hand_over(request, policy.hand_over_timeout_ms, seen.now_ms)
     if seen.open_request is not None:
-        waits = stay(row, "the run of the new code checks it beside the old code")
-        return waits.with_changes(upgrade=noted, holds_restart=True)
+        # Once the old code has stopped, nothing else would continue.
+        ends = (Withdraw(seen.open_request.request_id),) if late is not None and not has_stopped else ()
+        waits = stay(row, late or "the run of the new code checks it beside the old code")
+        return waits.with_changes(*ends, upgrade=noted, holds_restart=True)
     if request is not None and seen.is_alive:
-        return move(row, upgrade, UpgradePhase.REFUSED, f"not handed over: {request.error or _WITHDRAWN}")
+        if has_stopped:
+            return stay(row, "waiting for the old code to end").with_changes(upgrade=noted, holds_restart=True)
+        return move(row, upgrade, UpgradePhase.REFUSED, f"not handed over: {request.error or late or _WITHDRAWN}")
     if not seen.is_alive:
         # The old code died, or was stopped for a new code that did not start then.
         old = execution.execution_id if execution is not None else None
@@ -294,6 +301,13 @@ def _handing_over(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
     start = {"start_from": "latest", HANDS_OVER: True, **_verification(policy)}
     asked = ask(row, "start the new code beside the old", "hand over", RequestKind.START, **start)
     return asked.with_changes(upgrade=noted, holds_restart=True)
+
+
+def _late_hand_over(request: RequestRecord | None, timeout_ms: int | None, now_ms: int) -> str | None:
+    if request is None or timeout_ms is None or (request.resolved_at_ms or now_ms) - request.created_at_ms < timeout_ms:
+        return None
+    limit = rounded_duration(timeout_ms)
+    return f"the new code has not taken over within {limit}, and cannot any more. Terminate its run if it still runs"
 
 
 def _verification(policy: UpgradePolicy) -> dict[str, int]:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import HANDS_OVER, LaunchRecord, RequestKind, RequestRecord, RequestStatus, StartCause
+from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.catalog.transitions import log_message
-from dagster_ckpt.client.client import Client
 from dagster_ckpt.client.platforms import PlatformLaunch
 from dagster_ckpt.client.preflight import check_start
-from dagster_ckpt.client.requests import is_running
+from dagster_ckpt.client.requests import await_process, await_stop, is_running, start_again
 from dagster_ckpt.client.verification import verify_batches
 from dagster_ckpt.errors import CatalogError, OptionError, RequestFailedError
 from dagster_ckpt.policies.upgrade import UnexpectedRows
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 # The START request that a driver answers, like `{start_request}` in a launch's command.
 START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
 _LOG_LINES = 20
+# While it is waited for, nothing writes output.
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -296,7 +298,9 @@ def hand_over(
     """
     tell = report or (lambda message: log_message(stream.stream_id, message))
     takes_over = hands_over(stream, request_id)
-    if not takes_over and not start_from.verify_batches:
+    is_next = request_id is not None and stream.catalog.requests.stopped_for(request_id)
+    if is_next or not (takes_over or start_from.verify_batches):
+        # `is_next`: an earlier process has checked the code and stopped the query, and died.
         return
     set_up()
     with span("hand_over", stream=stream.stream_id), _failing(stream, request_id):
@@ -333,20 +337,23 @@ def _take_over(
     stream: StreamHandle, request_id: str, interrupted: Callable[[], bool], tell: Callable[[str], None]
 ) -> None:
     request = stream.catalog.requests.get(request_id)
+    withdrawn = RequestFailedError(f"The start of stream {stream.stream_id!r} was withdrawn; its query runs on.")
     if interrupted() or not _is_open(request):
-        raise RequestFailedError(f"The start of stream {stream.stream_id!r} was withdrawn; its query runs on.")
+        raise withdrawn
     tell("the loaded code can continue; suspending the running query")
-    try:
-        with span("suspend"):
-            Client.of_stream(stream, origin=request.origin).stop(stream.stream_id, savepoint=False)
-    except RequestFailedError:
-        # It may have ended by itself meanwhile.
-        if is_running(stream):
-            raise
+    with span("suspend"):
+        asked = stream.catalog.requests.suspend_for(request_id)
+        if asked is None:
+            raise withdrawn
+        try:
+            await_process(stream, asked, timeout_s=REQUEST_TIMEOUT_S, poll_s=_POLL_S)
+        except RequestFailedError:
+            # It may have ended by itself meanwhile.
+            if is_running(stream):
+                raise
+        await_stop(stream, REQUEST_TIMEOUT_S, poll_s=_POLL_S)
     if not _is_open(stream.catalog.requests.get(request_id)):
-        pending = stream.catalog.requests.pending(stream.stream_id)
-        if not any(each.kind is RequestKind.START for each in pending):
-            Client.of_stream(stream, origin=request.origin).request_start(stream.stream_id)
+        start_again(stream, request_id, origin=request.origin)
         raise RequestFailedError(
             f"The start of stream {stream.stream_id!r} was withdrawn while the running query was stopped for it, so "
             "that query is started again where it stopped."

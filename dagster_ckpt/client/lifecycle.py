@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.desired_states import AlertUntil
-from dagster_ckpt.catalog.records import HANDS_OVER, IS_LAUNCHED, RequestKind
+from dagster_ckpt.catalog.records import HANDS_OVER, IS_LAUNCHED, LAUNCH_OF, ExecutionStatus, RequestKind
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.connection import Connection, checked_target
 from dagster_ckpt.client.requests import (
@@ -19,6 +19,7 @@ from dagster_ckpt.client.requests import (
     is_running,
     require_running,
     snapshot_of,
+    start_again,
     withdrawing,
 )
 from dagster_ckpt.errors import CkptError, LeaseHeldError, OptionError, RequestFailedError, RequestTimeoutError
@@ -256,6 +257,22 @@ class LifecycleMethods(Connection):
             StateRewriteError: The state cannot be rewritten to `state_partitions`.
             RequestFailedError: The start failed, or no code location defines the stream.
         """
+        return self._restart(
+            stream, start_from, ahead=ahead, timeout_s=timeout_s, report=report, suspend_first=suspend_first
+        )
+
+    def _restart(
+        self,
+        stream: str,
+        start_from: str | StartFrom,
+        *,
+        ahead: RewindPreview | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        report: Callable[[str], None] = _LOG.info,
+        suspend_first: bool = False,
+        launch_of: str | None = None,
+    ) -> RewindPreview:
+        """`launch_of`: the execution whose driver is launched again."""
         from dagster_ckpt.client.preflight import start_preview
         from dagster_ckpt.recovery.rewind_preview import refuse_loss
         from dagster_ckpt.stream.snapshots import holding
@@ -282,7 +299,9 @@ class LifecycleMethods(Connection):
                 self._end(opened, RequestKind.SUSPEND, timeout_s)
                 report("suspended the running query")
             try:
-                request = self._ask_for_start(opened, start, ahead, request_id=request_id, hands_over=hands_over)
+                request = self._ask_for_start(
+                    opened, start, ahead, request_id=request_id, hands_over=hands_over, launch_of=launch_of
+                )
             except CkptError as error:
                 # Such as a batch that Spark has purged meanwhile.
                 if suspends:
@@ -303,8 +322,11 @@ class LifecycleMethods(Connection):
                 if isinstance(error, RequestFailedError):
                     # The process that refused the start answers before it ends.
                     await_stop(opened, timeout_s)
-                if was_running and start != StartFrom() and not is_running(opened):
-                    self._go_on(opened, report, error)
+                if not is_running(opened):
+                    if start_again(opened, request_id, origin=self._origin):
+                        report(f"the start failed ({error}), so the query is started again where it stopped")
+                    elif was_running and start != StartFrom():
+                        self._go_on(opened, report, error)
                 raise
         return ahead
 
@@ -315,7 +337,9 @@ class LifecycleMethods(Connection):
 
     def _still_runs(self, stream: StreamHandle, before: ExecutionRecord | None) -> bool:
         now = self._catalog.executions.latest(stream.stream_id)
-        return is_running(stream) and now is not None and before is not None and now.execution_id == before.execution_id
+        if now is None or before is None or now.status is ExecutionStatus.SUSPENDED:
+            return False
+        return is_running(stream) and now.execution_id == before.execution_id
 
     def _go_on(self, stream: StreamHandle, report: Callable[[str], None], error: CkptError) -> None:
         self.request_start(stream.stream_id)
@@ -335,6 +359,7 @@ class LifecycleMethods(Connection):
         *,
         request_id: str | None = None,
         hands_over: bool = False,
+        launch_of: str | None = None,
     ) -> RequestRecord:
         """`hands_over`: the launched run checks its code while the query runs."""
         from dagster_ckpt.client.preflight import listed_snapshot, start_preview
@@ -346,7 +371,11 @@ class LifecycleMethods(Connection):
         return self._catalog.requests.submit(
             stream.stream_id,
             RequestKind.START,
-            arguments={**start.as_record(), **({HANDS_OVER: True} if hands_over else {})},
+            arguments={
+                **start.as_record(),
+                **({HANDS_OVER: True} if hands_over else {}),
+                **({LAUNCH_OF: launch_of} if launch_of is not None else {}),
+            },
             origin=self._origin,
             request_id=request_id,
             holding=listed.snapshot_id if listed is not None else None,
@@ -393,6 +422,40 @@ class LifecycleMethods(Connection):
         return self._catalog.desired_states.put(
             opened.stream_id, desired, origin=self._origin, retry_refused=retry_refused
         )
+
+    def roll_back_launch(
+        self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S, report: Callable[[str], None] = _LOG.info
+    ) -> RewindPreview:
+        """Take a stream whose drivers Dagster launches back to the code before the present one, with its output.
+
+        The previous driver is launched again, with the command or request that was recorded, from the newest snapshot
+        that its code took. Later starts do the same until another launch is loaded. The supervisor sensor must be on.
+
+        Args:
+            timeout_s: For each step.
+            report: Called with a message per step.
+
+        Raises:
+            RequestFailedError: No other code ran before, no snapshot of it is left, or its launch cannot be repeated:
+                the message says which code to deploy.
+            RowsAtRiskError: A sink could lose rows; nothing was changed.
+            RequestTimeoutError: No run was launched in time.
+        """
+        from dagster_ckpt.client.recorded_launch import predecessor
+
+        opened = self._open(stream)
+        before = predecessor(self._catalog, opened.stream_id)
+        if before is None or before.snapshot is None:
+            why = "no other code has run before" if before is None else f"no snapshot of {before.describe()} is left"
+            raise RequestFailedError(f"Stream {opened.stream_id!r} is not rolled back, nothing was changed: {why}.")
+        if before.cannot is not None:
+            raise RequestFailedError(
+                f"Stream {opened.stream_id!r} is not rolled back, nothing was changed: {before.cannot}. Deploy "
+                f"{before.describe()}, and restart the stream from {before.snapshot.snapshot_id}."
+            )
+        report(f"launching {before.describe()} again")
+        start = before.snapshot.snapshot_id
+        return self._restart(stream, start, timeout_s=timeout_s, report=report, launch_of=before.execution.execution_id)
 
     def roll_back_upgrade(
         self, stream: str, *, run_id: str | None = None, report: Callable[[str], None] = _LOG.info

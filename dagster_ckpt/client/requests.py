@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus, SnapshotRecord
 from dagster_ckpt.errors import CatalogError, RequestFailedError, RequestTimeoutError
 from dagster_ckpt.stream.lease import has_living_holder
+from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import DesiredState
 
 if TYPE_CHECKING:
     from dagster_ckpt.stream.handle import StreamHandle
 
 POLL_S = 0.5
+# Several processes may find the query stopped, and all request the same start.
+_AGAIN = uuid.UUID("0a5d7c1e-8d3b-4f7b-9b0f-2f4c2f0f6d52")
 
 
 def is_running(stream: StreamHandle) -> bool:
@@ -54,13 +58,15 @@ def ask(
         return await_process(stream, request, timeout_s=timeout_s)
 
 
-def await_process(stream: StreamHandle, request: RequestRecord, *, timeout_s: float) -> RequestRecord:
+def await_process(
+    stream: StreamHandle, request: RequestRecord, *, timeout_s: float, poll_s: float | None = None
+) -> RequestRecord:
     """Wait for the answer of a stream's process as long as it is alive; as `ask`."""
 
     def run_ended() -> str | None:
         return None if is_running(stream) else "the stream's run ended before it answered"
 
-    return await_answer(stream, request, timeout_s=timeout_s, abort_reason=run_ended)
+    return await_answer(stream, request, timeout_s=timeout_s, abort_reason=run_ended, poll_s=poll_s)
 
 
 def await_answer(
@@ -69,13 +75,14 @@ def await_answer(
     *,
     timeout_s: float,
     abort_reason: Callable[[], str | None] = lambda: None,
+    poll_s: float | None = None,
 ) -> RequestRecord:
     """If no answer comes, or the wait is interrupted, the request is withdrawn; raises as `ask`.
 
     `abort_reason` is called at each poll: a reason ends the wait.
     """
     with withdrawing(stream, request.request_id):
-        return _await_answer(stream, request, timeout_s, abort_reason)
+        return _await_answer(stream, request, timeout_s, abort_reason, poll_s)
 
 
 @contextmanager
@@ -95,7 +102,11 @@ def withdrawing(stream: StreamHandle, request_id: str) -> Iterator[None]:
 
 
 def _await_answer(
-    stream: StreamHandle, request: RequestRecord, timeout_s: float, abort_reason: Callable[[], str | None]
+    stream: StreamHandle,
+    request: RequestRecord,
+    timeout_s: float,
+    abort_reason: Callable[[], str | None],
+    poll_s: float | None,
 ) -> RequestRecord:
     deadline = time.monotonic() + timeout_s
     while True:
@@ -115,14 +126,14 @@ def _await_answer(
                 f"{what} had no answer within {timeout_s:.0f} s and was withdrawn. Check the log of the stream's run: "
                 "a batch that takes longer than this, or a query without a committed batch, cannot answer."
             )
-        time.sleep(POLL_S)
+        time.sleep(poll_s or POLL_S)
 
 
 def _describe(request: RequestRecord) -> str:
     return f"{request.kind.value} of stream {request.stream_id!r} (request {request.request_id})"
 
 
-def await_stop(stream: StreamHandle, timeout_s: float) -> None:
+def await_stop(stream: StreamHandle, timeout_s: float, *, poll_s: float | None = None) -> None:
     """Wait until nothing of a stream is running any more."""
     deadline = time.monotonic() + timeout_s
     while is_running(stream):
@@ -131,7 +142,26 @@ def await_stop(stream: StreamHandle, timeout_s: float) -> None:
                 f"Stream {stream.stream_id!r} accepted the request to stop but is still running after {timeout_s:.0f} "
                 "s. Check the log of its run; terminate the run if it hangs. Its snapshots are safe."
             )
-        time.sleep(POLL_S)
+        time.sleep(poll_s or POLL_S)
+
+
+def start_again(stream: StreamHandle, start_id: str, *, origin: str) -> bool:
+    """If the query was stopped for a start that has come to nothing, request another start, once, where it stopped.
+
+    Returns whether it was. A stream that is to be down stays down.
+    """
+    row = stream.catalog.desired_states.find(stream.stream_id)
+    is_to_run = row is None or row.desired in (None, DesiredState.RUNNING)
+    if not is_to_run or not stream.catalog.requests.stopped_for(start_id):
+        return False
+    stream.catalog.requests.submit(
+        stream.stream_id,
+        RequestKind.START,
+        arguments=StartFrom().as_record(),
+        origin=origin,
+        request_id=str(uuid.uuid5(_AGAIN, start_id)),
+    )
+    return True
 
 
 def snapshot_of(stream: StreamHandle, answer: RequestRecord) -> SnapshotRecord:

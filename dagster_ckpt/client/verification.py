@@ -6,7 +6,7 @@ batch. Nothing of the stream is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,13 +17,14 @@ from dagster_ckpt.client.preflight import MOST_ROWS, TRIAL_TIMEOUT_S
 from dagster_ckpt.errors import LiveDirectoryError, RequestFailedError, UnsupportedSparkError
 from dagster_ckpt.policies.upgrade import UnexpectedRows
 from dagster_ckpt.recovery.live_directories import scratch_directory
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.state.diff import differences, paired
 from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.reading import StateReader
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.values.durations import rounded_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 _SHOWN = 3
+# Beside the old code, and with caches that are cold, a batch takes longer than it will.
+_SLOWER, _TOLERATED_MS = 2, 5_000
 
 
 class _DiffersError(Exception):
@@ -57,16 +60,18 @@ def verify_batches(
     comparison = _Comparison(stream, describe, live, unexpected, report)
     found: list[str] = []
     differs: str | None = None
+    pace: list[Pace] = []
     for batch_id in batches:
         if interrupted():
             raise RequestFailedError(f"The comparison for the start of stream {stream.stream_id!r} was interrupted.")
         try:
-            told = ", ".join(comparison.of(batch_id))
+            told = ", ".join(comparison.of(batch_id, pace))
         except _DiffersError as difference:
             differs = f"batch {batch_id}: {difference}"
             break
         found.append(f"batch {batch_id}: {told}")
         report(found[-1])
+    differs = differs or slower_than_input(pace)
     reason = differs or "; ".join(found) or "there is no batch to compare yet"
     compared = PreflightRecord(
         stream.code_version, differs is None, reason, max(batches, default=None), stream.catalog.now_ms()
@@ -81,6 +86,31 @@ def verify_batches(
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How long a batch took in the replay, and how long after the batch before it the stream had committed it."""
+
+    batch_id: int
+    took_ms: int
+    every_ms: int
+
+    @property
+    def is_slow(self) -> bool:
+        """Also where the old code leaves it room for what is cold."""
+        return self.took_ms > _SLOWER * self.every_ms + _TOLERATED_MS
+
+
+def slower_than_input(pace: Sequence[Pace]) -> str | None:
+    """Why the code would fall behind, if each batch says so."""
+    if not pace or not all(each.is_slow for each in pace):
+        return None
+    best = min(pace, key=lambda each: each.took_ms - each.every_ms)
+    return (
+        f"it is slower than the input: batch {best.batch_id} takes {rounded_duration(best.took_ms)}, and the stream "
+        f"committed it {rounded_duration(best.every_ms)} after the batch before it"
+    )
+
+
+@dataclass(frozen=True)
 class _Comparison:
     stream: StreamHandle
     describe: Callable[[], DataStreamWriter]
@@ -88,7 +118,7 @@ class _Comparison:
     unexpected: UnexpectedRows | None
     report: Callable[[str], None]
 
-    def of(self, batch_id: int) -> Iterator[str]:
+    def of(self, batch_id: int, pace: list[Pace]) -> Iterator[str]:
         with BatchDebug(
             self.stream,
             batch_id,
@@ -99,12 +129,25 @@ class _Comparison:
         ) as batch:
             if batch.error is not None:
                 raise _DiffersError(f"it fails: {batch.error}")
+            every_ms = self._every_ms(batch_id)
+            if batch.took_ms is not None and every_ms is not None:
+                pace.append(Pace(batch_id, batch.took_ms, every_ms))
             if batch.sink.rows is None:
                 yield f"its output is not compared, because {batch.sink.says}"
             else:
                 self._refuse(OUTPUT, batch.difference)
                 yield f"the same {batch.output.count():,} rows of output"
             yield from self._state_of(batch)
+
+    def _every_ms(self, batch_id: int) -> int | None:
+        """Time between two commits, as the storage dated them; None if one is purged."""
+        try:
+            before, at = (
+                self.live.folder.status(f"{COMMITS}/{each}").modified_at_ms for each in (batch_id - 1, batch_id)
+            )
+        except FileNotFoundError:
+            return None
+        return at - before if at is not None and before is not None else None
 
     def _state_of(self, batch: BatchDebug) -> Iterator[str]:
         after = batch.reader_after

@@ -23,6 +23,7 @@ from dagster_ckpt.client import requests
 from dagster_ckpt.client.client import Client
 from dagster_ckpt.client.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, hands_over, launch_driver
 from dagster_ckpt.client.platforms import PlatformLaunch
+from dagster_ckpt.client.recorded_launch import launch_to_use
 from dagster_ckpt.errors import CatalogError, CkptError, OptionError, RequestFailedError
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.resources import DeploymentResources
@@ -170,8 +171,11 @@ def _find_or_launch(
     if driver is not None:
         context.log.info(f"a driver of run {driver.record.run_id} is starting: process {driver.record.pid}")
         request = handle.catalog.requests.get(driver.record.request_id)
+        recorded: dict[str, Any] | None = None
     else:
-        request = handle.catalog.requests.get(asked) if asked is not None else _order(context, handle)
+        ordered = handle.catalog.requests.get(asked) if asked is not None else None
+        launch, recorded = launch_to_use(handle.catalog, handle.stream_id, launch, ordered)
+        request = ordered or _order(context, handle)
         driver = launch_driver(handle, launch, request, run_id=context.run.run_id)
         where = f"process {driver.record.pid}, log {driver.record.log}" if driver.record.log else "a platform"
         context.log.info(f"launched {driver.record.command}: {where}")
@@ -184,7 +188,12 @@ def _find_or_launch(
         with suppress(CatalogError):
             if handle.catalog.requests.get(request.request_id).status is not RequestStatus.COMPLETED:
                 driver.cancel()
+                requests.start_again(handle, request.request_id, origin=request.origin)
         raise
+    execution = handle.catalog.executions.latest(handle.stream_id)
+    if recorded is not None and execution is not None:
+        with suppress(CatalogError):
+            handle.catalog.executions.note_launch(execution.execution_id, recorded)
 
 
 def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:

@@ -78,8 +78,14 @@ class UpgradePolicy:
     verify_batches: Annotated[
         int,
         "HAND_OVER: number of the newest batches that the new code runs again, without output. If output or state "
-        "differs from what the old code made of them, the upgrade is refused. 0: they are not compared.",
+        "differs from what the old code made of them, or they take longer than the input allows, the upgrade is "
+        "refused. 0: they are not compared.",
     ] = 3
+    hand_over_timeout_ms: Annotated[
+        int | None,
+        "HAND_OVER: time for the run of the new code to be launched, to compare and to take over. After that the "
+        "upgrade is refused, and the old code continues; null: no limit. Default: an hour.",
+    ] = 60 * 60_000
     stop_timeout_ms: Annotated[
         int | None,
         "Time for a stream to answer a stop, suspend or cancel request and to end. After that the upgrade is aborted "
@@ -102,7 +108,7 @@ class UpgradePolicy:
             raise OptionError(
                 f"UpgradePolicy: verify_batches is {self.verify_batches}, but must be 0 or a number of batches."
             )
-        for name in ("max_checkpoint_age_ms", "rollback_after_ms", "stop_timeout_ms"):
+        for name in ("max_checkpoint_age_ms", "rollback_after_ms", "hand_over_timeout_ms", "stop_timeout_ms"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise OptionError(

@@ -49,12 +49,23 @@ def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
         LeaseKeeper(stream.catalog, acquired.record, ttl_ms=request.ttl_ms) as lease,
     ):
         refuse_withdrawn(stream, request)
-        return StreamRun(stream, request, acquired, lease).until_the_end(execution_id)
+        start = request.start_request_id
+        hands_over = start is not None and stream.catalog.requests.stopped_for(start)
+        return StreamRun(stream, request, acquired, lease, hands_over=hands_over).until_the_end(execution_id)
 
 
 class StreamRun:
-    def __init__(self, stream: StreamHandle, request: RunRequest, acquired: AcquiredLease, lease: LeaseKeeper) -> None:
+    def __init__(
+        self,
+        stream: StreamHandle,
+        request: RunRequest,
+        acquired: AcquiredLease,
+        lease: LeaseKeeper,
+        *,
+        hands_over: bool = False,
+    ) -> None:
         self._stream = stream
+        self._hands_over = hands_over
         self._request = request
         self._lease = lease
         self._acquired = acquired
@@ -157,8 +168,10 @@ class StreamRun:
                 self._lease,
                 interrupted=self._request.interrupted,
                 predecessor_ended=self._predecessor_ended,
+                hands_over=self._hands_over,
                 wall_clock=self._request.wall_clock,
             )
+            self._hands_over = False
         except Exception:
             # Nothing else refers to this query, and it must not outlive the lease.
             started.query.stop()

@@ -15,7 +15,7 @@ from typing import Any
 
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.transitions import log_message
-from dagster_ckpt.errors import CatalogError, LeaseLostError
+from dagster_ckpt.errors import CatalogError, LeaseLostError, StorageAccessError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
 from dagster_ckpt.runtime.batch_progress import BatchLog, Journal
@@ -38,6 +38,7 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Triggered,
 )
 from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
+from dagster_ckpt.runtime.output_gap import OutputGap
 from dagster_ckpt.runtime.run import REQUEST_POLL_MS, EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.stall import LONGEST_CALL_MS, JvmWatch, QueryInactivity, StallDetector
@@ -79,6 +80,7 @@ class Supervisor:
         *,
         interrupted: Callable[[], bool],
         predecessor_ended: bool,
+        hands_over: bool = False,
         wall_clock: Clock,
     ) -> None:
         self._wall_clock = wall_clock
@@ -114,6 +116,8 @@ class Supervisor:
             lambda: query.call,
             limit_ms=min(self._stall_timeout_ms or LONGEST_CALL_MS, LONGEST_CALL_MS),
         )
+        gap = OutputGap(stream, execution_id, prepared, lease, self._attempts.positions)
+        self._gap = gap if hands_over else None
         self._journal = Journal(stream, prepared.live, lease, self._attempts.positions, self._log)
         noted = self._catalog.executions.get(execution_id).progress or {}
         self._sink_ids: dict[str, Any] = dict(noted.get(SINK_IDS) or {})
@@ -182,6 +186,9 @@ class Supervisor:
                 self._take_requests()
             with suppress(CatalogError):
                 self._journal.note(self._query.facts().mode)
+            if self._gap is not None:
+                with suppress(CatalogError, StorageAccessError):
+                    self._gap.note()
         for event in self._attempts.news():
             self._handle(event)
             if isinstance(event, AttemptCompleted):

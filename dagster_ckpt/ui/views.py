@@ -264,7 +264,7 @@ def timeline(client: Client, stream: str) -> TimelinePage:
     chart = timeline_chart(bars, taken, now_ms=catalog.now_ms())
     upgrades = catalog.events.last_of(
         [described.stream_id],
-        (EventType.UPGRADE_CHANGED, EventType.CODE_TRIED),
+        (EventType.UPGRADE_CHANGED, EventType.CODE_TRIED, EventType.HANDED_OVER),
         up_to=catalog.events.latest_sequence(),
         each=_EVENTS,
     )[described.stream_id]

@@ -36,6 +36,7 @@ class NewRun:
         self.requests = history.shelf.stream.catalog.requests
         self.told: list[str] = []
         self.failed: BaseException | None = None
+        self.ended = threading.Event()
 
     def launch(self) -> None:
         request = self._asked()
@@ -50,6 +51,7 @@ class NewRun:
             )
         except Exception as error:  # noqa: BLE001 - looked at by the test
             self.failed = error
+            self.ended.set()
             return
         as_writer(stream.catalog).requests.resolve(request.request_id, RequestStatus.COMPLETED)
 
@@ -172,7 +174,10 @@ def test_the_query_is_suspended_first_if_that_is_asked_for_and_what_is_not_check
     )
 
 
-def test_a_start_that_is_withdrawn_while_the_query_is_stopped_for_it_starts_that_again(history: History) -> None:
+@pytest.mark.parametrize("start_from", [StartFrom(), StartFrom("batch-5", accept_loss=True)], ids=str)
+def test_a_start_that_is_withdrawn_while_the_query_is_stopped_for_it_starts_that_again(
+    history: History, start_from: StartFrom
+) -> None:
     requests = history.shelf.stream.catalog.requests
     new = NewRun(history)
 
@@ -182,8 +187,30 @@ def test_a_start_that_is_withdrawn_while_the_query_is_stopped_for_it_starts_that
         assert requests.withdraw(start.request_id)
 
     withdrawn = pytest.raises(CkptError, match="withdrawn")
-    with RunningProcess(history, before_the_stop=withdraw) as process, new.launched(), withdrawn:
-        restart(history.shelf.stream, StartFrom("batch-5", accept_loss=True), origin=ORIGIN, timeout_s=30)
+    with (
+        RunningProcess(history, before_the_stop=lambda: None, after_the_stop=withdraw) as process,
+        new.launched(),
+        withdrawn,
+    ):
+        restart(history.shelf.stream, start_from, origin=ORIGIN, timeout_s=30)
 
     assert "started again where it stopped" in str(new.failed)
-    assert "latest" in {request.arguments["start_from"] for request in process.starts}
+    assert [request.arguments["start_from"] for request in process.starts] == ["latest"]
+
+
+def test_a_query_does_not_stop_for_a_start_that_is_withdrawn_first(history: History) -> None:
+    requests = history.shelf.stream.catalog.requests
+    new = NewRun(history)
+
+    def withdraw() -> None:
+        [start] = [each for each in requests.pending(STREAM) if each.kind is RequestKind.START]
+        assert requests.withdraw(start.request_id)
+
+    with RunningProcess(history, before_the_stop=withdraw) as process, new.launched():
+        with pytest.raises(CkptError, match="withdrawn"):
+            restart(history.shelf.stream, StartFrom(), origin=ORIGIN, timeout_s=30)
+        new.ended.wait(30)
+        assert status(history) is ExecutionStatus.RUNNING
+
+    assert isinstance(new.failed, RequestFailedError)
+    assert (process.starts, requests.pending(STREAM)) == ([], [])

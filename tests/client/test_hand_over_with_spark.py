@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from dagster_ckpt import CheckpointConfig, Client, run_stream
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, RequestKind, RequestRecord
 from dagster_ckpt.client.launching import START_REQUEST_VARIABLE
 from dagster_ckpt.errors import RequestFailedError, SourceChangedError
 from dagster_ckpt.stream.start_from import StartFrom
-from tests.support.small_spark import small_spark
-from tests.support.small_stream import STREAM, SmallStream
+from tests.support.handed_over import NEW, OLD, HandOver, each_row_once, hand_over_while_files_come
+from tests.support.small_spark import lay_file, small_spark
+from tests.support.small_stream import STREAM, SmallStream, dedup
 
 pytestmark = pytest.mark.spark
 DEADLINE_S = 120
@@ -114,3 +116,39 @@ def test_the_next_program_takes_over_only_with_code_that_can_continue(
         second.result(DEADLINE_S)
 
     assert small.rows() == Counter((5 * number + row,) for number in range(4) for row in range(10))
+
+
+def windowed(rows: DataFrame) -> DataFrame:
+    late = rows.selectExpr("timestamp_seconds(a) AS at", "a").withWatermark("at", "2 seconds")
+    return late.groupBy(F.window("at", "5 seconds")).agg(F.count("*").alias("rows")).selectExpr("window.start", "rows")
+
+
+@pytest.mark.thorough
+def test_rows_are_there_once_if_files_come_in_during_the_hand_over(spark: SparkSession, tmp_path: Path) -> None:
+    of = HandOver(spark, tmp_path)
+    hand_over_while_files_come(of)
+    assert each_row_once(of, of.small.rows()) >= 2  # type: ignore[arg-type]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("query", "last"), [(dedup, 6), (windowed, 7)])
+def test_rows_equal_a_run_of_the_old_code_up_to_the_boundary_and_of_the_new_code_after_it(
+    spark: SparkSession, tmp_path: Path, query: Callable[[DataFrame], DataFrame], last: int
+) -> None:
+    of = HandOver(spark, tmp_path, query=query)
+    of.small.feed(4)
+    with of.running() as running:
+        running.start_old()
+        running.await_that(lambda: running.has_committed(3) and running.is_idle())
+        running.hand_over()
+        of.small.feed(3)
+        running.await_that(lambda: running.has_committed(last) and running.is_idle())
+
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for code, files in ((OLD, range(4)), (NEW, range(4, 7))):
+        for number in files:
+            lay_file(plain, number, [{"a": 5 * number + row} for row in range(10)])
+        of.small.run_plainly("plainly", lambda _: of.described(code, folder="plain", output="plain out"))  # noqa: B023
+    assert of.small.rows() == of.small.rows("plain out")
+    assert {row[-1] for row in of.small.rows()} == {OLD, NEW}

@@ -18,6 +18,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord, DesiredStateRecords, PreflightRecord, UpgradePhase
 from dagster_ckpt.catalog.executions import ExecutionRecords
 from dagster_ckpt.catalog.records import (
+    HANDS_OVER,
     ExecutionRecord,
     ExecutionStatus,
     Holder,
@@ -124,6 +125,14 @@ class World:
     def _answer(self, request: RequestRecord) -> None:
         is_alive = self.catalog.executions.latest(self.stream_id) is not None and self.newest.run_id not in self.over
         if request.kind is RequestKind.START:
+            if is_alive and request.arguments.get(HANDS_OVER):
+                if not self.fits:
+                    self.catalog.requests.fail_start(request.request_id, "output differs, as the test says")
+                    return
+                asked = self.catalog.requests.suspend_for(request.request_id)
+                assert asked is not None
+                self._answer(asked)
+                is_alive = False
             assert not is_alive, "two runs of one stream"
             self._start(request)
         elif is_alive:
@@ -238,6 +247,22 @@ def refused(world: World) -> None:
     assert world.launched == [StepRun.PREFLIGHT]
 
 
+def handed_over(world: World) -> None:
+    old = world.newest
+    world.code_version = "2"
+    world.live(lambda: world.phase is UpgradePhase.STABLE)
+    assert world.catalog.executions.get(old.execution_id).status is ExecutionStatus.SUSPENDED
+    assert world.started_from == [("1", "latest"), ("2", "latest")]
+
+
+def not_handed_over(world: World) -> None:
+    old = world.newest.execution_id
+    world.code_version = "2"
+    world.live(lambda: world.phase is UpgradePhase.REFUSED)
+    assert (world.newest.execution_id, world.newest.status) == (old, ExecutionStatus.RUNNING)
+    assert "output differs" in (world.row.alert or "")
+
+
 def rolled_back(world: World) -> None:
     world.code_version = "2"
     world.live(lambda: world.phase is UpgradePhase.ROLLED_BACK)
@@ -274,6 +299,8 @@ STORIES: list[tuple[Callable[[World], None], bool, bool, UpgradePolicy]] = [
     (upgraded, True, True, SAVEPOINT),
     (upgraded_from_nothing, True, True, UpgradePolicy(UpgradeMode.STATELESS)),
     (refused, True, False, SAVEPOINT),
+    (handed_over, True, True, UpgradePolicy(UpgradeMode.HAND_OVER)),
+    (not_handed_over, True, False, UpgradePolicy(UpgradeMode.HAND_OVER)),
     (rolled_back, False, True, SAVEPOINT),
     (suspended_and_wanted_again, True, True, SAVEPOINT),
     (canceled_by_hand, True, True, SAVEPOINT),

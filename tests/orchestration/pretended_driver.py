@@ -48,4 +48,4 @@ def main(url: str, stream_id: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:3])

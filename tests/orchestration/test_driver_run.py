@@ -19,7 +19,7 @@ import pytest
 from dagster import DagsterRunStatus
 from orchestration_catalog import register
 
-from dagster_ckpt.catalog.records import HANDS_OVER, ExecutionStatus, RequestKind, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import HANDS_OVER, LAUNCH_OF, ExecutionStatus, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.client import platforms
 from dagster_ckpt.client.launching import START_REQUEST_VARIABLE, DriverLaunch
 from dagster_ckpt.client.platforms import PlatformLaunch
@@ -193,6 +193,40 @@ def test_a_driver_that_is_launched_beside_the_running_one_takes_over_from_it(dri
     assert new is not None
     assert (new.run_id, new.pid != old.pid) == (run.run_id, True)
     assert driven.catalog.executions.get(old.execution_id).status is ExecutionStatus.SUSPENDED
+
+
+@pytest.mark.thorough
+def test_a_rollback_launches_the_previous_driver_until_another_launch_is_loaded(driven: Driven) -> None:
+    def words() -> str:
+        latest = driven.catalog.executions.latest(JOB)
+        assert latest is not None
+        return psutil.Process(latest.pid).cmdline()[-1]
+
+    def stop() -> None:
+        driven.run((*driven.pretended, "new"), meanwhile=lambda: driven.ask(RequestKind.SUSPEND))
+
+    driven.run((*driven.pretended, "old"), follow=False)
+    old = driven.catalog.executions.latest(JOB)
+    assert old is not None
+    assert old.launch["command"] == [*driven.pretended, "old"]
+    stop()
+    driven.run((*driven.pretended, "new"), follow=False)
+    assert words() == "new"
+
+    request = driven.catalog.requests.submit(
+        JOB,
+        RequestKind.START,
+        arguments={"start_from": "latest", HANDS_OVER: True, LAUNCH_OF: old.execution_id},
+        origin="the test",
+    )
+    run, failure = driven.run((*driven.pretended, "new"), follow=False, **{START_REQUEST_TAG: request.request_id})
+    assert (run.status, failure, words()) == (DagsterRunStatus.SUCCESS, None, "old")
+    stop()
+    driven.run((*driven.pretended, "new"), follow=False)
+    assert words() == "old"
+    stop()
+    driven.run((*driven.pretended, "mended"), follow=False)
+    assert words() == "mended"
 
 
 def test_terminating_the_run_cancels_the_stream(driven: Driven) -> None:

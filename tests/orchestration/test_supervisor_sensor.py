@@ -16,6 +16,7 @@ from sqlalchemy import text
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.leases import LeaseRecords
 from dagster_ckpt.catalog.records import (
+    HANDS_OVER,
     EventType,
     ExecutionRecord,
     ExecutionStatus,
@@ -524,6 +525,33 @@ def test_a_start_whose_run_ended_before_it_could_answer_is_answered_and_holds_no
     answered = supervised.catalog.requests.get(request.request_id)
     assert answered.status is RequestStatus.FAILED
     assert "ended FAILURE before it could start the stream" in (answered.error or "")
+
+
+@pytest.mark.parametrize("has_stopped", [False, True], ids=["that still runs", "that has stopped for it"])
+def test_a_start_whose_run_died_in_a_hand_over_leaves_the_query_alone_or_is_launched_again(
+    supervised: Supervised, clock: Clock, has_stopped: bool
+) -> None:
+    old = supervised.execution(DagsterRunStatus.STARTED)
+    requests = supervised.catalog.requests
+    start = requests.submit("orders", RequestKind.START, arguments={HANDS_OVER: True}, origin="a person")
+    [launched] = supervised.tick()
+    supervised.run(DagsterRunStatus.FAILURE, **{START_REQUEST_TAG: start.request_id})
+    suspend = requests.suspend_for(start.request_id)
+    assert suspend is not None
+    clock.now_ms += 2 * FIRST_PAUSE_MS
+    if has_stopped:
+        ends = (ExecutionStatus.SUSPENDED, "asked")
+        writer = as_writer(supervised.catalog).executions
+        assert writer.end(old.execution_id, *ends, settled=True, request_id=suspend.request_id)
+
+    again = supervised.tick()
+
+    status = requests.get(start.request_id).status
+    assert status is (RequestStatus.PENDING if has_stopped else RequestStatus.FAILED)
+    assert requests.get(suspend.request_id).status is not RequestStatus.PENDING
+    tags = [(each.tags.get(START_REQUEST_TAG), each.run_key != launched.run_key) for each in again]
+    assert tags == ([(start.request_id, True)] if has_stopped else [])
+    assert has_stopped or requests.suspend_for(start.request_id) is None
 
 
 def test_a_stream_that_runs_and_that_no_asset_defines_any_more_is_reported_with_both_ways_on(

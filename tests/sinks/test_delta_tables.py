@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID
 from dagster_ckpt.spark.versions import TableFormat
-from tests.support.shop_tables import PLAY_S, Plays
+from tests.support.shop_tables import PLAY_S, Plays, play
 from tests.support.table_jars import fetch_jars, needs_jar
 
 SHOWN = {
@@ -103,3 +105,12 @@ def test_a_table_is_not_rolled_back_where_the_lost_batches_are_replayed(told: Pl
 
 def test_a_batch_is_compared_with_its_version(told: Plays) -> None:
     assert (told["debugged"]["rows"], told["debugged"]["refused"]) == ([0, 1, 2], None)
+
+
+@pytest.mark.thorough
+def test_a_table_has_each_row_once_of_old_code_up_to_the_hand_over_and_of_new_code_after_it(tmp_path: Path) -> None:
+    fetch_jars(TableFormat.DELTA, tmp_path / "jars")
+    shown = play("tests.sinks.handed_over_program", tmp_path / "streams", tmp_path / "jars")["handed over"]
+
+    assert shown["boundary"] >= 2
+    assert "rows of output, the same state" in shown["compared"]

@@ -37,6 +37,7 @@ class Executioner:
         passing: How many calls succeed before.
         changes: The functions, each with its owner; default: `CHANGES`.
         signal: What a signal raises instead, after which the process may tidy up: one call fails, the next ones work.
+        of: Whether a call is the victim's, where other processes are threads too.
     """
 
     def __init__(
@@ -45,14 +46,18 @@ class Executioner:
         passing: int,
         *changes: tuple[Any, str],
         signal: type[BaseException] | None = None,
+        of: Callable[[], bool] = lambda: True,
     ) -> None:
         self.left = passing
+        self.of = of
         self.signal = signal
         for owner, name in changes or CHANGES:
             patch.setattr(owner, name, self._before(getattr(owner, name)))
 
     def _before(self, change: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
+            if not self.of():
+                return change(*arguments, **named)
             # A killed process does not tidy up either.
             if self.left <= 0 and self.signal is None:
                 raise Killed

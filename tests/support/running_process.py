@@ -19,12 +19,19 @@ def subsume_checkpoints(history: History) -> None:
 class RunningProcess:
     """The process of a running stream, as far as the catalog shows it: a lease, and answers to requests."""
 
-    def __init__(self, history: History, *, before_the_stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        history: History,
+        *,
+        before_the_stop: Callable[[], None],
+        after_the_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         self.history = history
         self.catalog = history.shelf.stream.catalog
         self.lease = self.catalog.leases.acquire(STREAM, HOLDER, 600_000)
         self.starts: list[RequestRecord] = []
         self._before_the_stop = before_the_stop
+        self._after_the_stop = after_the_stop
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._answer)
@@ -48,9 +55,11 @@ class RunningProcess:
             for request in self.catalog.requests.pending(STREAM):
                 if request.kind is RequestKind.SUSPEND:
                     self._before_the_stop()
-                    self.catalog.executions.end(self.lease, "first", ExecutionStatus.SUSPENDED, "asked", settled=True)
-                    self.catalog.requests.resolve(self.lease, request.request_id, RequestStatus.COMPLETED)
-                    self.catalog.leases.release(STREAM, self.lease.token)
+                    stopped = (ExecutionStatus.SUSPENDED, "asked")
+                    asked = request.request_id
+                    if self.catalog.executions.end(self.lease, "first", *stopped, settled=True, request_id=asked):
+                        self._after_the_stop()
+                        self.catalog.leases.release(STREAM, self.lease.token)
                 elif request.kind is RequestKind.START and not request.arguments.get(HANDS_OVER):
                     self._start(request)
 

@@ -23,7 +23,7 @@ from sqlalchemy import update
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.history import SnapshotFigures
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestStatus, SnapshotStatus
+from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestStatus, SnapshotStatus
 from dagster_ckpt.catalog.tables import executions
 from dagster_ckpt.cli.command import FAILED
 from dagster_ckpt.cli.main import commands
@@ -73,13 +73,17 @@ class TestReading:
         row = desired.ensure(STREAM, origin="definition")
         tried = PreflightRecord("43", True, "batch 3: the same 10 rows of output", 3, client.catalog.now_ms())
         desired.note_preflight(STREAM, tried)
+        with client.catalog.database.writing() as connection:
+            gap = {"to_version": "43", "batch_id": 5, "gap_ms": 1_234, "stopped_ms": 900}
+            client.catalog.database.record_event(connection, STREAM, EventType.HANDED_OVER, payload=gap)
         upgrade = UpgradeRecord(UpgradePhase.STABLE, "42", "43", UpgradeMode.HAND_OVER, 0, "it <works>")
         assert desired.advance(row, upgrade=upgrade, alert=None, request_id=None)
 
         shown = text(page, f"/streams/{STREAM}/-/timeline")
 
         steps = re.findall(r'<td data-label="Code">(\d+)</td><td><span class="status \w+">(\w+)<', shown)
-        assert steps == [("43", "STABLE"), ("43", "PASSED")]
+        assert steps == [("43", "STABLE"), ("43", "HANDED_OVER"), ("43", "PASSED")]
+        assert "batch 5 is the first of the new code, 1234 ms after the last of the old code" in shown
         assert "batch 3: the same 10 rows of output" in shown
         assert "it &lt;works&gt;" in shown
 

@@ -196,11 +196,10 @@ class SupervisorTick:
             if stream is None or stream.start_job is None or self._has_a_launcher(request):
                 continue
             run = self._run_of(request)
-            if run is not None and run.is_finished:
-                ended = f"run {run.run_id} ended {run.status.value} before it could start the stream; its log says why"
-                self.catalog.requests.fail_start(request.request_id, ended)
-                self.messages.append(f"{request.stream_id}: {ended}")
+            attempt: int | None = 0
             if run is not None:
+                attempt = self._attempt_after(run, request) if run.is_finished else None
+            if attempt is None:
                 continue
             if self._restart_is_under_way(stream.stream_id):
                 # Both would compete for the lease. Once that one has it, the requested start takes over from it.
@@ -211,10 +210,22 @@ class SupervisorTick:
             yield self._run(
                 stream.start_job.name,
                 # One run per request, however often it is evaluated. A re-created catalog may use the id again.
-                f"start-{request.request_id}-{request.created_at_ms}",
+                f"start-{request.request_id}-{request.created_at_ms}{f'-{attempt}' if attempt else ''}",
                 {STREAM_ID_TAG: stream.stream_id, START_REQUEST_TAG: request.request_id},
                 {stream.name: set_options(request.arguments)},
             )
+
+    def _attempt_after(self, run: dg.DagsterRun, request: RequestRecord) -> int | None:
+        """Number of the next run for a request whose run has ended without an answer; None: not now, or never.
+
+        The request fails, unless the query has stopped for it already: then nothing else would continue.
+        """
+        ended = f"run {run.run_id} ended {run.status.value} before it could start the stream; its log says why"
+        if self.catalog.requests.give_up_start(request.request_id, ended):
+            self.messages.append(f"{request.stream_id}: {ended}")
+            return None
+        self.messages.append(f"{request.stream_id}: {ended}. The query was stopped for it, so it is launched again")
+        return self._next_attempt(START_REQUEST_TAG, request.request_id)
 
     def after_ends(self, *, except_of: Collection[str]) -> Iterator[dg.RunRequest]:
         """Restart an ended execution, apply retention, or wait."""

@@ -19,6 +19,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.query.description import described_field
+from dagster_ckpt.spark.query.progress import QueryProgress
 from dagster_ckpt.spark.query.query import SupervisedQuery
 from dagster_ckpt.values.redaction import without_secrets
 
@@ -33,11 +34,12 @@ _DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KA
 
 @dataclass(frozen=True)
 class Trial:
-    """`batch_id` is None if no batch could be run, `error` if it succeeded, `rows` (read) if not reported."""
+    """No batch could be run: no `batch_id`; it succeeded: no `error`; not reported: no `rows` read, no `took_ms`."""
 
     batch_id: int | None
     error: str | None = None
     rows: int | None = None
+    took_ms: int | None = None
 
     @property
     def data_is_gone(self) -> bool:
@@ -98,20 +100,21 @@ def run_trial(
                 return Trial(None, f"the batch did not complete within {timeout_s:.0f} s")
         failure = query.exception()
         after = scratch.positions().commit
-        rows = _rows(query, after) if replays and failure is None and after != before else None
+        report = _report(query, after) if replays and failure is None and after != before else None
     finally:
         query.stop()
-    return Trial(after if after != before else None, failure, rows)
+    rows, took_ms = (report.input_rows, report.duration_ms) if report is not None else (None, None)
+    return Trial(after if after != before else None, failure, rows, took_ms)
 
 
-def _rows(query: SupervisedQuery, batch_id: int | None) -> int | None:
-    """Spark reports them a moment after the batch's commit."""
+def _report(query: SupervisedQuery, batch_id: int | None) -> QueryProgress | None:
+    """Spark sends it a moment after the batch's commit."""
     deadline = time.monotonic() + _REPORT_S
     while time.monotonic() < deadline:
         has_ended = query.wait(_WAIT_S)
         found = query.progress()
         if found is not None and found.batch_id == batch_id:
-            return found.input_rows
+            return found
         if has_ended:
             break
     return None

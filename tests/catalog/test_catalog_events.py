@@ -18,6 +18,7 @@ def write(url: str, name: str) -> None:
         catalog.requests.withdraw(request.request_id)
 
 
+@pytest.mark.thorough(but="sqlite")
 def test_a_reader_beside_many_writers_sees_each_event_once_in_order(url: str, catalog: Catalog) -> None:
     seen: list[int] = []
     done = threading.Event()

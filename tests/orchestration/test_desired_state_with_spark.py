@@ -226,6 +226,7 @@ def deployment(spark: SparkSession, tmp_path: Path) -> Iterator[Deployment]:
         deployment.catalog.close()
 
 
+@pytest.mark.thorough(sample="tests/client/test_roll_back.py")
 def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninterrupted_one(
     deployment: Deployment,
 ) -> None:

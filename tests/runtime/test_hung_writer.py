@@ -121,6 +121,7 @@ def hung(bench: Bench) -> Iterator[HungWriter]:
     writer.close()
 
 
+@pytest.mark.thorough(sample="tests/spark/test_spark_fenced_query.py")
 def test_elsewhere_its_query_is_fenced_off(bench: Bench, hung: HungWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     # From another machine its JVM cannot be ended.
     monkeypatch.setattr(ownership, "_end_jvm", lambda *_: False)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import multiprocessing
 import threading
 
+import pytest
+
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import RequestKind
 

@@ -20,7 +20,10 @@ EVERY = either(quick=70, thorough=15)
 # Of each scenario, `make test` tries one way in which files survive.
 CASES = [
     pytest.param(
-        scenario, survivors, id=f"{scenario.name}-{survivors}", marks=[pytest.mark.thorough] if (row - column) % 3 else []
+        scenario,
+        survivors,
+        id=f"{scenario.name}-{survivors}",
+        marks=[pytest.mark.thorough] if (row - column) % 3 else [],
     )
     for row, scenario in enumerate(SCENARIOS)
     for column, survivors in enumerate(Survivors)

@@ -143,10 +143,15 @@ def orphaned(name: str, reads: Iterable[Read], chosen: Mapping[str, Point]) -> s
     return None
 
 
-def unproven(stream: str, point: Point, chosen: Mapping[str, Point], edges: Iterable[Edge] = ()) -> tuple[str, ...]:
+def unproven(stream: str, point: Point, chosen: Mapping[str, Point], edges: Sequence[Edge] = ()) -> tuple[str, ...]:
     """Why it is not known whether a position is consistent with the chosen points of its upstream."""
     if point.reads is None:
         return (f"{point.name} of {stream} does not record what it has read",)
+    recorded = {(each.source, each.upstream) for each in point.reads}
+    for edge in edges:
+        # Earlier versions did not record it.
+        if edge.reader == stream and edge.kind is EdgeKind.TOPIC and (edge.source, edge.upstream) not in recorded:
+            return (f"{point.name} of {stream} does not record how far it has read {edge.sink}",)
     doubtful: list[Read | Edge] = [*point.reads, *(edge for edge in edges if edge.reader == stream)]
     return tuple(
         f"how far {stream} has read {each.sink} of {each.upstream}: {each.why} not recorded by batch"

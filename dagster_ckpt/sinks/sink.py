@@ -278,13 +278,13 @@ class Sink:
         return None
 
     def read_up_to(
-        self, offset: str, own: Collection[str], options: Mapping[str, str], *, rewound: bool
+        self, offset: str, own: Sequence[str], options: Mapping[str, str], *, rewound: bool
     ) -> ReadOfSink | None:
         """How far a streaming source of it has read; None if its offsets do not show that. Reads files only.
 
         Args:
             offset: Of the source, as Spark logs it.
-            own: All ids that the query of the writing stream has had.
+            own: All ids that the query of the writing stream has had, the present one last.
             options: Of the source, in lower case.
             rewound: Whether that stream ever went back.
 

@@ -2,7 +2,8 @@
 
 A file source reads a file sink by its log (`_spark_metadata`), so the newest batch that it has read follows from the
 names of the files. It is determined when a snapshot is taken: a compacted log no longer tells batches apart. The
-commits of a Delta or Iceberg table name the query and batch that wrote them, and the offset of a source the commit.
+commits of a Delta or Iceberg table name the query and batch that wrote them, and the offset of a source the commit. The
+transactional Kafka sink commits where its batches begin.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from dagster_ckpt.spark.query.sources import (
     DELTA,
     FILE,
     ICEBERG,
+    KAFKA,
     PATH,
     TABLE,
     TABLE_ID,
@@ -49,6 +51,7 @@ from dagster_ckpt.stream.known_sinks import identities_of_sinks, query_ids_in
 READS = "reads"
 _GLOB = frozenset("*?[{")
 _TABLES: Mapping[str, type[Sink]] = {DELTA: DeltaTable, ICEBERG: IcebergTable}
+_BY_OFFSET = frozenset({*_TABLES, KAFKA})
 
 
 class EdgeKind(StrEnum):
@@ -56,11 +59,13 @@ class EdgeKind(StrEnum):
 
     FILES: A file sink, by its log.
     TABLE: A table whose commits name batches.
+    TOPIC: A topic whose writers commit where batches begin.
     UNKNOWN: So that the newest batch that it has read is not known; `why` says so.
     """
 
     FILES = "FILES"
     TABLE = "TABLE"
+    TOPIC = "TOPIC"
     UNKNOWN = "UNKNOWN"
 
 
@@ -180,7 +185,9 @@ def _relation(identity: SourceIdentity, sink: Sink, table_id: str | None) -> tup
         return (EdgeKind.TABLE, "") if is_table or is_named else None
     if path is None:
         names = {identity.identity.get(TABLE), *identity.identity.get(TOPICS, "").split(",")}
-        return (EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink)) if _name_of(sink) in names else None
+        is_exact = isinstance(sink, TransactionalKafkaSink) and identity.kind == KAFKA
+        found = (EdgeKind.TOPIC, "") if is_exact else (EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink))
+        return found if _name_of(sink) in names else None
     if _GLOB & set(path):
         folder = place.removeprefix("file:")
         pattern = path.removeprefix("file:")
@@ -206,8 +213,6 @@ def _name_of(sink: Sink) -> str:
 def _why_unknown(kind: str, sink: Sink) -> str:
     if isinstance(sink, KafkaSink):
         return "the topic may have a batch twice (at least once), and which batch a record is of is"
-    if isinstance(sink, TransactionalKafkaSink):
-        return "the records of the topic are there once, and which batch a record is of is"
     return f"the position in a source of kind {kind} is"
 
 
@@ -225,7 +230,7 @@ def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, byte
     return [
         _read_files(catalog, edge, [each.path for each in files_in_entries(of_source.get(edge.source, {}))])
         if edge.kind is EdgeKind.FILES
-        else _read_table(catalog, edge, offsets.get(edge.source))
+        else _read_offset(catalog, edge, offsets.get(edge.source))
         for edge in edges
     ]
 
@@ -233,12 +238,12 @@ def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, byte
 def reads_of_live(catalog: Catalog, edges: Iterable[Edge], live: LiveDirectory) -> list[Read]:
     """How far the sources of a query, running or not, have read now."""
     known = [each for each in edges if each.kind is not EdgeKind.UNKNOWN]
-    newest = live.positions().offset if any(each.kind is EdgeKind.TABLE for each in known) else None
+    newest = live.positions().offset if any(each.kind is not EdgeKind.FILES for each in known) else None
     offsets = read_offset_entry(live.folder, newest).sources if newest is not None else {}
     return [
         _read_files(catalog, edge, [each.path for each in files_after(live.folder, edge.source, -1)])
         if edge.kind is EdgeKind.FILES
-        else _read_table(catalog, edge, offsets.get(edge.source))
+        else _read_offset(catalog, edge, offsets.get(edge.source))
         for edge in known
     ]
 
@@ -250,7 +255,7 @@ def reads_at_cut(
     found = identities_of_record(identities)
     if found is None:
         return {}
-    sources = {key: each for key, each in keyed(found).items() if each.kind in _TABLES or _reads_a_sink(each)}
+    sources = {key: each for key, each in keyed(found).items() if each.kind in _BY_OFFSET or _reads_a_sink(each)}
     edges = [each for each in edges_to(catalog, stream_id, sources) if each.kind is not EdgeKind.UNKNOWN]
     logs = tuple({f"{SOURCES}/" if each.kind is EdgeKind.FILES else f"{OFFSETS}/" for each in edges})
     entries = {each.path: each.read() for each in files if each.path.startswith(logs)} if edges else {}
@@ -277,7 +282,7 @@ def _read_files(catalog: Catalog, edge: Edge, paths: Sequence[str]) -> Read:
     return _read(catalog, edge, find)
 
 
-def _read_table(catalog: Catalog, edge: Edge, offset: str | None) -> Read:
+def _read_offset(catalog: Catalog, edge: Edge, offset: str | None) -> Read:
     def find(sink: Sink, upstream: StreamRecord) -> ReadOfSink:
         if offset is None:
             return ReadOfSink()

@@ -126,14 +126,15 @@ def query_ids_of(stream: StreamHandle) -> list[str]:
 
 
 def query_ids_in(catalog: Catalog, stream_id: str) -> list[str]:
-    """All ids that the query of a stream has had."""
+    """All ids that the query of a stream has had, the present one last."""
     known = {snapshot.query_id for snapshot in catalog.snapshots.of_stream(stream_id)}
     known |= {(each.progress or {}).get("query_id") for each in catalog.executions.of_stream(stream_id)}
     record = catalog.streams.get(stream_id)
     if isinstance(record.pending_restore, SinkRollBack):
         known |= set(record.pending_restore.query_ids)
     if record.live_directory is not None:
-        known.add(live_query_id(LiveDirectory(record.live_directory)))
+        present = live_query_id(LiveDirectory(record.live_directory))
+        return [*sorted(str(each) for each in known - {None, present}), *([present] if present is not None else [])]
     return sorted(str(each) for each in known if each is not None)
 
 

@@ -44,6 +44,7 @@ class Run:
         source_offsets: Where to continue there.
         jars: Spark's connector for Kafka.
         distinct: Whether a line that was there before is dropped, for which the query keeps state.
+        stream: Its id.
     """
 
     folder: str
@@ -56,6 +57,7 @@ class Run:
     source_offsets: str = ""
     jars: str = ""
     distinct: bool = False
+    stream: str = STREAM
 
     @property
     def catalog(self) -> str:
@@ -86,6 +88,7 @@ def described(spark: SparkSession, run: Run) -> DataStreamWriter:
     if run.source:
         topic = spark.readStream.format("kafka").option("kafka.bootstrap.servers", run.servers)
         topic = topic.option("subscribe", run.source).option("startingOffsets", "earliest")
+        topic = topic.option("kafka.isolation.level", "read_committed")
         # A record that is no number ends the query.
         lines = (
             topic.load()
@@ -110,9 +113,9 @@ def main(run: Run) -> None:
     deployment = Deployment(run.live_root, run.catalog, FileSystemCheckpointStorage(run.snapshots))
     with closing(deployment.open_catalog()) as catalog:
         stream = deployment.stream(
-            STREAM,
+            run.stream,
             catalog=catalog,
-            query_name=STREAM,
+            query_name=run.stream,
             options=CheckpointConfig().options,
             restart=NoRestartStrategyConfiguration(),
             backend=None,
@@ -125,7 +128,7 @@ def main(run: Run) -> None:
             lambda: described(spark, run),
             start_from=StartFrom(run.start_from, new_query_id=run.new_query_id, source_offsets=run.source_offsets),
         )
-        run_program(STREAM, [to_run], spark=spark, run_id="run", signals=())
+        run_program(run.stream, [to_run], spark=spark, run_id="run", signals=())
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from tests.support.stream_graph import Stage, listed
         ("iceberg", {"table": "lake.db.a"}, "lake.db.a", (EdgeKind.UNKNOWN, "kind iceberg")),
         ("kafka", {"topics": "a,b"}, "KafkaTable[k:9092/b]", (EdgeKind.UNKNOWN, "at least once")),
         ("kafka", {"topics": "a,b"}, "KafkaTable[k:9092/c]", None),
-        ("kafka", {"topics": "a"}, "ForeachBatchSink[kafka://k:9092/a?id=shop]", (EdgeKind.UNKNOWN, "are there once")),
+        ("kafka", {"topics": "a"}, "ForeachBatchSink[kafka://k:9092/a?id=shop]", (EdgeKind.TOPIC, "")),
         ("kafka", {"topics": "a"}, "ForeachBatchSink", None),
         ("rate", {}, "FileSink[/data/a]", None),
     ],

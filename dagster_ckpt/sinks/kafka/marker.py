@@ -10,7 +10,7 @@ from typing import Any
 from dagster_ckpt.errors import LeaseLostError, OptionError
 
 FORMAT = 2
-# With the other fields two thirds of the 4,096 bytes of `offset.metadata.max.bytes`.
+# With the other fields three quarters of the 4,096 bytes of `offset.metadata.max.bytes`.
 MOST_EARLIER = 40
 
 
@@ -62,6 +62,7 @@ class Marker:
         owner: The start of the query that may write.
         entry: Digest of that batch's plan; empty if no share of it was written.
         earlier: Earlier queries of the stream, the newest last, each with its newest batch.
+        positions: Where its batches begin in partition 0 (`positions.py`).
     """
 
     batch: int
@@ -74,6 +75,7 @@ class Marker:
     writers: int
     entry: str = ""
     earlier: Mapping[str, int] = field(default_factory=dict)
+    positions: str = ""
 
     @property
     def epoch(self) -> Epoch:
@@ -124,6 +126,7 @@ class Marker:
                 int(fields["writers"]),
                 str(fields["entry"]),
                 {str(query): int(batch) for query, batch in fields["earlier"].items()},
+                str(fields.get("positions", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OptionError(
@@ -131,6 +134,16 @@ class Marker:
                 "did not write. The names of its groups begin with kafka.transactional.id: give the sink one that "
                 "no other application uses."
             ) from error
+
+
+def metadata_of(positions: str) -> str:
+    """Of the offsets that a writer commits for partitions other than 0."""
+    return json.dumps({"format": FORMAT, "positions": positions}, separators=(",", ":"))
+
+
+def positions_of(metadata: str | None) -> str:
+    """Of a marker, or of `metadata_of`; empty for other offsets."""
+    return str((fields_of(metadata) or {}).get("positions", ""))
 
 
 def fields_of(metadata: str | None) -> dict[str, Any] | None:

@@ -11,10 +11,11 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
-from dagster_ckpt.sinks.kafka.marker import Marker, Transactions
+from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, metadata_of, positions_of
+from dagster_ckpt.sinks.kafka.positions import Position, query_mark, with_position
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, Producer
+    from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 _T = TypeVar("_T")
 
@@ -87,9 +88,14 @@ class Session:
         self._id = target.id_of(writer)
         self.last: int | None = None
         self.earlier: Mapping[str, int] = {}
+        # Where batches begin, and where the next one does, by partition.
+        self._positions: dict[int, str] = {}
+        self._begins: dict[int, int] = {}
         self._is_open = False
         self._markers = _marker_consumer(target, self._id)
         self._producer: Producer = _producer(target, self._id)
+        self._admin: Any = None
+        self._count = 0
 
     def begin_epoch(self) -> None:
         """Fence earlier producers of the writer, and abort what they have not committed."""
@@ -99,12 +105,38 @@ class Session:
 
     def marker(self) -> Marker | None:
         """No other producer can change it any more."""
-        found = _committed(self._markers, self._target.topic, self._id)
+        committed = _commits(self._markers, self._target.topic, range(self._partitions()))
+        found = Marker.of(self._id, committed[0].offset, committed[0].metadata)
         self.earlier = found.earlier if found is not None else {}
+        self._positions = {each.partition: positions_of(each.metadata) for each in committed}
         return found
+
+    def _partitions(self) -> int:
+        if not self._count:
+            topic = self._target.topic
+            self._count = len(_patiently(lambda: self._producer.list_topics(topic, _CALL_S)).topics[topic].partitions)
+        return self._count
+
+    def _ends(self) -> dict[int, int]:
+        from confluent_kafka import TopicPartition
+        from confluent_kafka import admin as untyped
+
+        kafka: Any = untyped
+        if self._admin is None:
+            client = {name: value for name, value in self._target.client.items() if name not in PRODUCER_ONLY}
+            self._admin = _created(lambda: kafka.AdminClient(client))
+        admin, latest = self._admin, kafka.OffsetSpec.latest()
+        asked = {TopicPartition(self._target.topic, each): latest for each in range(self._partitions())}
+
+        def ends() -> dict[int, int]:
+            answers = admin.list_offsets(asked, request_timeout=_CALL_S)
+            return {each.partition: int(answer.result().offset) for each, answer in answers.items()}
+
+        return _patiently(ends)
 
     def send(self, records: Iterable[RecordFields]) -> int:
         producer, topic = self._producer, self._target.topic
+        self._begins = self._ends()
         producer.begin_transaction()
         self._is_open = True
         produce = producer.produce
@@ -132,6 +164,12 @@ class Session:
         if not self._is_open:
             producer.begin_transaction()
             self._is_open = True
+        epoch = (target.epoch.token, target.epoch.generation)
+        query, count = query_mark(target.query_id), len(self._begins)
+        positions = self._positions | {
+            partition: with_position(self._positions.get(partition, ""), Position(batch, at, epoch, query), count)
+            for partition, at in self._begins.items()
+        }
         marker = Marker(
             batch,
             target.query_id,
@@ -143,13 +181,18 @@ class Session:
             target.writers,
             entry,
             self.earlier,
+            positions.get(0, ""),
         )
-        offset = TopicPartition(target.topic, 0, batch + 1, marker.as_metadata())
+        offsets = [TopicPartition(target.topic, 0, batch + 1, marker.as_metadata())]
+        for partition, at in self._begins.items():
+            if partition != 0:
+                offsets.append(TopicPartition(target.topic, partition, at, metadata_of(positions[partition])))
         group = self._markers.consumer_group_metadata()
         _flush(producer)
-        _patiently(lambda: producer.send_offsets_to_transaction([offset], group, _CALL_S))
+        _patiently(lambda: producer.send_offsets_to_transaction(offsets, group, _CALL_S))
         _patiently(lambda: producer.commit_transaction(_CALL_S))
         self._is_open = False
+        self._positions, self._begins = positions, {}
         self.last = batch
 
     def abandon(self) -> None:
@@ -253,12 +296,19 @@ def _looked_up(target: Transactions, writer: int, isolation: str) -> Marker | No
 
 
 def _committed(consumer: Consumer, topic: str, group: str) -> Marker | None:
-    from confluent_kafka import TopicPartition
-
-    (found,) = _patiently(lambda: consumer.committed([TopicPartition(topic, 0)], timeout=_CALL_S))
-    if found.error is not None:
-        raise _error_of(found.error)
+    (found,) = _commits(consumer, topic, [0])
     return Marker.of(group, found.offset, found.metadata)
+
+
+def _commits(consumer: Consumer, topic: str, partitions: Iterable[int]) -> list[TopicPartition]:
+    from confluent_kafka import TopicPartition as Partition
+
+    asked = [Partition(topic, each) for each in partitions]
+    found = _patiently(lambda: consumer.committed(asked, timeout=_CALL_S))
+    for each in found:
+        if each.error is not None:
+            raise _error_of(each.error)
+    return sorted(found, key=lambda each: each.partition)
 
 
 def _marker_consumer(target: Transactions, group: str, *, isolation: str = "read_committed") -> Consumer:

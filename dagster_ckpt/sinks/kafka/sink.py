@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.sinks.kafka.claim import place_in
-from dagster_ckpt.sinks.kafka.marker import Marker, fields_of
+from dagster_ckpt.sinks.kafka.marker import Marker, fields_of, positions_of
+from dagster_ckpt.sinks.kafka.positions import Position, begins_of_batches, newest_read, positions_in, query_mark
 from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY, client_properties
-from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, Replay, Sink, SinkEffect, SinkForecast
+from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, ReadOfSink, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.output import KafkaPlace
+from dagster_ckpt.values.untrusted import from_json
 
 # For processes without the query, such as the command line.
 CLIENT_PROPERTIES = "DAGSTER_CKPT_KAFKA_PROPERTIES"
+# Option of a source.
+ISOLATION = "kafka.isolation.level"
 _LOOK_S = 20.0
 _POLL_S = 0.1
+# A transaction with offsets is about to be committed, unless its process has died.
+_PENDING, _COMMITTED_S = "UNSTABLE_OFFSET_COMMIT", 5.0
 # Spark's name for its own sink has no topic.
 _WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
@@ -101,6 +108,20 @@ class TransactionalKafkaSink(Sink):
             _WRITE_AGAIN,
         )
 
+    def read_up_to(
+        self, offset: str, own: Sequence[str], options: Mapping[str, str], *, rewound: bool
+    ) -> ReadOfSink | None:
+        if options.get(ISOLATION, "").lower() != "read_committed":
+            return ReadOfSink(
+                why=f"the source also reads aborted records ({ISOLATION} is not read_committed), so it is"
+            )
+        try:
+            read = {int(partition): int(at) for partition, at in from_json(offset)[self._topic.topic].items()}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return None
+        begins = begins_in_kafka(self._topic, own, list(read))
+        return ReadOfSink(*newest_read(read, begins, query_mark(own[-1]) if own else "", rewound=rewound))
+
     def _markers(self) -> list[Marker]:
         return markers_in_kafka(self._topic)
 
@@ -114,6 +135,39 @@ class TransactionalKafkaSink(Sink):
 
 def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
     """Of all streams with the same topic and prefix."""
+    found = [_marker_of(group, commits[0]) for group, commits in _commits_of_writers(place, [0]).items()]
+    return [marker for marker in found if marker is not None]
+
+
+def begins_in_kafka(place: KafkaPlace, own: Collection[str], partitions: Sequence[int]) -> dict[int, list[Position]]:
+    """Where the batches of a stream begin, by partition; `own` are the ids of its query."""
+    commits = _commits_of_writers(place, sorted({0, *partitions}), are_stable=True)
+    markers = {group: _marker_of(group, each[0]) for group, each in commits.items()}
+    writers = [group for group, each in markers.items() if each is not None and {each.query, *each.earlier} & {*own}]
+    try:
+        return {
+            partition: begins_of_batches(
+                positions_in(positions_of(commits[group][partition].metadata)) for group in writers
+            )
+            for partition in partitions
+        }
+    except ValueError as error:
+        raise StorageAccessError(f"The positions of the writers of {place} cannot be read: {error}.") from error
+
+
+def _marker_of(group: str, committed: Any) -> Marker | None:
+    """None for another application's group."""
+    has_fields = fields_of(committed.metadata) is not None
+    return Marker.of(group, committed.offset, committed.metadata) if has_fields else None
+
+
+def _commits_of_writers(
+    place: KafkaPlace, partitions: Sequence[int], *, are_stable: bool = False
+) -> dict[str, dict[int, Any]]:
+    """What the groups with markers have committed, by group and partition.
+
+    `are_stable`: wait for pending transactions, whose records a reader may already have seen.
+    """
     try:
         from confluent_kafka import (
             ConsumerGroupTopicPartitions,
@@ -138,23 +192,33 @@ def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
         if down and not listing.done():
             raise StorageAccessError(f"No broker of {place.servers} answers: {down[0]}.")
         groups = [each.group_id for each in listing.result().valid if may_hold_marker(place, each.group_id)]
-        markers = []
-        asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(place.topic, 0)]) for group in groups]
-        # Send all before awaiting an answer: the client takes one group a call.
-        sent = [admin.list_consumer_group_offsets([each], request_timeout=_LOOK_S) for each in asked]
-        for group, answers in zip(groups, sent, strict=True):
-            (answer,) = answers.values()
-            (committed,) = answer.result().topic_partitions
-            # Another application's group.
-            if fields_of(committed.metadata) is not None:
-                marker = Marker.of(group, committed.offset, committed.metadata)
-                markers += [marker] if marker is not None else []
+        found: dict[str, dict[int, Any]] = {}
+        deadline = time.monotonic() + _COMMITTED_S
+        while left := [group for group in groups if group not in found]:
+            asked = [
+                ConsumerGroupTopicPartitions(group, [TopicPartition(place.topic, each) for each in partitions])
+                for group in left
+            ]
+            # Send all before awaiting an answer: the client takes one group a call.
+            sent = [
+                admin.list_consumer_group_offsets([each], require_stable=are_stable, request_timeout=_LOOK_S)
+                for each in asked
+            ]
+            for group, answers in zip(left, sent, strict=True):
+                (answer,) = answers.values()
+                commits = answer.result().topic_partitions
+                errors = [each.error for each in commits if each.error is not None]
+                if not errors:
+                    found[group] = {each.partition: each for each in commits}
+                elif time.monotonic() > deadline or {each.name() for each in errors} != {_PENDING}:
+                    raise KafkaException(errors[0])
+            time.sleep(_POLL_S if len(found) < len(groups) else 0)
     except KafkaException as error:
         raise StorageAccessError(
             f"Kafka at {place.servers} did not return the offsets of the sink's markers: {error}. "
             "Start again when it answers."
         ) from error
-    return markers
+    return found
 
 
 def topic_id(place: KafkaPlace) -> FoundSink | None:

@@ -39,6 +39,7 @@ _DECIDING = {
         *("filenameonly", "maxfileage", "cleansource", "sourcearchivedir"),
     ),
     DELTA: ("ignorechanges", "ignoredeletes", "skipchangecommits", "readchangefeed", "readchangedata"),
+    KAFKA: ("kafka.isolation.level",),
     ICEBERG: ("streaming-skip-overwrite-snapshots", "streaming-skip-delete-snapshots", "branch"),
 }
 _DEFAULTS = {
@@ -46,6 +47,7 @@ _DEFAULTS = {
     "filenameonly": "false",
     "cleansource": "off",
     "maxfileage": "7d",
+    "kafka.isolation.level": "read_uncommitted",
 }
 
 

@@ -26,7 +26,12 @@ SLOW_AFTER_DELETING_S = 300
 @click.argument("only", nargs=-1, type=click.Choice([section.name for section in SECTIONS]))
 @click.option("--folder", type=click.Path(path_type=Path), default=Path(".bench"), show_default=True)
 @click.option("--repeat", default=5, show_default=True, help="Repetitions of each measurement.")
-@click.option("--share", default=1.0, show_default=True, help="Share of the full size of section `latency`.")
+@click.option(
+    "--share",
+    default=1.0,
+    show_default=True,
+    help="Share of the full size of section `latency`, and of the kills of `recovery`.",
+)
 def main(only: tuple[str, ...], folder: Path, repeat: int, share: float) -> None:
     """Measure some sections, or all of them."""
     folder = folder.absolute()

@@ -1,4 +1,4 @@
-"""`run_stream`: runs one stream in its own process, such as a driver started by `spark-submit`.
+"""`run_stream`: runs one stream in its own process.
 
 If a Dagster run started the process through Dagster Pipes, the driver reports to that run. It does not report
 checkpoints: the catalog sensor does this for all processes.
@@ -207,7 +207,7 @@ PIPES_VARIABLE = "DAGSTER_PIPES_CONTEXT"
 
 
 class PipesReport:
-    """Reports a stream's end to the Dagster run, if there is a Pipes context."""
+    """Does nothing without a Pipes context."""
 
     def __init__(self, context: PipesContext | None) -> None:
         self._context = context
@@ -218,7 +218,7 @@ class PipesReport:
         return self._context.run_id if self._context is not None else None
 
     def ended(self, execution: StreamExecution) -> None:
-        """Report how the stream ended, as a custom message: `PipesClientCompletedInvocation.get_custom_messages`."""
+        """As a custom message: `PipesClientCompletedInvocation.get_custom_messages`."""
         if self._context is not None:
             self._context.report_custom_message(
                 {
@@ -238,10 +238,7 @@ def pipes_report(
     interval_s: float = PROGRESS_INTERVAL_S,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[PipesReport]:
-    """Pass a stream's log, its progress and its end to Dagster through Pipes while a program runs.
-
-    Does nothing without a Pipes context in the environment.
-    """
+    """Without a Pipes context in the environment, nothing is passed on."""
     if PIPES_VARIABLE not in environment:
         yield PipesReport(None)
         return
@@ -277,7 +274,7 @@ def pipes_report(
 
 
 def progress_message(catalog: Catalog, stream_id: str) -> str:
-    """The stream's progress, from the catalog."""
+    """From the catalog."""
     try:
         execution = catalog.executions.latest(stream_id)
         snapshots = catalog.snapshots.completed(stream_id)
@@ -295,7 +292,6 @@ def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = N
     A thread passes them on, so that a hanging log delays neither lease nor checkpoint.
 
     Args:
-        to: Takes the level and the message.
         stream_id: Of the stream that runs here, whose periodic checkpoints are summed up (`RunLog`). None: every line
             of all streams.
     """

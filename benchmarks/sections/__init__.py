@@ -6,6 +6,7 @@ from benchmarks.sections.kafka import KAFKA
 from benchmarks.sections.latency import LATENCY
 from benchmarks.sections.local import LOCAL
 from benchmarks.sections.memory import MEMORY
+from benchmarks.sections.recovery import RECOVERY
 from benchmarks.sections.replay import REPLAY
 from benchmarks.sections.rewrites import REWRITES
 from benchmarks.sections.running import RUNNING
@@ -20,6 +21,7 @@ SECTIONS: tuple[Section, ...] = (
     S3,
     LATENCY,
     FLINK_SECTION,
+    RECOVERY,
     RUNNING,
     MEMORY,
     SLOPES,

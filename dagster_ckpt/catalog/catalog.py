@@ -1,4 +1,4 @@
-"""`Catalog`: the entry point, with a store for each kind of record, its schema and its home.
+"""`Catalog`, with its schema and its home.
 
 A copy of a catalog would have its own lease for each stream, and so two writers. The catalog therefore records where
 its database is; a copy is refused, a moved or restored catalog is not.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Catalog:
-    """The record of streams, executions, leases, snapshots, holds, requests, events and desired states.
+    """The record of streams, with a store for each kind of record.
 
     Opening it creates or migrates its tables. It is safe to use from several threads and processes, and pickles as its
     URL.

@@ -1,4 +1,4 @@
-"""The database behind the catalog: engine, transactions, clock, event outbox, and error handling."""
+"""The database behind the catalog."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ class Database:
 
     @property
     def shown_url(self) -> str:
-        """The URL without secrets."""
         return _shown(self.url)
 
     @contextmanager
@@ -153,10 +152,7 @@ class Database:
         return int(connection.execute(text(_NOW[self.url.get_backend_name()])).scalar_one())
 
     def insert_if_absent(self, connection: Connection, table: Table, **values: Any) -> bool:
-        """Insert a row; False if one with its key exists.
-
-        On PostgreSQL the later of two concurrent writers waits here.
-        """
+        """False if a row with its key exists. On PostgreSQL the later of two concurrent writers waits here."""
         insert: Any = sqlite_insert
         if self.url.get_backend_name() == "postgresql":
             from sqlalchemy.dialects.postgresql import insert  # noqa: PLC0415
@@ -211,8 +207,6 @@ class Database:
 
 
 class Records:
-    """The records of one kind in a database."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -231,7 +225,7 @@ def as_dict(value: str | None) -> dict[str, Any]:
 
 
 def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: list[str]) -> E:
-    """A stored status or kind; `unreadable`, and reported in `troubles`, if unknown."""
+    """`unreadable`, and reported in `troubles`, if unknown."""
     try:
         return known(value)
     except ValueError:
@@ -240,7 +234,7 @@ def read_enum(value: str, known: type[E], unreadable: E, column: str, troubles: 
 
 
 def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, Any] | None:
-    """A stored JSON object; None, and reported in `troubles`, if unreadable."""
+    """None, and reported in `troubles`, if unreadable."""
     read = optional_dict(value)
     if value is not None and read is None:
         troubles.append(f"{column} are not a JSON object: {value!r:.80}")
@@ -248,7 +242,7 @@ def read_dict(value: str | None, column: str, troubles: list[str]) -> dict[str, 
 
 
 def optional_dict(value: str | None) -> dict[str, Any] | None:
-    """A stored JSON object; None if missing or unreadable."""
+    """None if missing or unreadable."""
     if value is None:
         return None
     try:
@@ -259,7 +253,7 @@ def optional_dict(value: str | None) -> dict[str, Any] | None:
 
 
 def cells(row: Row[Any], table: Table, troubles: list[str]) -> dict[str, Any]:
-    """The cells of a row by column; one of another type than its column is emptied, and reported in `troubles`.
+    """A cell of another type than its column is emptied, and reported in `troubles`.
 
     SQLite accepts any type in any column, and a database may be damaged.
     """

@@ -20,9 +20,7 @@ from dagster_ckpt.values.redaction import without_secrets
 class UpgradePhase(StrEnum):
     """Phase of an upgrade.
 
-    PREFLIGHT → STOPPING → STARTING → UPGRADING → STABLE, or from UPGRADING → ROLLING_BACK → RESTORING → ROLLED_BACK.
-    With HAND_OVER: HANDING_OVER → UPGRADING. PREFLIGHT, STOPPING and HANDING_OVER can end in REFUSED: nothing was
-    changed. RESTORING can end in ROLLBACK_FAILED.
+    `dagster_ckpt.client.desired_state` has the transitions.
     """
 
     PREFLIGHT = "PREFLIGHT"
@@ -43,12 +41,10 @@ class UpgradePhase(StrEnum):
 
     @property
     def refuses(self) -> bool:
-        """Whether its code version is no longer started automatically."""
         return self.is_over and self is not UpgradePhase.STABLE
 
     @property
     def can_be_undone(self) -> bool:
-        """Whether the new code runs, or has run, so that a user can order a rollback."""
         return self in (UpgradePhase.UPGRADING, UpgradePhase.STABLE)
 
     @property
@@ -62,12 +58,10 @@ _OVER = (UpgradePhase.STABLE, UpgradePhase.REFUSED, UpgradePhase.ROLLED_BACK, Up
 
 @dataclass(frozen=True)
 class UpgradeRecord:
-    """One upgrade.
+    """See `UpgradePhase`.
 
     Attributes:
-        mode: What the new code starts from.
         old_execution_id: The newest execution before the new code.
-        starts: Number of requested starts.
         started_at_ms: When the first execution of the new code began.
         snapshot_id: The snapshot that a rollback restores.
         failing_before: Health checks that already failed when it began.
@@ -91,7 +85,6 @@ class PreflightRecord:
     """Result of running new code on a copy of a stream's state.
 
     Attributes:
-        passed: Whether a running stream may be stopped for the upgrade.
         refused_plan: Fingerprint of the plan, if a user has to accept its differences.
     """
 
@@ -166,7 +159,7 @@ class DesiredStateRecords(Records):
     def put(
         self, stream_id: str, desired: DesiredState | None, *, origin: str, retry_refused: bool = False
     ) -> DesiredRecord:
-        """Set the desired state of a stream; None lets the asset's definition decide.
+        """None lets the asset's definition decide.
 
         `retry_refused` allows a code version again that was refused or rolled back.
         """
@@ -199,7 +192,7 @@ class DesiredStateRecords(Records):
         begins: bool = False,
         lease: LeaseRecord | None = None,
     ) -> bool:
-        """Record the sensor's progress, with an event for each change.
+        """With an event for each change.
 
         False, with nothing recorded, if the desired state changed concurrently or the rollback's snapshot is being
         deleted. `begins` an upgrade: the generation increases. `lease` covers the work, if done under one.

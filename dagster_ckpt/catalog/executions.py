@@ -1,4 +1,4 @@
-"""Executions: run attempts of streams."""
+"""Executions of streams."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from dagster_ckpt.catalog.tables import events, executions, leases, streams
 from dagster_ckpt.errors import CatalogError
 
 _ENDED = [status.value for status in ExecutionStatus if status.name not in ("STARTING", "RUNNING", "BROKEN")]
-# What an event reports of a recovery.
 _RECOVERY_FIELDS = ("kind", "point", "to_batch", "rewound_batches", "rewound_ms")
 _STARTING, _RUNNING = ExecutionStatus.STARTING, ExecutionStatus.RUNNING
 
 
 class ExecutionRecords(Records):
-    """Run attempts of streams. An unreadable row is BROKEN, never omitted; a run's writes require its lease."""
+    """An unreadable row is BROKEN, never omitted; a run's writes require its lease."""
 
     def of_run(self, run_id: str) -> list[ExecutionRecord]:
         """Newest first."""
@@ -59,7 +58,7 @@ class ExecutionRecords(Records):
         }
 
     def lively_run_ids(self, since_ms: int) -> frozenset[str]:
-        """Of unsettled executions with a heartbeat since then (ms since the epoch)."""
+        """Those of unsettled executions with a heartbeat since then (ms since the epoch)."""
         lively = executions.c.settled.is_(False) & (executions.c.heartbeat_at_ms > since_ms)
         return frozenset(row.run_id for row in self._database.rows(select(executions.c.run_id).where(lively)))
 
@@ -123,14 +122,13 @@ class ExecutionRecords(Records):
         return self._all(select(executions).where(executions.c.settled.is_(False), executions.c.stream_id.in_(held)))
 
     def last_sinks(self, stream_id: str) -> list[str]:
-        """Those that an execution reported last, as Spark names them."""
         return next((list(each.sinks) for each in self.of_stream(stream_id) if each.sinks), [])
 
     def sinks_of_others(self, stream_id: str) -> list[str]:
         return [sink for sinks in self.sinks_by_other(stream_id).values() for sink in sinks]
 
     def sinks_by_other(self, stream_id: str) -> dict[str, list[str]]:
-        """The last sinks of all other streams, as Spark names them."""
+        """As Spark names them."""
         return {stream: list(each.sinks) for stream, each in self.newest_by_other(stream_id).items()}
 
     def newest_by_other(self, stream_id: str) -> dict[str, ExecutionRecord]:
@@ -156,7 +154,7 @@ class ExecutionRecords(Records):
         holder: Holder,
         code_version: str | None = None,
     ) -> ExecutionRecord:
-        """Record the start of an execution; the stream's earlier ones are ended and settled."""
+        """The stream's earlier executions are ended and settled."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             now_ms = self._database.now_ms(connection)
@@ -252,7 +250,7 @@ class ExecutionRecords(Records):
         settled: bool = False,
         request_id: str | None = None,
     ) -> bool:
-        """Record the end of an execution, as the stream's writer; an ended one is unchanged.
+        """An ended execution is unchanged.
 
         With `request_id`, the request for this end is completed in the same transaction; False if it was withdrawn:
         nothing was changed.
@@ -273,7 +271,7 @@ class ExecutionRecords(Records):
         settled: bool,
         request_id: str | None = None,
     ) -> bool:
-        """Record that a failed or dead execution was stopped before its restart.
+        """For a failed or dead execution.
 
         False if it was settled or had ended normally, or if the request (as for `end`) was withdrawn.
         """
@@ -295,7 +293,7 @@ class ExecutionRecords(Records):
         settled: bool = False,
         seen: LeaseRecord | None = None,
     ) -> None:
-        """Record the end of an execution whose process does not hold the lease; an ended one is unchanged.
+        """For a process that does not hold the lease; an ended execution is unchanged.
 
         Nothing is recorded if the lease was renewed since it was `seen`.
         """
@@ -306,7 +304,7 @@ class ExecutionRecords(Records):
     def _record_end(
         self, connection: Connection, which: ColumnElement[bool], status: ExecutionStatus, reason: str, *, settled: bool
     ) -> bool:
-        """With its event; False if there is no such execution."""
+        """False if there is no such execution."""
         ended_at_ms = self._database.now_ms(connection)
         values = {"status": status.value, "ended_at_ms": ended_at_ms, "reason": reason, "settled": settled}
         row = connection.execute(executions.update().where(which).values(**values).returning(executions)).one_or_none()
@@ -340,7 +338,7 @@ class ExecutionRecords(Records):
             )
 
     def settle(self, execution_id: str, status: ExecutionStatus) -> None:
-        """An execution needs no further work; if not ended, it ends with `status`."""
+        """If not ended, it ends with `status`."""
         with self._database.writing() as connection:
             reason = f"settled as {status.value}"
             self._record_end(connection, _unended(execution_id), status, reason, settled=True)
@@ -356,7 +354,6 @@ def newest_first(stream_id: str) -> Select[Any]:
 
 
 def newest_of() -> Select[Any]:
-    """The newest execution of each stream."""
     others = executions.alias("others")
     # Driven by the streams: one index lookup for each.
     newest = select(func.max(others.c.ordinal)).where(others.c.stream_id == streams.c.stream_id).correlate(streams)

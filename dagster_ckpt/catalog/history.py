@@ -1,4 +1,4 @@
-"""The history of streams: events, snapshots page by page, timelines, and figures of many streams in one query.
+"""The history of streams.
 
 Each query starts from the streams and uses an index, so its cost does not grow with the history.
 """
@@ -39,7 +39,6 @@ class SnapshotHistory:
     """Health indicators of a stream from its snapshots.
 
     Attributes:
-        newest: The newest restorable one.
         verified: The last verified one; may have been deleted since.
         failures: Failed attempts since the newest snapshot.
         bytes_before: Full bytes of the first snapshot in the requested window.
@@ -59,7 +58,6 @@ _verified = snapshots.alias("verified")
 _failed = snapshots.alias("failed")
 _sized = snapshots.alias("sized")
 _timed = snapshots.alias("timed")
-# Attempts to look at for a slow one.
 _TIMED = 10
 
 
@@ -83,7 +81,7 @@ def _newest_restorable(wanted: Any) -> Any:
 
 
 def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """The ancestors of a timeline, each with the last batch that belongs to its history.
+    """The ancestors of a timeline, each with its last batch that belongs to the history.
 
     `begins` has the parent of each timeline and the batch after which it branched off.
     """
@@ -99,7 +97,7 @@ def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, i
 
 
 def _histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
-    """Health indicators of each of these streams, in columns named as in `SnapshotHistory`.
+    """Columns are named as in `SnapshotHistory`.
 
     `newest` and `verified` are ids; the window of `bytes_before` begins at `since_ms`.
     """
@@ -224,7 +222,6 @@ class HistoryRecords(Records):
         status: SnapshotStatus | None = None,
         older_than: HistoryCursor | None = None,
     ) -> HistoryPage:
-        """Newest attempt first, with failed and deleted ones."""
         query = of_stream(stream_id, kind, status)
         if older_than is not None:
             same_time = (snapshots.c.created_at_ms == older_than.created_at_ms) & (
@@ -292,7 +289,6 @@ class HistoryRecords(Records):
         return [Branch(*row) for row in self._database.rows(query)]
 
     def newest_of(self, stream_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
-        """The newest restorable snapshot of each of these streams."""
         newest = snapshots.c.snapshot_id == _newest_restorable(_restorable.c.snapshot_id)
         query = (
             select(snapshots).select_from(streams.join(snapshots, newest)).where(streams.c.stream_id.in_(stream_ids))
@@ -300,7 +296,7 @@ class HistoryRecords(Records):
         return {row.stream_id: read_snapshot(row) for row in self._database.rows(query)}
 
     def of_streams(self, windows: Mapping[str, int]) -> dict[str, SnapshotHistory]:
-        """Health indicators of streams since these times (ms since the epoch); empty for a stream that never started.
+        """Windows begin at ms since the epoch; empty for a stream that never started.
 
         Two queries if the times are equal.
         """
@@ -409,7 +405,7 @@ def of_stream(stream_id: str, kind: SnapshotKind | None, status: SnapshotStatus 
 
 
 def read_snapshot(row: Row[Any]) -> SnapshotRecord:
-    """A row as a record; an unreadable one is BROKEN."""
+    """An unreadable row is BROKEN."""
     troubles: list[str] = []
     values = {name: value for name, value in cells(row, snapshots, troubles).items() if name in _FIELDS}
     values["properties"] = read_dict(values["properties"], "properties", troubles) or {}

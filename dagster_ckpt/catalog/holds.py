@@ -55,7 +55,7 @@ class HoldRecords(Records):
             connection.execute(holds.delete().where(holds.c.hold_id.in_(hold_ids)))
 
     def tag(self, snapshot_id: str, *, label: str | None, holder: str, lease: LeaseRecord | None = None) -> HoldRecord:
-        """Keep a snapshot until its tag is released; a start may name it by its label."""
+        """A start may name it by its label."""
         with self._database.writing_as(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is None or row.status != SnapshotStatus.COMPLETED.value:
@@ -68,7 +68,7 @@ class HoldRecords(Records):
             return _insert(connection, row, HoldKind.TAG, holder, self._database.now_ms(connection))
 
     def release_tag(self, snapshot_id: str) -> bool:
-        """Remove a tag, and the label of a checkpoint; False if there was none."""
+        """Also the label of a checkpoint; False if there was no tag."""
         with self._database.writing() as connection:
             lock_snapshot(connection, snapshot_id)
             if not connection.execute(holds.delete().where(_tags(snapshot_id))).rowcount:
@@ -88,7 +88,7 @@ class HoldRecords(Records):
 
 
 def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: int) -> None:
-    """Hold a snapshot until a request is answered, in the transaction that creates it."""
+    """Until the request is answered; in the transaction that creates it."""
     row = lock_snapshot(connection, snapshot_id)
     if row is not None:
         _refuse_if_gone(connection, row)
@@ -125,7 +125,6 @@ def _referring(connection: Connection, snapshot: Row[Any]) -> Iterator[str]:
 
 
 def describe_holds(held: Iterable[HoldRecord]) -> str:
-    """For people, such as "tag by anna; use by verification"."""
     return "; ".join(f"{hold.kind.value.lower()} by {hold.holder}" for hold in held)
 
 

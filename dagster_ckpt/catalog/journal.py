@@ -45,10 +45,7 @@ class PlannedBatch:
 
 class JournalRecords(Records):
     def note(self, lease: LeaseRecord, batches: list[PlannedBatch]) -> None:
-        """Record the newest planned batches, ascending, and forget those that no checkpoint needs.
-
-        Recorded batches from the first of them on are replaced.
-        """
+        """`batches` are ascending; recorded ones from the first of them on are replaced."""
         stream_id, of_stream = lease.stream_id, planned_batches.c.stream_id == lease.stream_id
         with self._database.writing_under(lease) as connection:
             again = planned_batches.c.batch_id >= batches[0].batch_id
@@ -80,7 +77,6 @@ class JournalRecords(Records):
                     connection.execute(planned_batches.update().where(this).values(files=files))
 
     def forget_after(self, lease: LeaseRecord, batch_id: int) -> None:
-        """A sink is about to undo the later batches."""
         with self._database.writing_under(lease) as connection:
             forget_after(connection, lease.stream_id, batch_id)
 
@@ -151,7 +147,6 @@ class PointFailure:
     """A recovery that failed at one of the stream's recovery points.
 
     Attributes:
-        point: Name of the `RecoveryPoint`.
         is_certain: A retry cannot succeed. False only in rows of earlier versions.
         rewound_batches: Batches that going back there reprocesses, if known; `rewound_ms` as a time span.
     """
@@ -185,7 +180,6 @@ class RecoveryRecords(Records):
         rewound_batches: int | None = None,
         rewound_ms: int | None = None,
     ) -> None:
-        """Record a `PointFailure`."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             of_stream = recovery_failures.c.stream_id == stream_id
@@ -218,7 +212,7 @@ class RecoveryRecords(Records):
         return self.of_streams([stream_id]).get(stream_id, [])
 
     def of_streams(self, stream_ids: Sequence[str]) -> dict[str, list[PointFailure]]:
-        """`of_stream` for several streams; those without a failure are omitted."""
+        """Streams without a failure are omitted."""
         counting = recovery_failures.c.stream_id.in_(stream_ids) & recovery_failures.c.is_over.is_(False)
         query = select(recovery_failures).where(counting)
         found: dict[str, list[PointFailure]] = {}

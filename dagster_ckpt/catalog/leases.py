@@ -100,7 +100,7 @@ class LeaseRecords(Records):
             return [_record(row, now_ms) for row in rows]
 
     def current(self, stream_id: str) -> LeaseRecord | None:
-        """None if not held; may be expired."""
+        """May be expired."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.execution_id is None:
@@ -124,7 +124,7 @@ class LeaseRecords(Records):
             yield
 
     def check(self, stream_id: str, token: int) -> None:
-        """LeaseLostError unless the token is that of the stream's writer."""
+        """LeaseLostError unless the token is the writer's."""
         with self._database.reading() as connection:
             row = lease_row(connection, stream_id)
             if row is None or row.token != token or row.execution_id is None:

@@ -1,4 +1,4 @@
-"""The metrics of streams, read from the catalog alone: `Catalog.metrics`."""
+"""The metrics of streams, read from the catalog alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RECORDED = [
 
 class MetricRecords(Records):
     def read(self, stream_ids: Sequence[str] | None = None) -> list[Sample]:
-        """All metrics of these streams, or of all, in few queries whose cost does not grow with the history."""
+        """In few queries, whose cost does not grow with the history."""
 
         def of_these(query: Select[Any], column: Any = streams.c.stream_id) -> Select[Any]:
             return query if stream_ids is None else query.where(column.in_(stream_ids))

@@ -1,7 +1,7 @@
 """What remains to be done before a stream's query may start, as `streams.pending_restore` stores it.
 
 A start records it in the transaction that switches the live directory, and clears it when the sinks have followed. The
-next start reads it after a crash. A row's keys tell its kind.
+next start reads it after a crash.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def stored_pending(pending: PendingRestore) -> dict[str, Any]:
 
 
 def read_pending(row: Mapping[str, Any]) -> PendingRestore:
-    """Parse a row; ValueError if it is not such a row."""
+    """ValueError if it is not such a row."""
     match row:
         case {"adopting": str(directory), "first_number": int(number), **others}:
             return Adopting(directory=directory, first_number=number, before=read_pending(others) if others else None)

@@ -42,7 +42,7 @@ class PrunedHistory:
 
 class PruningRecords(Records):
     def prune(self, stream_id: str, *, before_ms: int, dry_run: bool = False) -> PrunedHistory:
-        """Delete the rows of a stream's history that are older than `before_ms`; the stream may be running.
+        """The stream may be running.
 
         These stay: snapshots that exist or are held, the one verified last, the one that the timeline began with, the
         last executions, those of the current live directory, the last that reported sinks, and open requests.

@@ -61,12 +61,12 @@ class StateOrigin:
 
     @staticmethod
     def empty(directory: str | None) -> StateOrigin:
-        """Empty state; `directory` is the stream's previous one."""
+        """`directory` is the stream's previous one."""
         return StateOrigin(OriginKind.EMPTY, directory=directory)
 
     @staticmethod
     def of_directory(directory: str, batch_id: int | None, before: StateOrigin | None) -> StateOrigin:
-        """State made from a live directory at a batch, whose own origin is `before`."""
+        """`before` is the origin of the directory."""
         root = before.earlier if before is not None and before.kind is OriginKind.DIRECTORY else before
         return StateOrigin(OriginKind.DIRECTORY, batch_id=batch_id, directory=directory, earlier=root)
 
@@ -90,7 +90,6 @@ class StateOrigin:
 
     @staticmethod
     def of_record(record: Mapping[str, Any]) -> StateOrigin:
-        """Parse the result of `as_record`."""
         values = dict(record)
         earlier = values.pop("earlier", None)
         sinks = values.pop("sinks", [])
@@ -132,7 +131,6 @@ class ExecutionStatus(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is neither STARTING nor RUNNING."""
         return self not in (ExecutionStatus.STARTING, ExecutionStatus.RUNNING)
 
 
@@ -234,8 +232,6 @@ class StreamRecord:
             it.
         live_generation: Increases with each new directory.
         timeline: Increases with each rewind or restore; recovery ignores snapshots taken after the branch.
-        restored_snapshot_id: The snapshot that the timeline began with.
-        preferred_savepoint_id: What `preferred-savepoint` resolves to.
         pending_restore: A restore whose sinks have not been rolled back yet.
         plan: The plan of the state; None or empty if unknown.
         accepted_plan: Fingerprint of another plan that a user allowed.
@@ -262,13 +258,13 @@ class StreamRecord:
     broken: str | None = None
 
     def plan_in(self, directory: str | None) -> Mapping[str, Any] | None:
-        """That of the state in a live directory: the current one (None), or the one that it was made from."""
+        """`directory`: the current one (None), or the one that it was made from."""
         origin = self.origin
         is_former = origin is not None and directory is not None and origin.directory == directory
         return origin.plan if origin is not None and is_former and origin.plan is not None else self.plan
 
     def plan_of(self, snapshot: SnapshotRecord) -> Mapping[str, Any] | None:
-        """That of a snapshot, also if the catalog lists only that the state came from it."""
+        """Also if the catalog lists only that the state came from it."""
         origins = (self.origin, self.origin.earlier if self.origin is not None else None)
         known = [each.plan for each in origins if each is not None and each.snapshot_id == snapshot.snapshot_id]
         return next((plan for plan in (snapshot.plan, *known) if plan), None)
@@ -280,7 +276,6 @@ class ExecutionRecord:
 
     Attributes:
         settled: It was restarted, or its retention was applied.
-        recovery: What it started from.
         application: `id`, `master`, and `page` if it has one.
     """
 
@@ -328,8 +323,6 @@ class ExecutionRecord:
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that acquires a lease, with what can later prove its end."""
-
     execution_id: str
     run_id: str
     host: str
@@ -451,13 +444,12 @@ class SnapshotRecord:
 
     @property
     def edit(self) -> dict[str, Any]:
-        """Who edited its state, why, and the edit's id."""
         edit = self.properties.get("edit")
         return edit if isinstance(edit, dict) else {}
 
     @property
     def lags(self) -> dict[str, int]:
-        """Records waiting in each partition of the Kafka sources."""
+        """By partition of the Kafka sources."""
         return lags_in(self.properties)
 
     @property
@@ -487,8 +479,6 @@ def records_behind_in(properties: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True)
 class CompletedSnapshot:
-    """What a `SnapshotRecord` has once complete in storage."""
-
     location: str
     batch_id: int | None = None
     query_id: str | None = None
@@ -504,12 +494,7 @@ class CompletedSnapshot:
 
 @dataclass(frozen=True)
 class HoldRecord:
-    """A hold that protects a snapshot from deletion.
-
-    Attributes:
-        request_id: The request whose answer releases a REFERENCE.
-        expires_at_ms: When USE expires unless renewed.
-    """
+    """A hold that protects a snapshot from deletion."""
 
     hold_id: str
     snapshot_id: str

@@ -39,7 +39,7 @@ class RequestRecords(Records):
         request_id: str | None = None,
         holding: str | None = None,
     ) -> RequestRecord:
-        """Submit a request to a stream; an existing one with this id is returned unchanged.
+        """An existing request with this id is returned unchanged.
 
         The snapshot `holding` must not be deleted until the request is answered or withdrawn.
         """
@@ -129,7 +129,7 @@ class RequestRecords(Records):
 
 
 def complete_request(database: Database, connection: Connection, request_id: str) -> bool:
-    """Complete a request in the transaction that does what it asks for; False if it was withdrawn.
+    """In the transaction that does what it asks for; False if it was withdrawn.
 
     True again if already completed: a caller whose answer was lost may repeat the call.
     """
@@ -180,7 +180,7 @@ def _record(row: Row[Any]) -> RequestRecord:
 
 class LaunchRecords(Records):
     def record(self, launch: LaunchRecord) -> LaunchRecord:
-        """Record a driver, in place of an earlier one for the request; returns it as stored, with the time."""
+        """In place of an earlier one for the request; returns it with the time."""
         with self._database.writing() as connection:
             of_request = launches.c.request_id == launch.request_id
             connection.execute(launches.delete().where(of_request))

@@ -1,4 +1,4 @@
-"""Savepoint sets: savepoints of several streams that belong together and are kept together.
+"""Savepoint sets.
 
 A set is recorded with each of its savepoints, in one transaction: it exists as a whole or not at all.
 """
@@ -17,7 +17,6 @@ from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.errors import SnapshotNotFoundError
 
-# Property of a savepoint.
 SAVEPOINT_SET = "savepoint_set"
 
 
@@ -26,7 +25,6 @@ class SavepointSet:
     """Savepoints of streams that read each other, none of which has read rows that another one lacks.
 
     Attributes:
-        selection: The streams as they were selected.
         streams: Their ids, upstream first.
         unproven: Why the set is not proven to be consistent, if that was accepted.
         is_counted: Later sets of this selection replace it (`keep`).
@@ -54,7 +52,7 @@ class SavepointSet:
 
 class SavepointSetRecords(Records):
     def record(self, made: SavepointSet, snapshot_ids: Sequence[str]) -> SavepointSet:
-        """Record a set with all its savepoints, which no stream owns then.
+        """No stream owns its savepoints then.
 
         Raises SnapshotNotFoundError if one of them is gone.
         """
@@ -92,7 +90,7 @@ class SavepointSetRecords(Records):
         return named[0]
 
     def release(self, set_id: str) -> None:
-        """Dissolve a set: the streams own its savepoints then, and delete them like checkpoints."""
+        """The streams own its savepoints then, and delete them like checkpoints."""
         with self._database.writing() as connection:
             for snapshot in self.get(set_id).savepoints.values():
                 row = lock_snapshot(connection, snapshot.snapshot_id)
@@ -105,14 +103,12 @@ class SavepointSetRecords(Records):
         if values is None:
             del properties[SAVEPOINT_SET]
         this = snapshots.c.snapshot_id == row.snapshot_id
-        # The streams delete what belongs to no set like their checkpoints.
         connection.execute(
             snapshots.update().where(this).values(properties=as_text(properties), claimed=values is None)
         )
 
 
 def set_in(row: Row[Any]) -> dict[str, Any] | None:
-    """The set of a row of `snapshots`."""
     if f'"{SAVEPOINT_SET}":' not in row.properties:
         return None
     found = (optional_dict(row.properties) or {}).get(SAVEPOINT_SET)
@@ -120,7 +116,6 @@ def set_in(row: Row[Any]) -> dict[str, Any] | None:
 
 
 def values_of(made: SavepointSet) -> dict[str, Any]:
-    """As it is recorded, without its savepoints."""
     return {
         "id": made.set_id,
         "selection": made.selection,
@@ -134,7 +129,6 @@ def values_of(made: SavepointSet) -> dict[str, Any]:
 
 
 def set_from(values: Mapping[str, Any]) -> SavepointSet:
-    """The opposite of `values_of`."""
     created = values.get("created_at_ms")
     return SavepointSet(
         set_id=str(values["id"]),

@@ -37,7 +37,7 @@ _OF_STOPPED = snapshots.c.execution_id.is_(None) & (snapshots.c.kind == Snapshot
 
 
 class SnapshotRecords(Records):
-    """Checkpoints and savepoints. An unreadable row is BROKEN, never omitted."""
+    """An unreadable row is BROKEN, never omitted."""
 
     def start(
         self,
@@ -91,11 +91,10 @@ class SnapshotRecords(Records):
         after_batch: bool = True,
         alignment_ms: int | None = None,
     ) -> SnapshotRecord:
-        """Record that a snapshot is complete in storage.
+        """Without a lease: a savepoint of a stopped stream.
 
-        Without a lease: a savepoint of a stopped stream. With `after_batch`, the execution has committed a batch:
-        something has loaded the state, so earlier failures of recoveries no longer count. `alignment_ms`: how long it
-        waited for its batch boundary.
+        With `after_batch`, the execution has committed a batch: something has loaded the state, so earlier failures of
+        recoveries no longer count. `alignment_ms`: how long it waited for its batch boundary.
         """
         with self._database.writing_as(lease) as connection:
             pending = _is(snapshot_id) & _of(lease) & (snapshots.c.status == SnapshotStatus.IN_PROGRESS.value)
@@ -170,7 +169,7 @@ class SnapshotRecords(Records):
     def fail(
         self, lease: LeaseRecord | None, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None
     ) -> None:
-        """Record that a snapshot failed; a completed one is unchanged. Without a lease: as for `complete`.
+        """A completed snapshot is unchanged; without a lease: as for `complete`.
 
         `streak`, for the log: consecutive failures including this one, and how many are tolerated.
         """
@@ -185,10 +184,7 @@ class SnapshotRecords(Records):
                 self._record_event(connection, snapshot, "FAILED", payload)
 
     def verified(self, snapshot_id: str, problem: str | None, *, state_was_read: bool = False) -> None:
-        """Record a verification of a snapshot, and its problem; unknown ones are ignored.
-
-        `state_was_read`: Spark read its state from a restored copy, which proves it.
-        """
+        """Unknown snapshots are ignored. `state_was_read`: Spark read its state from a copy, which proves it."""
         with self._database.writing() as connection:
             row = lock_snapshot(connection, snapshot_id)
             if row is None:
@@ -220,7 +216,7 @@ class SnapshotRecords(Records):
     def deleted(
         self, snapshot_id: str, reason: str, *, lease: LeaseRecord | None, freed_bytes: int | None = None
     ) -> None:
-        """Record that the bytes were deleted, and why; repeated passes write only one event."""
+        """Repeated passes write only one event."""
         with self._database.writing_as(lease) as connection:
             present = _is(snapshot_id) & (snapshots.c.status != SnapshotStatus.DELETED.value)
             gone = connection.execute(

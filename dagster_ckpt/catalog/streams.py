@@ -107,11 +107,11 @@ class StreamRecords(_StreamRows):
             self._change(connection, stream_id, accepted_plan=fingerprint)
 
     def note_plan(self, lease: LeaseRecord, plan: Mapping[str, Any] | None) -> None:
-        """The plan of the query that is about to start; None: unknown."""
+        """Of the query that is about to start; None: unknown."""
         self._change_under(lease, plan=as_text(dict(plan or {})), accepted_plan=None)
 
     def allocate_number(self, stream_id: str, *, lease: LeaseRecord | None = None) -> int:
-        """The stream's next number, for a snapshot outside of a coordinator."""
+        """For a snapshot outside of a coordinator."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             counted = (
@@ -132,7 +132,7 @@ class StreamRecords(_StreamRows):
         state_edits: Sequence[str] | None = None,
         duration_ms: int | None = None,
     ) -> StreamRecord:
-        """Switch the stream to another live directory; its generation increases.
+        """The generation increases.
 
         Refuses while an unfenced previous holder may write: its directory would be forgotten.
 
@@ -191,7 +191,7 @@ class StreamRecords(_StreamRows):
 
 
 def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
-    """`StreamRecords.count_from` in a transaction of the stream's writer."""
+    """In a transaction of the stream's writer."""
     behind = (streams.c.stream_id == stream_id) & (streams.c.next_number < number)
     connection.execute(streams.update().where(behind).values(next_number=number))
 
@@ -292,7 +292,7 @@ def _edits_as_text(edits: Sequence[str]) -> str | None:
 
 
 def read_state_edits(value: str | None, troubles: list[str]) -> tuple[str, ...]:
-    """The stored ids of edits; empty, and reported in `troubles`, if unreadable."""
+    """Empty, and reported in `troubles`, if unreadable."""
     try:
         edits = from_json(value) if value is not None else []
     except ValueError:
@@ -330,10 +330,7 @@ class RebuildRecords(_StreamRows):
             raise_counter(connection, lease.stream_id, next_number)
 
     def register(self, lease: LeaseRecord, rebuilt: RebuiltStream) -> None:
-        """Register a stream's snapshots, live directory and timelines.
-
-        The previous holder of its lease is unknown, so its query is fenced before the next start.
-        """
+        """The previous holder of its lease is unknown, so its query is fenced before the next start."""
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
             _insert(connection, rebuilt.snapshots)

@@ -49,7 +49,7 @@ def limit_transaction(connection: Connection, seconds: float) -> None:
 
 
 def limit_connections(engine: Engine) -> None:
-    """Make an engine's connections obey `limited`.
+    """Connections obey `limited`.
 
     The client ends a call if server, proxy or network do not respond. The server ends statements that no client waits
     for, and transactions whose client froze while holding rows that others need.

@@ -32,7 +32,6 @@ def log_transition(
 
 
 def log_message(stream_id: str, message: str) -> None:
-    """Log what a step found or did that is no event."""
     log_transition(stream_id, f"Stream {stream_id}: {message}")
 
 
@@ -43,7 +42,6 @@ def log_triggered(snapshot: SnapshotRecord) -> None:
 
 
 def log_renewed(checkpoint: SnapshotRecord) -> None:
-    """Log that a checkpoint was renewed and none taken."""
     message = (
         f"Renewed checkpoint {checkpoint.number} of stream {checkpoint.stream_id}: no batch since batch "
         f"{checkpoint.batch_id}"

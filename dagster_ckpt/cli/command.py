@@ -1,4 +1,4 @@
-"""What every command shares: the deployment that it works on, options, confirmation, and exit statuses."""
+"""What every command shares."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _is_typed(context: click.Context, name: str) -> bool:
 def command(
     name: str, *, group: click.Group = cli, may_create_catalog: bool = False, **settings: Any
 ) -> Callable[[Callable[..., int | None]], click.Command]:
-    """Register a command that receives a client and `as_json`; what it returns is the exit status.
+    """It receives a client and `as_json`; what it returns is the exit status.
 
     One that `may_create_catalog` works on a SQLite catalog that does not exist yet.
     """
@@ -265,7 +265,7 @@ class _Unconfirmed(click.ClickException):
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is undone or deleted, unless the answer was given as an option."""
+    """Ask, unless the answer was given as an option."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -274,17 +274,17 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def progress(message: str) -> None:
-    """Print a step of a long operation, where it does not mix with the result."""
+    """Where it does not mix with the result."""
     click.echo(message, err=True)
 
 
 def stream_exists(client: Client, stream: str) -> None:
-    """Check that the catalog knows a stream, before a question is asked."""
+    """Before a question is asked."""
     client.describe_stream(stream, limit=1)
 
 
 def fail(error: CkptError, status: int = FAILED) -> Never:
-    """Print an error, with command options for Python names, and exit."""
+    """With command options for Python names."""
     click.echo(f"Error: {error}{_options_meant(str(error))}", err=True)
     sys.exit(status)
 

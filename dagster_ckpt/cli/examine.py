@@ -1,4 +1,4 @@
-"""Commands that only read: streams, show, list, snapshot, output-files, health, doctor, watch."""
+"""Commands that only read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands for streams that read each other's output: line, savepoint-set, sets, release-set, restart-set."""
+"""Commands for streams that read each other's output."""
 
 from __future__ import annotations
 

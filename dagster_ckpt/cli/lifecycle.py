@@ -1,4 +1,4 @@
-"""Commands for the life of a stream: stop, cancel, restart, fork, import-snapshot, adopt, export, desired-state."""
+"""Commands for the life of a stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def with_start_options(command: Command) -> Command:
-    """Add the options of a start; the command receives them by their names in `StartFrom`."""
+    """The command receives them by their names in `StartFrom`."""
     for each in reversed(start_options()):
         flag = "--from" if each.name == "start_from" else f"--{each.name.replace('_', '-')}"
         kind: dict[str, Any] = {"type": each.kind, "show_default": bool(each.default)}
@@ -74,7 +74,6 @@ def stop(client: Client, *, stream: str, no_savepoint: bool, as_json: bool, **op
 
 
 def _after_a_cancel(client: Client, stream: str, options: CheckpointOptions | None) -> str:
-    """What a cancel does to the checkpoints."""
     if options is None:
         return "The catalog does not know its clean-up option, which decides whether its checkpoints are deleted."
     count = len(client.list_snapshots(stream, kind=SnapshotKind.CHECKPOINT))

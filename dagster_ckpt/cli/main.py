@@ -1,4 +1,4 @@
-"""The entry point: all commands, and the signals that end one."""
+"""The entry point."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def commands() -> click.Group:
 
 
 def main() -> None:
-    """Run the command. A signal that ends it withdraws what it waits for, as Ctrl-C does."""
+    """A signal that ends it withdraws what it waits for, as Ctrl-C does."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         # Under nohup, SIGHUP is ignored and stays so.

@@ -1,4 +1,4 @@
-"""Commands that clean up and repair: retention, sweep, clean-sinks, logs of outputs, catalog, requests."""
+"""Commands that clean up and repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print: tables and sentences for a person, or JSON for a program."""
+"""What commands print."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def print_json(value: object) -> None:
 
 
 def print_result(result: object, messages: Iterable[str], as_json: bool) -> None:
-    """Print a result as JSON, or else its messages."""
+    """As JSON, or else the messages."""
     if as_json:
         print_json(result)
         return
@@ -51,7 +51,7 @@ def print_result(result: object, messages: Iterable[str], as_json: bool) -> None
 def print_rows(
     result: object, columns: Sequence[str], rows: Iterable[Sequence[object]], as_json: bool, *, empty: str
 ) -> None:
-    """Print a result as JSON, or else its rows as a table."""
+    """As JSON, or else the rows as a table."""
     if as_json:
         print_json(result)
     else:
@@ -59,7 +59,7 @@ def print_rows(
 
 
 def print_json_line(value: object) -> None:
-    """Print a value as JSON in one line, for a program that reads line by line."""
+    """For a program that reads line by line."""
     click.echo(json.dumps(plain(value), ensure_ascii=False))
 
 
@@ -83,7 +83,7 @@ def plain(value: object) -> Any:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print rows as a table, or the sentence `empty` if there are none. None is shown as a dash."""
+    """The sentence `empty` if there are none. None is shown as a dash."""
     shown = [[_cell(cell) for cell in row] for row in rows]
     if not shown:
         click.echo(empty)
@@ -138,7 +138,7 @@ def _print_folded(columns: Sequence[str], shown: Sequence[Sequence[str]]) -> Non
 
 
 def print_fields(values: Mapping[str, object]) -> None:
-    """Print names and values, one per line; values that are None are left out."""
+    """Values that are None are left out."""
     shown = {name: str(value) for name, value in values.items() if value is not None}
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
@@ -169,7 +169,7 @@ def working(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def moment(ms: int | None) -> str | None:
-    """A time in ms since the epoch, in UTC."""
+    """In UTC."""
     return None if not ms else utc_time(ms).removesuffix(" UTC")
 
 

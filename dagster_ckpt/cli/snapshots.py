@@ -1,4 +1,4 @@
-"""Commands that take and keep snapshots: checkpoint, savepoint, tag, release, promote, prefer, verify."""
+"""Commands that take and keep snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands on the state of streams: state show, state diff, state forget, state remaining."""
+"""Commands on the state of streams."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _spark(*, writes: bool = False) -> SparkSession:
 
 
 def start_spark() -> SparkSession:
-    """A quiet Spark application for a command, on this machine or the named master."""
+    """On this machine or the named master."""
     from dagster_ckpt.spark.query.session import start_application
 
     with suppress(ImportError):

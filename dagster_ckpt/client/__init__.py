@@ -76,7 +76,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on first use: most clients need few of them."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"dagster_ckpt.{_MODULES[name]}"), name)

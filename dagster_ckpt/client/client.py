@@ -1,7 +1,7 @@
-"""`Client`: every operation on the streams of a catalog, from any Python process.
+"""`Client`, which needs neither Dagster nor Spark.
 
-It needs neither Dagster nor Spark to run: a running stream receives a request through the catalog, and a stream that
-is not running is modified directly, under the lease that a run would take.
+A running stream receives a request through the catalog, and a stream that is not running is modified directly, under
+the lease that a run would take.
 """
 
 from __future__ import annotations
@@ -42,8 +42,14 @@ class Client(GraphMethods, MaintenanceMethods):
     """Every operation on the streams of a catalog.
 
     The catalog records places and options of each stream that has run, so it is enough unless the storage needs
-    credentials or the catalog was lost. A stream is named by its stream id, or by the key of an asset that it writes.
-    A snapshot is named by its id, number (`chk-7`), label or location, or by `latest`.
+    credentials or the catalog was lost. Unless a method says otherwise, its stream may be running. A stream is named by
+    its stream id, or by the key of an asset that it writes. A snapshot is named by its id, number (`chk-7`), label or
+    location, or by `latest`.
+
+    Methods raise `StreamNotFoundError` and `SnapshotNotFoundError` for unknown names, `StorageAccessError` if a storage
+    cannot be reached, and `LeaseHeldError` where a stream must not be running. Those that need the process of a stream
+    raise `RequestFailedError` if it is not running or fails, and `RequestTimeoutError` if it does not answer in time;
+    then the request is withdrawn. Each method lists only its other errors.
 
     Args:
         catalog: SQLAlchemy URL of the catalog, or an open `Catalog`, which the client does not close.
@@ -231,7 +237,6 @@ class Client(GraphMethods, MaintenanceMethods):
             snapshot: `latest`, or the name of a snapshot.
             to: The directory to create; it must not exist.
             outputs: Folders of the snapshot's file sinks, mapped to new folders, which receive their rows.
-            progress: As in `import_snapshot`.
 
         Raises:
             OptionError: The directory lies among those of a stream.
@@ -298,15 +303,13 @@ class Client(GraphMethods, MaintenanceMethods):
         """Read the state of a stream as Spark DataFrames, from a temporary copy.
 
         Args:
-            stream: The stream; it may be running and is not changed.
-            snapshot: The snapshot, or `live` for the newest committed batch of the live directory.
+            snapshot: A snapshot, or `live` for the newest committed batch of the live directory.
             operator: Number or name; None for all.
             state: Name; None for all.
             spark: Default: the session of this process.
 
         Raises:
             UnsupportedSparkError: The session's Spark cannot read the state.
-            SparkNotFoundError: This process has no Spark session.
             NothingCommittedError: No batch is committed yet.
             OptionError: There is no such operator or state.
 
@@ -330,13 +333,7 @@ class Client(GraphMethods, MaintenanceMethods):
     ) -> StreamStateDiff:
         """Compare the state of a stream at two points: rows added, removed and changed, by operator and state.
 
-        Args:
-            stream: The stream; it may be running and is not changed.
-            before: A snapshot, or `live`.
-            after: A snapshot, or `live`.
-            operator: Number or name; None for all.
-            state: Name; None for all.
-            spark: As in `state`.
+        `before` and `after` are snapshots or `live`; the other arguments are those of `state`.
 
         Example:
             >>> with client.state_diff("orders", "before-release-42", "live") as diff:
@@ -363,19 +360,15 @@ class Client(GraphMethods, MaintenanceMethods):
         are replayed there first. Not the sink, but the result gets the output.
 
         Args:
-            stream: The stream; it may be running.
             batch: Number of the batch. The newest may have failed.
             query: Describes the query, as the function that `run_stream` takes; other code is tried by passing it.
             spark: Default: the session of this process.
             timeout_s: For each batch that is run.
-            report: Called with a message per step.
 
         Raises:
-            OptionError: The batch was not planned yet, or `query` describes no query.
             RestoreError: No state before it is left, or the plans of the batches between are not recorded.
             InputGoneError: A source no longer has what the batch read.
             LiveDirectoryError: A batch between could not be replayed.
-            SparkNotFoundError: This process has no Spark session.
 
         Example:
             >>> with client.debug_batch("orders", batch=812, query=orders) as debug:
@@ -390,10 +383,7 @@ class Client(GraphMethods, MaintenanceMethods):
     def remaining_state(self, stream: str, savepoint: str) -> RemainingState:
         """Find what still contains the state from before an edit: snapshots, live directories, temporary copies.
 
-        `savepoint` is the one with the edited state. Changes nothing; the stream may be running.
-
-        Raises:
-            OptionError: Its state was not edited.
+        `savepoint` is the one with the edited state. Changes nothing.
 
         Example:
             >>> for message in client.remaining_state("orders", "forgotten-4711").messages():
@@ -424,13 +414,10 @@ class Client(GraphMethods, MaintenanceMethods):
             edits: Keys to forget and rows to write.
             reason: Why, as the savepoint records it.
             snapshot: `latest`, or an id, number (chk-7), label or location.
-            spark: Default: the session of this process.
-            report: Called with a message per step, and every few seconds.
 
         Raises:
             UnsupportedSparkError: Writing state needs Spark 4.2.
             StateRewriteError: The state cannot be edited like this; nothing was written.
-            OptionError: Reason, label or operator is wrong.
 
         Example:
             >>> made = client.edit_state("orders", StateEdit(forget="user_id = 7"), reason="request 4711")

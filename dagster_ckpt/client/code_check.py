@@ -1,4 +1,4 @@
-"""Compares the code of a stream with the state that its next start continues from, without starting its query.
+"""Compares the code of a stream with the state that its next start continues from.
 
 Each part is judged by the function that the start itself calls, so the verdict is the decision of the start.
 """

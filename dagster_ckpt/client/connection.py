@@ -1,4 +1,4 @@
-"""A client's connection: its catalog, how it opens streams, and who operates."""
+"""A client's connection to its streams."""
 
 from __future__ import annotations
 
@@ -148,7 +148,6 @@ class Connection:
 
     @cached_property
     def _streams(self) -> StreamSource:
-        """Opens streams; what only reads the catalog does not load it."""
         from dagster_ckpt.stream.opening import RecordedStreams
 
         return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)
@@ -196,13 +195,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class GivenStreams:
-    """Streams whose settings come from elsewhere than the catalog, also of one that was never started.
-
-    Attributes:
-        id_of: A stream's id, by its id or an asset key.
-        open_stream: A stream, by the same.
-        ids: Those of all streams.
-    """
+    """Streams whose settings come from elsewhere than the catalog, also of one that was never started."""
 
     catalog: Catalog
     id_of: Callable[[str], str]
@@ -226,12 +219,12 @@ def _ready(resource: Resource) -> Resource:
 
 
 def given_folder(folder: str | None, option: str = "target_directory") -> str | None:
-    """The URL of a folder that a user names by an absolute path or URL; `OptionError` for a relative one."""
+    """The URL; `OptionError` for a relative path."""
     return location_url(option, folder) if folder is not None else None
 
 
 def checked_target(label: str | None, target_directory: str | None) -> str | None:
-    """The URL of the folder for a savepoint with a label; `OptionError` if one of them is not valid."""
+    """The URL; `OptionError` if label or folder is not valid."""
     from dagster_ckpt.stream.start_from import checked_label
 
     target = given_folder(target_directory)

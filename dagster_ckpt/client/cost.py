@@ -1,4 +1,4 @@
-"""What a stream asks of an object store a day, what that costs, and which settings make it less."""
+"""What a stream asks of an object store, and what that costs."""
 
 from __future__ import annotations
 
@@ -50,11 +50,7 @@ class Prices:
 
     @staticmethod
     def of(given: Mapping[str, float]) -> Prices:
-        """The defaults but for these.
-
-        Raises:
-            OptionError: An unknown name, or a negative price.
-        """
+        """The defaults but for these."""
         names = [each.name for each in fields(Prices)]
         for name, price in given.items():
             if name not in names or not price >= 0:
@@ -93,7 +89,6 @@ class RequestBill:
         since_ms: The figures are those of the checkpoints from here on.
         is_live_directory_local: The total leaves out its lines, which say what it would cost in S3.
         written_bytes: By snapshots, a day.
-        stored_bytes: By the snapshots that exist.
         usd: A day, with what is stored.
     """
 
@@ -192,7 +187,6 @@ class _Usage:
 
 
 def _savings(usage: _Usage, prices: Prices) -> Iterator[Saving]:
-    """The largest first."""
     query = usage.query
     variants = {
         "live directory on a disk of the driver and the executors": replace(usage, is_live_directory_local=True),
@@ -240,7 +234,6 @@ def query_shape(properties: Mapping[str, Any], manifest: Manifest, batches_a_day
 
 
 def _recent(stream: StreamHandle) -> Sequence[SnapshotRecord]:
-    """Snapshots of the last day of the newest timeline, newest first, also those that were deleted since."""
     listed = stream.catalog.snapshots.of_stream(stream.stream_id, kind=SnapshotKind.CHECKPOINT, status=None)
     taken = [each for each in listed if each.status in _TAKEN and each.completed_at_ms and each.batch_id is not None]
     taken = sorted(taken, key=lambda each: each.completed_at_ms or 0, reverse=True)

@@ -1,4 +1,4 @@
-"""Replays one batch of a stream into memory: its input, its state before and after, its output, its sink."""
+"""Replays one batch of a stream into memory."""
 
 from __future__ import annotations
 
@@ -63,19 +63,15 @@ _SHOWN = 5
 
 
 class BatchDebug(ExitStack):
-    """Result of `Client.debug_batch`: one batch, run again with the plan and the state that it had.
+    """Result of `Client.debug_batch`.
 
     Input and output are in the memory of the executors. The state is in a temporary copy that this object owns: use its
     frames before `close`, or inside a `with` block.
 
     Attributes:
-        batch_id: The batch.
         replayed_from: From where its state was restored.
         inputs: The rows that each source gave, by its name in the offset log (`0`, `1`, … without names).
         error: Why the batch failed, if the query fails at it; there is no output then.
-        notes: What to know about the replay.
-        states: The states of the query.
-        without_state: Why the state cannot be read, if it cannot.
     """
 
     def __init__(
@@ -121,11 +117,7 @@ class BatchDebug(ExitStack):
 
     @property
     def input(self) -> DataFrame:
-        """The rows that the only source gave.
-
-        Raises:
-            OptionError: There are several sources: see `inputs`.
-        """
+        """The rows that the only source gave; of several, see `inputs`."""
         if len(self.inputs) != 1:
             raise OptionError(
                 f"The query has {len(self.inputs)} sources. Name one: inputs[{next(iter(self.inputs))!r}]."
@@ -134,11 +126,7 @@ class BatchDebug(ExitStack):
 
     @property
     def output(self) -> DataFrame:
-        """The rows that the query gave its sink, or its `foreachBatch` function, which is not called.
-
-        Raises:
-            OptionError: The batch failed.
-        """
+        """The rows that the query gave its sink, or its `foreachBatch` function, which is not called."""
         if self._captured.rows is None:
             raise OptionError(f"Batch {self.batch_id} has no output: it failed. {self.error}")
         return self._captured.rows
@@ -147,20 +135,16 @@ class BatchDebug(ExitStack):
         """The rows of one state before the batch, as of `Client.state`: `key`, `value`, `partition`.
 
         Operator (number or name) and state can be left out if there is only one.
-
-        Raises:
-            OptionError: This selects several, or none.
-            UnsupportedSparkError: The state cannot be read (`without_state`).
         """
         return self._rows(self._before, operator, state)
 
     def state_after(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
-        """The rows of one state after the batch; see `state_before`."""
+        """See `state_before`."""
         return self._rows(self._after, operator, state)
 
     @property
     def reader_after(self) -> StateReader | None:
-        """Reads the state after the batch; None if the batch failed, or there is no state that can be read."""
+        """None if the batch failed, or there is no state that can be read."""
         return self._after
 
     @cached_property
@@ -183,7 +167,7 @@ class BatchDebug(ExitStack):
 
     @cached_property
     def sink(self) -> BatchRows:
-        """What the sink has of the batch; `rows` is None if it cannot tell, for the reason in `says`."""
+        """What the sink has of the batch; `rows` is None if it cannot tell."""
         sink = self._sink
         if sink is None or self._captured.rows is None:
             return BatchRows(
@@ -203,11 +187,7 @@ class BatchDebug(ExitStack):
 
     @cached_property
     def difference(self) -> DataFrame:
-        """Rows that the replay gave another number of times (`replayed`) than the sink has them (`in_sink`).
-
-        Raises:
-            OptionError: The sink cannot tell which rows are the batch's.
-        """
+        """Rows that the replay gave another number of times (`replayed`) than the sink has them (`in_sink`)."""
         found = self.sink
         if found.rows is None:
             raise OptionError(f"The output of batch {self.batch_id} cannot be compared: {found.says}.")
@@ -385,7 +365,7 @@ def _difference(replayed: DataFrame, in_sink: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class ShownRows:
-    """How many rows there are, and the first of them; each cell is JSON, or a plain value as text."""
+    """Each cell is JSON, or a plain value as text."""
 
     rows: int
     columns: tuple[str, ...]
@@ -400,7 +380,7 @@ class ShownRows:
 
 @dataclass(frozen=True)
 class ShownBatch:
-    """A replayed batch as text.
+    """See `show_batch`.
 
     Attributes:
         sink: Spark's name for it, with what it has of the batch in `sink_says`.
@@ -438,7 +418,7 @@ def show_batch(debug: BatchDebug, *, limit: int = DEFAULT_LIMIT) -> ShownBatch:
 
 
 def write_batch(debug: BatchDebug, folder: str) -> list[str]:
-    """Write every frame as Parquet, each in a folder below `folder`; returns their URLs. Nothing is overwritten."""
+    """As Parquet, each frame in a folder of its own; returns their URLs. Nothing is overwritten."""
     frames = {f"input/source={source}": rows for source, rows in debug.inputs.items()}
     for part, states in debug.state_frames.items():
         frames |= {f"{part}/operator={each.operator_id}/state={each.state}": rows for each, rows in states.items()}

@@ -43,7 +43,6 @@ from dagster_ckpt.values.modes import SnapshotKind
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Properties that belong to the original only.
 _OF_THE_ORIGINAL = frozenset({"label", "schedule", "promoted_from"})
 
 
@@ -81,7 +80,7 @@ def derive_savepoint(
     state_rows: int | None,
     began_ms: int,
 ) -> SnapshotRecord:
-    """Write and record a derived savepoint. The stream may be running.
+    """The stream may be running.
 
     The original is held for this `purpose` until the catalog lists the savepoint.
     """
@@ -137,7 +136,6 @@ class EditedState:
     """Result of `Client.edit_state`.
 
     Attributes:
-        changes: Number of rows by change, for each edited state.
         skipped: States whose keys do not have the columns of the condition; they are unchanged.
         still_there: Snapshots of the stream without the edit.
     """
@@ -245,7 +243,7 @@ def edit_state(
 def _checked(
     planned: Sequence[PlannedEdit], before: StreamState, after: StateReader, progress: JobProgress
 ) -> dict[StateName, Mapping[Change, int]]:
-    """Prove that nothing else changed, and count the changes of each edited state."""
+    """Prove that nothing else changed."""
     edited = {name for edit in planned for name in edit.states}
     changes = {}
     for difference in differences(before.reader, after, paired(before.states, after.states)):
@@ -293,7 +291,7 @@ _MAY_HAVE_BYTES = (
 
 @dataclass(frozen=True)
 class RemainingState:
-    """Where the state from before an edit remains.
+    """Result of `Client.remaining_state`.
 
     Attributes:
         snapshots: Those of the stream without the edit, newest first, each with who deletes it.

@@ -1,4 +1,4 @@
-"""What the catalog knows of streams and snapshots, and how a user names a snapshot.
+"""What the catalog knows of streams and snapshots.
 
 What only a description needs is imported there, so that listing streams is quick.
 """
@@ -38,9 +38,7 @@ class StreamDescription:
     """Result of `Client.describe_stream`.
 
     Attributes:
-        settings: As of its last registration.
         desired: None if it is not managed.
-        executions: Newest first, up to the limit.
         snapshots: Completed ones, newest first, up to the limit.
         requests: Not yet accepted, oldest first.
     """
@@ -65,7 +63,6 @@ class SnapshotDescription:
 
     Attributes:
         holds: What protects it from deletion now.
-        header: Operators, sinks, plan.
         full_bytes: Bytes that a restore reads.
     """
 
@@ -100,12 +97,7 @@ def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDe
 
 
 def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotRecord:
-    """A completed snapshot that the catalog lists, by `latest`, its id, number (`chk-7`), label or location.
-
-    Raises:
-        SnapshotNotFoundError: There is none of this name.
-        OptionError: Several have this label.
-    """
+    """A completed snapshot that the catalog lists, by `latest`, its id, number (`chk-7`), label or location."""
     from dagster_ckpt.stream.snapshots import named
 
     listed = catalog.snapshots.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
@@ -157,11 +149,8 @@ class StreamSummary:
 
     Attributes:
         asset_key: The assets that it writes, or its name outside Dagster.
-        reason: Why its last execution ended.
         batch_id: The newest batch reported as committed.
-        newest_snapshot: The snapshot that a recovery would use.
         broken: Why its row could not be fully read.
-        rows_per_second: Of that batch, while the query runs.
         records_behind: While it runs; None if no source reports it.
     """
 
@@ -197,7 +186,7 @@ def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
 def summary_of(
     record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None, *, has_living_holder: bool
 ) -> StreamSummary:
-    """The summary of one stream; `newest` is the snapshot that a recovery would use."""
+    """`newest` is the snapshot that a recovery would use."""
     progress = (last.progress if last is not None else None) or {}
     batch_id = progress.get("batch_id")
     status = _status(last, has_living_holder=has_living_holder)

@@ -63,7 +63,7 @@ _STOP_BY = {
 
 
 def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
-    """Decide the next step; `declared`: the state in the asset's definition, unless an operator set another."""
+    """`declared`: the state in the asset's definition, unless an operator set another."""
     desired = row.desired or declared
     if not seen.is_alive and row.alert_until is AlertUntil.STOPPED:
         row = replace(row, alert=None, alert_until=None)
@@ -401,7 +401,6 @@ _WORKS = "the new code has committed a batch or completed a checkpoint"
 
 
 def _observed(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
-    """At the end of `rollback_after_ms`."""
     if seen.is_healthy:
         return move(row, upgrade, UpgradePhase.STABLE, _WORKS)
     if seen.is_alive and seen.is_idle:
@@ -411,7 +410,6 @@ def _observed(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
 
 
 def _regression(upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream, *, over: bool) -> str | None:
-    """What the new code does worse than the old, of what the policy names."""
     if policy.rollback_if_restarted and (seen.restarts or seen.life is StreamLife.TO_BE_RESTARTED):
         failed = f": {seen.execution.reason}" if seen.execution is not None and seen.execution.reason else ""
         return f"the new code failed and was to be restarted{failed}"

@@ -41,8 +41,6 @@ class SnapshotVerification:
     """Result of `Client.verify` for one snapshot.
 
     Attributes:
-        header: None if it cannot be read.
-        problems: Empty if it can be restored.
         state: Rows by operator and store, as Spark reads them; None if not requested.
     """
 
@@ -130,7 +128,7 @@ def _verify_snapshot(
 
 
 def record_verification(stream: StreamHandle, verification: SnapshotVerification) -> None:
-    """Record the result for the health check and for automatic restarts.
+    """For the health check and for automatic restarts.
 
     A check of lengths alone does not clear a problem found by comparing every byte.
     """
@@ -154,7 +152,7 @@ def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: Spark
 
 @dataclass(frozen=True)
 class StreamExamination:
-    """The diagnosis of a live directory, and the snapshot to use instead of it."""
+    """Result of `Client.doctor`."""
 
     stream_id: str
     diagnosis: Diagnosis

@@ -1,4 +1,4 @@
-"""A snapshot becomes a checkpoint directory in which plain Spark continues, without this package.
+"""Exports a snapshot as a checkpoint directory for plain Spark.
 
 Whether plain Spark continues exactly depends on where each sink is: the file sink and Delta skip batches that they
 have, and nothing rolls them back. So the export reports each sink, and can copy the rows of file sinks with the log
@@ -31,13 +31,7 @@ from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
 @dataclass(frozen=True)
 class ExportedSink:
-    """A sink, as plain Spark finds it.
-
-    Attributes:
-        continues_at: Where the exported query has to write.
-        is_ready: Whether plain Spark continues there without losing rows, as far as known.
-        explanation: What Spark does there, and what to do about it.
-    """
+    """A sink, as plain Spark finds it."""
 
     name: str
     continues_at: str

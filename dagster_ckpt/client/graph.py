@@ -21,19 +21,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class GraphMethods(SnapshotMethods, LifecycleMethods):
-    """The graph of the streams, and savepoint sets."""
+    """See `Client`."""
 
     def stream_edges(self) -> list[Edge]:
-        """Which streams read the output of which others, as their sources and sinks show."""
+        """Which streams read the output of which others."""
         from dagster_ckpt.stream.edges import edges_in
 
         return edges_in(self._catalog)
 
     def stream_connections(self, stream: str | None = None) -> StreamConnections:
-        """Streams that read each other, how far each has read, and their savepoint sets, from the catalog alone.
+        """Streams that read each other, how far each has read, and their savepoint sets.
 
-        Args:
-            stream: Only what is connected with this one.
+        From the catalog alone; with `stream`, only those connected with it.
         """
         from dagster_ckpt.client.description import summarize_streams
         from dagster_ckpt.client.stream_positions import stream_connections
@@ -45,11 +44,8 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         """The newest snapshots of several streams none of which has read rows that another one lacks.
 
         Args:
-            selection: Streams, separated by commas: `orders+` is `orders` and all that reads its output, `+summary` is
-                `summary` and all that it reads.
-
-        Raises:
-            StreamNotFoundError: The catalog has no such stream.
+            selection: Separated by commas: `orders+` is `orders` and all that reads its output, `+summary` is `summary`
+                and all that it reads.
 
         Example:
             >>> client.recovery_line("orders+").messages()
@@ -72,14 +68,12 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
 
         Args:
             selection: Streams, such as `orders+`, as of `recovery_line`.
-            label: Of the set and of each savepoint.
             keep: How many sets of this selection to keep; older ones that were taken with `keep` are released.
             accept_unproven: Also record a set whose streams are connected by something whose position is not known.
             timeout_s: For each stream.
 
         Raises:
             RequestFailedError: The savepoints do not belong together, or an attempt failed.
-            RequestTimeoutError: No answer in time; the request was withdrawn.
         """
         from dagster_ckpt.client.savepoint_set import take_savepoint_set
         from dagster_ckpt.recovery.stream_graph import graph_of
@@ -100,7 +94,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         )
 
     def savepoint_sets(self) -> list[SavepointSet]:
-        """All savepoint sets, newest first."""
+        """Newest first."""
         return self._catalog.savepoint_sets.all()
 
     def release_savepoint_set(self, savepoint_set: str) -> SavepointSet:
@@ -135,10 +129,8 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
             start: Start the streams, upstream first, which the supervisor sensor does. False leaves them suspended;
                 their next starts continue there.
             timeout_s: For each step of each stream.
-            report: Called with a message per step.
 
         Raises:
-            SnapshotNotFoundError: There is no such set, or one of its savepoints is gone.
             RequestFailedError: Another stream has read rows that this would undo. Nothing was changed.
             RowsAtRiskError: A sink could lose rows. Nothing was changed.
         """

@@ -1,4 +1,4 @@
-"""Judges a stream's health from facts in the catalog: one finding per check."""
+"""Judges a stream's health from facts in the catalog."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: the reason for users, and the figures it is based on."""
+    """The result of one check."""
 
     check: HealthCheck
     verdict: Verdict
@@ -63,7 +63,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class StreamHealth:
-    """Result of `Client.health`: the worst verdict, and one finding per check."""
+    """Result of `Client.health`."""
 
     stream_id: str
     verdict: Verdict
@@ -85,7 +85,7 @@ def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealt
 
 
 def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> list[Finding]:
-    """One finding per `HealthCheck`, in their order. Nothing passes of a stream that was never started."""
+    """In the order of `HealthCheck`. Nothing passes of a stream that was never started."""
     findings = [
         restorability(facts, settings, now_ms=now_ms),
         checkpoint_age(facts, options, settings, now_ms=now_ms),
@@ -169,7 +169,6 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
 
 
 def _usual_age_ms(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, limit_ms: int) -> int:
-    """The age above which the check warns."""
     if settings.max_checkpoint_age_ms is not None or options.known_interval_ms is None or facts.slowest_ms is None:
         return limit_ms // 2
     between_ms = max(options.known_interval_ms, options.min_pause)
@@ -300,7 +299,7 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether the sources still retain every record that a recovery from the newest snapshot would re-read."""
+    """Whether the sources still retain what a recovery would re-read."""
     finding = _finding_of(HealthCheck.SOURCE_RETENTION)
     if facts.newest is None:
         return finding(Verdict.PASS, "there is no snapshot yet that a recovery would start from")
@@ -345,7 +344,7 @@ def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def desired_state(facts: HealthFacts) -> Finding:
-    """Whether it is moving towards its desired state, and its last upgrade succeeded."""
+    """Whether it is moving towards its desired state."""
     finding = _finding_of(HealthCheck.DESIRED_STATE)
     row = facts.desired
     if row is None:

@@ -1,4 +1,4 @@
-"""The facts that health checks judge, of many streams in few queries, and the thresholds."""
+"""The facts that health checks judge, of many streams in few queries."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ Offsets = Mapping[str, Mapping[str, int]]
 
 
 class SourceKind(Enum):
-    """Kind of a source, by Spark's name for it."""
+    """By Spark's name for it."""
 
     KAFKA = "KAFKA"
     FILES = "FILES"
@@ -133,7 +133,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """One source of a stream.
+    """One source.
 
     Attributes:
         name: Such as `KafkaV2[Subscribe[orders]]`.
@@ -157,7 +157,7 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class Retention:
-    """Whether a source still retains what a recovery would re-read.
+    """See `retention`.
 
     Attributes:
         left_ms: How long it remains; None: unknown.
@@ -170,7 +170,7 @@ class Retention:
 
 
 def sources_of(progress: Mapping[str, Any]) -> list[SourceFacts] | None:
-    """The sources in an execution's progress; None if it has not reported any."""
+    """None if it has not reported any."""
     reported = progress.get("sources")
     if not isinstance(reported, list) or not reported:
         return None
@@ -193,14 +193,14 @@ def _lags(reported: object) -> dict[str, int]:
 
 
 def largest_lag(sources: Sequence[SourceFacts]) -> tuple[str, int] | None:
-    """The partition with the most waiting records; None if there is only one, or none is waiting."""
+    """None if there is only one partition, or no record is waiting."""
     lags = [each for source in sources for each in source.lags.items()]
     name, behind = max(lags, key=lambda each: each[1], default=("", 0))
     return (name, behind) if len(lags) > 1 and behind else None
 
 
 def kafka_offsets(text: object) -> Offsets | None:
-    """Offsets of a Kafka source, from JSON; None for other sources."""
+    """From JSON; None for other sources."""
     try:
         offsets = json.loads(text) if isinstance(text, str) else text
         return {
@@ -212,7 +212,7 @@ def kafka_offsets(text: object) -> Offsets | None:
 
 
 def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
-    """Add the earliest offsets that the topics of Kafka sources still have."""
+    """Add them to the Kafka sources."""
     return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
 
 
@@ -223,7 +223,7 @@ def reporting_lag(sources: Sequence[SourceFacts]) -> list[SourceFacts]:
 
 
 def lag(sources: Sequence[SourceFacts]) -> int | None:
-    """Records waiting in all sources; None if one of them does not report it."""
+    """None if one of them does not report it."""
     if any(source.behind is None for source in sources):
         return None
     return sum(source.behind or 0 for source in sources)
@@ -237,7 +237,7 @@ def retention(
     retention_ms: int | None,
     file_max_age_ms: int,
 ) -> Retention:
-    """Whether a source still retains what a recovery from a restore point would re-read.
+    """Whether a source still retains what a recovery would re-read.
 
     Data later than `restore_point_at_ms`, when the snapshot was begun, is read again.
     """
@@ -279,20 +279,9 @@ class HealthFacts:
     """What the catalog knows of a stream; None: unknown, or nothing.
 
     Attributes:
-        running_since_ms: Start of the running execution.
-        newest: The snapshot that a recovery would use.
-        verified: The last verified snapshot.
-        failures: Failed attempts since the newest snapshot.
-        bytes_before: Full bytes of the first snapshot within `size_window_ms`.
-        slowest_ms: Slowest of the last completed checkpoints.
-        sources: As the last batch reported them.
-        rows_per_second: Speed of the last batch.
-        loaded_version: Version of the loaded code.
-        process: Of the running query, to find it.
         inactivity: What that query does, and for how long.
         down: Why it is not running although it should.
         failed_runs: Executions that failed recently, since the newest snapshot.
-        last_end: Why the last of them failed.
         unrestorable: Why not from `newest`.
     """
 
@@ -324,7 +313,7 @@ class HealthFacts:
 
 
 def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:
-    """Facts by stream id; `settings` selects the streams."""
+    """By stream id; `settings` selects the streams."""
     stream_ids: Sequence[str] = list(settings)
     executions = catalog.executions.latest_of(stream_ids)
     windows = {stream_id: now_ms - each.size_window_ms for stream_id, each in settings.items()}
@@ -407,6 +396,5 @@ def _down_since_ms(execution: ExecutionRecord | None) -> int | None:
 
 
 def _heartbeat_at_ms(execution: ExecutionRecord | None) -> int | None:
-    # An execution that is starting may restore for hours and sends no heartbeat in the meantime.
     is_running = execution is not None and execution.status is ExecutionStatus.RUNNING
     return execution.heartbeat_at_ms if execution is not None and is_running else None

@@ -1,8 +1,8 @@
 """Launches drivers, says what a driver was started for, and hands a stream over from the running query.
 
-The catalog keeps the handle of a launched driver. A user starts a stream with a START request, or by running its
-program on a terminal. Any other start of a stream that has run before counts as a restart by a cluster or a service
-manager: recovery failures are remembered, and the restart strategy keeps counting.
+A user starts a stream with a START request, or by running its program on a terminal. Any other start of a stream that
+has run before counts as a restart by a cluster or a service manager: recovery failures are remembered, and the restart
+strategy keeps counting.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ class LaunchedDriver:
     cancel: Callable[[], None] = lambda: None
 
     def is_here(self) -> bool:
-        """Whether the launched process is alive on this machine."""
+        """On this machine, and alive."""
         return launch_liveness(self.record) is Liveness.ALIVE
 
 
 def launch_driver(
     stream: StreamHandle, launch: DriverLaunch | PlatformLaunch, request: RequestRecord, *, run_id: str
 ) -> LaunchedDriver:
-    """Submit a driver to its platform, or start it in a separate session, so that no signal reaches it."""
+    """A process gets a session of its own, so that no signal reaches it."""
     if isinstance(launch, PlatformLaunch):
         submitted = launch.submit_for(stream.stream_id, request.request_id)
         # While this process waits for it, the driver is on its way.
@@ -172,7 +172,7 @@ def _recorded(
 
 
 def driver_on_its_way(stream: StreamHandle) -> LaunchedDriver | None:
-    """A driver launched on this machine that is alive and has not started its query yet."""
+    """Launched on this machine, alive, and without a query so far."""
     record = stream.catalog.launches.latest(stream.stream_id)
     if record is None:
         return None
@@ -185,7 +185,6 @@ def _start_ticks(pid: int) -> int | None:
     try:
         return ProcessIdentity.of(pid).start_ticks
     except ProcessLookupError:
-        # It has ended: no process matches this.
         return 0
 
 
@@ -194,7 +193,6 @@ class StartOrder:
     """How a driver starts its stream.
 
     Attributes:
-        run_id: The Dagster run that launched it.
         has_supervisor: Whether it was launched by a supervisor that relaunches it after an interrupt.
     """
 
@@ -289,15 +287,12 @@ def hand_over(
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] | None = None,
 ) -> None:
-    """Before a start while the query runs: check it with the loaded code, and only then suspend that query.
+    """Check a start with the loaded code, and only then suspend the running query.
 
     Without a running query, or if the request does not ask for it, it only verifies batches, if the start asks for
     that. If the start is refused, the request fails with the reason and the query runs on. If the request is withdrawn
-    meanwhile, the query runs on, or is started again where it stopped.
-
-    Args:
-        unexpected: See `verify_batches`.
-        interrupted: Whether this process is asked to stop.
+    meanwhile, the query runs on, or is started again where it stopped. `interrupted`: whether this process is asked to
+    stop.
     """
     tell = report or (lambda message: log_message(stream.stream_id, message))
     takes_over = hands_over(stream, request_id)
@@ -324,7 +319,7 @@ def hand_over(
 
 @contextmanager
 def _failing(stream: StreamHandle, request_id: str | None) -> Iterator[None]:
-    """The request fails with an error, which says why to who waits for it."""
+    """Fail the request with the error."""
     try:
         yield
     except Exception as error:

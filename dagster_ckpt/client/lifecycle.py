@@ -72,7 +72,7 @@ class StopResult:
 
 
 class LifecycleMethods(Connection):
-    """Stops, starts, desired states."""
+    """See `Client`."""
 
     def stop(
         self,
@@ -92,7 +92,6 @@ class LifecycleMethods(Connection):
         Raises:
             RequestFailedError: The stream is not running, or the savepoint failed. Without a savepoint, one that waits
                 for its restart can be stopped too.
-            RequestTimeoutError: It did not stop in time.
         """
         opened = self._open(stream)
         if not savepoint:
@@ -110,12 +109,7 @@ class LifecycleMethods(Connection):
         return StopResult(opened.stream_id, was_running=True, savepoint=taken)
 
     def cancel(self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> StopResult:
-        """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted.
-
-        Raises:
-            RequestFailedError: It is not running, and no restart is pending.
-            RequestTimeoutError: It did not stop in time.
-        """
+        """Cancel a stream; its clean-up option decides whether checkpoints are kept or deleted."""
         return self._end(self._open(stream), RequestKind.CANCEL, timeout_s)
 
     def retire(self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> StopResult:
@@ -123,9 +117,6 @@ class LifecycleMethods(Connection):
 
         Its desired state becomes CANCELED, open start requests are withdrawn, and a running query is canceled. Its
         clean-up option decides whether checkpoints are kept or deleted; savepoints stay.
-
-        Raises:
-            RequestTimeoutError: It did not stop in time.
         """
         from dagster_ckpt.runtime.settlement import settle_execution
 
@@ -157,7 +148,6 @@ class LifecycleMethods(Connection):
         return StopResult(stream.stream_id, was_running=True)
 
     def _end_between_restarts(self, stream: StreamHandle, *, cancels: bool) -> str | None:
-        """Keep a stream down whose last execution awaits a restart; returns that execution."""
         from dagster_ckpt.runtime.run import EndKind, QueryEnd
         from dagster_ckpt.runtime.settlement import stop_before_restart
         from dagster_ckpt.stream.lease import LeaseKeeper, acquire
@@ -185,11 +175,9 @@ class LifecycleMethods(Connection):
         The stream may be running; `start_from` is that of `restart`.
 
         Raises:
-            SnapshotNotFoundError: The named snapshot does not exist.
             LiveDirectoryError: There is no state to start from, or the batch is not retained.
             RecoveryExhaustedError: Every point that the stream could continue from is damaged.
             StateRewriteError: The state cannot be rewritten to `state_partitions`.
-            UnsupportedSparkError: The installed Spark cannot rewrite state.
         """
         from dagster_ckpt.client.preflight import start_preview
         from dagster_ckpt.stream.start_from import StartFrom, StartPoint
@@ -208,7 +196,7 @@ class LifecycleMethods(Connection):
         start_from: str | StartFrom = "latest",
         state_migrations: Sequence[StateMigration] | None = None,
     ) -> CompatibilityReport:
-        """Compare the code of a stream with the state that a start would continue from. Starts and changes nothing.
+        """Compare the code of a stream with the state that a start would continue from.
 
         It judges as the start does: the sources, the operators, the layout of the state, and the sink. Where only the
         catalog can be reached, it compares with the newest snapshot as recorded there.
@@ -218,7 +206,6 @@ class LifecycleMethods(Connection):
             state_migrations: Those of the code; default: those that the stream is defined with.
 
         Raises:
-            SnapshotNotFoundError: The named snapshot does not exist.
             RecoveryExhaustedError: Every point that the stream could continue from is damaged.
             StorageAccessError: Nothing to compare with can be reached.
 
@@ -258,7 +245,6 @@ class LifecycleMethods(Connection):
             ahead: What `preview_rewind` returned: the sinks are asked again only if the stream would meanwhile start
                 elsewhere.
             timeout_s: For each step.
-            report: Called with a message per step.
             suspend_first: Suspend a running query before the new run is launched, where both have no room.
 
         Raises:
@@ -269,7 +255,6 @@ class LifecycleMethods(Connection):
             SinkRollbackError: A sink that must be rolled back cannot be.
             StateRewriteError: The state cannot be rewritten to `state_partitions`.
             RequestFailedError: The start failed, or no code location defines the stream.
-            RequestTimeoutError: No run was launched in time.
         """
         from dagster_ckpt.client.preflight import start_preview
         from dagster_ckpt.recovery.rewind_preview import refuse_loss
@@ -337,7 +322,7 @@ class LifecycleMethods(Connection):
         report(f"the start was refused ({error}), so the query is started again where it stopped")
 
     def request_start(self, stream: str, *, start_from: str | StartFrom = "latest") -> RequestRecord:
-        """Check a start as `restart` does and request it without waiting for it; see `await_request`."""
+        """Check a start as `restart` does and request it; see `await_request`."""
         from dagster_ckpt.stream.start_from import StartFrom
 
         return self._ask_for_start(self._open(stream), StartFrom.of(start_from))
@@ -370,8 +355,7 @@ class LifecycleMethods(Connection):
     def accept_plan_change(self, stream: str, fingerprint: str) -> None:
         """Accept, once, that code with a different plan continues from a stream's state.
 
-        Args:
-            fingerprint: Of the plan, as the error shows it; other changes are still refused.
+        Changes to another plan than this one are still refused.
         """
         self._catalog.streams.accept_plan(self._id_of(stream), fingerprint)
 
@@ -393,9 +377,6 @@ class LifecycleMethods(Connection):
             state: RUNNING, SUSPENDED or CANCELED; None to use the one in the asset's definition.
             retry_refused: Retry a code version that a preflight refused, or that was rolled back.
             accept_plan_change: Accept the plan that the last preflight refused, and retry it.
-
-        Raises:
-            RequestFailedError: The last preflight refused no plan.
         """
         opened, desired = self._open(stream), DesiredState(state) if state is not None else None
         opened.register()
@@ -421,18 +402,12 @@ class LifecycleMethods(Connection):
         An upgrade whose code runs, or works, is only marked: the supervisor sensor, which must be running, stops the
         stream and calls this again. If the roll-back is interrupted, repeat it.
 
-        Args:
-            run_id: The Dagster run that does it, as the lease shows it.
-            report: Called with a message per step.
-
         Returns:
             The upgrade, ROLLING_BACK (marked), ROLLED_BACK or ROLLBACK_FAILED.
 
         Raises:
             RequestFailedError: The stream has no upgrade to roll back, or no snapshot from before it is left.
             RowsAtRiskError: A sink could lose rows; nothing was changed.
-            LeaseHeldError: The stream is running.
-            StorageAccessError: Try again.
         """
         from dagster_ckpt.client.reconciliation import roll_back
 

@@ -30,7 +30,7 @@ DAY_MS = 86_400_000
 
 
 class MaintenanceMethods(Connection):
-    """Examination, retention, rebuild."""
+    """See `Client`."""
 
     def doctor(
         self, stream: str, *, directory: str | None = None, deep: bool = True, deep_snapshots: bool = False
@@ -57,10 +57,9 @@ class MaintenanceMethods(Connection):
         return stream_health(self._open(stream), settings or HealthSettings())
 
     def cost(self, stream: str, *, prices: Mapping[str, float] | None = None) -> RequestBill:
-        """Estimate the requests, bytes and cost of a stream in an object store for a day, of Spark and of this package.
+        """Estimate the requests, bytes and cost of a stream in an object store for a day.
 
         Args:
-            stream: The stream.
             prices: By name, as in `Prices`; default: the list price of S3 Standard.
 
         Raises:
@@ -108,11 +107,7 @@ class MaintenanceMethods(Connection):
     ) -> dict[str, RetentionReport]:
         """Finish interrupted deletions and remove orphaned bytes of every stream; returns the reports by stream id.
 
-        A stream that cannot be opened is reported as failed.
-
-        Args:
-            dry_run: Only report what would be removed.
-            progress: Called with (done, all) after each stream.
+        A stream that cannot be opened is reported as failed. `progress` is called with (done, all) after each stream.
         """
         from dagster_ckpt.recovery.retention import RetentionReport
 
@@ -154,9 +149,6 @@ class MaintenanceMethods(Connection):
         Those of users, other schedules, or claimed by a start are not considered. The preferred savepoint, the one
         that the current timeline began with, the newest one and the newest proven one are always kept. Ages are by the
         catalog's clock.
-
-        Returns:
-            What was deleted and kept. `sweep` retries failed deletions.
         """
         from dagster_ckpt.policies.guard import decide_retention, needed_of_history
         from dagster_ckpt.policies.retention import RetentionContext
@@ -169,7 +161,6 @@ class MaintenanceMethods(Connection):
         record = self._catalog.streams.get(opened.stream_id)
         proven = newest_proven(snapshots.restorable(opened.stream_id))
         listed = snapshots.of_stream(opened.stream_id, kind=SnapshotKind.SAVEPOINT, status=SnapshotStatus.COMPLETED)
-        # Newest first.
         taken = {each.snapshot_id: each for each in reversed(listed) if each.schedule == schedule and not each.claimed}
         held = {
             each.snapshot_id: why for each in taken.values() if (why := _held_because(each, record, proven)) is not None
@@ -187,14 +178,12 @@ class MaintenanceMethods(Connection):
     def prune_history(
         self, stream: str, *, older_than_days: int = HISTORY_DAYS, dry_run: bool = False
     ) -> PrunedHistory:
-        """Delete old rows of a stream's history from the catalog. No snapshot and no file is deleted.
+        """Delete old rows of a stream's history from the catalog.
 
         See `PruningRecords.prune` for rows that stay however old they are.
 
         Args:
-            stream: The stream; it may be running.
             older_than_days: Younger rows stay. The catalog sensor must have read their events.
-            dry_run: Only count.
         """
         if older_than_days < 1:
             raise OptionError(f"older_than_days is {older_than_days}, but must be at least 1.")
@@ -205,7 +194,6 @@ class MaintenanceMethods(Connection):
         """Report, or without `dry_run` remove, bytes in the storage that no snapshot refers to.
 
         Args:
-            dry_run: Only report what would be deleted.
             older_than_ms: Younger bytes stay, by the storage's clock. Default: six hours, or twice the checkpoint
                 timeout if that is longer.
         """
@@ -214,7 +202,7 @@ class MaintenanceMethods(Connection):
         return housekeeping(self._open(stream), older_than_ms=older_than_ms, dry_run=dry_run)
 
     def output_files(self, stream: str) -> list[str]:
-        """List the files that a stream's file sinks have committed, sorted: exactly the rows of the stream.
+        """List the files that a stream's file sinks have committed, sorted.
 
         For readers that do not follow Spark's log of the folder (pandas, Polars, DuckDB): they would also read undone
         and unfinished batches. List them again after a rewind.
@@ -236,22 +224,16 @@ class MaintenanceMethods(Connection):
 
         Raises:
             SharedSinkError: A folder no longer belongs to the stream, or its log is missing.
-            SinkRollbackError: A sink has no complete log.
-            SnapshotCorruptError: A snapshot cannot be read.
         """
         from dagster_ckpt.client.outputs import clean_sinks
 
         return clean_sinks(self._open(stream), dry_run=dry_run, grace_ms=grace_ms)
 
     def relocate_output(self, folder: str, *, dry_run: bool = False) -> Relocation:
-        """Let the log of a file sink list the files that are in its folder, after the folder was moved or copied.
+        """Let the log of a file sink list the files in its folder, after that was moved or copied.
 
-        Spark writes absolute paths, so readers of a moved folder miss its rows. Files are found by name and length; if
-        one is missing, nothing is changed.
-
-        Args:
-            folder: The folder. No stream that writes there may be running.
-            dry_run: Only find the files.
+        No stream that writes there may be running. Files are found by name and length; if one is missing, nothing is
+        changed.
         """
         from dagster_ckpt.client.outputs import relocate_output
 
@@ -264,10 +246,6 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream; it must not be running.
-            dry_run: Only say what would be rebuilt.
-
-        Returns:
-            One result per folder whose log needed it, with the batches that no snapshot captured.
 
         Raises:
             SinkRollbackError: The log cannot be rebuilt; nothing was changed.
@@ -289,11 +267,9 @@ class MaintenanceMethods(Connection):
                 snapshot of it; None: refuse.
 
         Raises:
-            StreamNotFoundError: Neither storage nor catalog knows it; nothing was changed.
             CatalogError: This catalog is in use by its own deployment.
             LiveDirectoryError: The files belong to another deployment, named in the message, or the live directory is
                 an old copy.
-            LeaseHeldError: The stream is running.
         """
         from dagster_ckpt.client.rebuild import rebuild
 
@@ -303,12 +279,7 @@ class MaintenanceMethods(Connection):
     def rebuild_all(
         self, *, take_over_deployment: str | None = None, continue_from: str | None = None
     ) -> CatalogRebuild:
-        """Rebuild a lost catalog from storage alone: every stream found in `storage` and `live_root`.
-
-        Args:
-            take_over_deployment: As in `rebuild`.
-            continue_from: As in `rebuild`.
-        """
+        """Rebuild a lost catalog from storage alone: every stream found in `storage` and `live_root`."""
         from dagster_ckpt.client.rebuild import CatalogRebuild
 
         chosen, done, refused = _continue_from(continue_from), [], {}

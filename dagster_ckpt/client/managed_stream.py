@@ -47,13 +47,11 @@ class ObservedStream:
     """A stream as observed in the catalog and the orchestrator.
 
     Attributes:
-        code_version: Of the loaded code.
         is_ours: A request made here started the newest execution.
         request: The last request made here.
         start_pending: Someone else has requested a start.
         has_state: There is something to continue from.
         is_healthy: It committed a batch or completed a snapshot since the upgrade's start.
-        is_idle: Its query waits for data.
         restarts: Executions after the first of the new code that no user started.
         failing: Health checks that report an ERROR, and `source_lag` with a warning.
         runs_failed: Runs of the current step without a result.
@@ -87,7 +85,7 @@ class ObservedStream:
 
     @property
     def runs_another_version(self) -> bool:
-        """Whether the newest execution was started with other code than the loaded one."""
+        """Whether other code than the loaded one runs."""
         return (
             self.execution is not None
             and self.code_version is not None
@@ -97,7 +95,7 @@ class ObservedStream:
 
 @dataclass(frozen=True)
 class Ask:
-    """Submit a request. The id makes repeated submission idempotent."""
+    """The id makes repeated submission idempotent."""
 
     request_id: str
     kind: RequestKind
@@ -141,7 +139,6 @@ class Decision:
     """What to do next, and what to record once it is done.
 
     Attributes:
-        alert: For users.
         alert_until: What ends the alert automatically.
         actions: In order; each is repeatable.
         holds_restart: The restart strategy must not start the stream now.
@@ -158,7 +155,7 @@ class Decision:
     holds_restart: bool = False
 
     def with_changes(self, *actions: Action, **changes: Any) -> Decision:
-        """Add actions and replace values. A new alert never ends automatically."""
+        """A new alert never ends automatically."""
         if "alert" in changes:
             changes.setdefault("alert_until", None)
         return replace(self, actions=(*self.actions, *actions), **changes)
@@ -170,7 +167,7 @@ def stay(row: DesiredRecord, reason: str) -> Decision:
 
 
 def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **arguments: Any) -> Decision:
-    """Submit a request, once per step of a generation."""
+    """Once per step of a generation."""
     request_id = str(uuid.uuid5(_REQUESTS, f"{row.stream_id}/{row.generation}/{step}"))
     return stay(row, reason).with_changes(Ask(request_id, kind, arguments), request_id=request_id)
 

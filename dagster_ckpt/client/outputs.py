@@ -1,4 +1,4 @@
-"""Repairs and cleans the outputs of file sinks: part files that no log names, logs of moved folders, lost logs.
+"""Repairs and cleans the outputs of file sinks.
 
 Two things may still need a file that the log does not name: a batch being written, and a snapshot whose copy of the
 log names it, since a start from there makes it visible again. Files of batch jobs in the same folder are not the
@@ -86,7 +86,7 @@ class SinkCleaning:
 
 
 def clean_sinks(stream: StreamHandle, *, dry_run: bool = True, grace_ms: int | None = None) -> SinkCleaning:
-    """Carry out `Client.clean_sinks`. Ages are by the clock of each sink's storage, never by this machine's."""
+    """Ages are by the clock of each sink's storage, never by this machine's."""
     grace_ms = DEFAULT_GRACE_MS if grace_ms is None else grace_ms
     refuse_to_clean(stream)
     sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
@@ -149,7 +149,7 @@ def _too_young(file: PartFile, leftovers: Leftovers, may_write: bool, grace_ms: 
 
 
 def _named_in_snapshots(stream: StreamHandle) -> dict[str, str]:
-    """File names, with a snapshot that references them."""
+    """By file name, a snapshot that references it."""
     named: dict[str, str] = {}
     for snapshot in stream.catalog.snapshots.completed(stream.stream_id):
         if snapshot.location is not None:
@@ -202,7 +202,6 @@ class RebuiltOutput:
 
     Attributes:
         batch_id: The newest batch in its log now.
-        source: The snapshot that captured it.
         unknown: Batches committed since, whose files nothing lists.
     """
 

@@ -51,7 +51,7 @@ class PlatformLaunch(ABC):
 
     @abstractmethod
     def submit(self, request: Mapping[str, Any]) -> str:
-        """Submit a run; returns its id."""
+        """Returns the id of the run."""
 
     @abstractmethod
     def end(self, run: str) -> str | None:

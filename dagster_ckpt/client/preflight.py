@@ -1,4 +1,4 @@
-"""What a start would do: a preview without its code, a check with it, a trial of one batch.
+"""What a start would do.
 
 Nothing here changes anything, and the query may be running.
 """
@@ -70,7 +70,7 @@ def planned_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
 
 
 def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPreview | None = None) -> RewindPreview:
-    """Carry out `Client.preview_rewind`. Returns `known` if the start would still continue from the same point."""
+    """Returns `known` if the start would still continue from the same point."""
     if known is not None and _still_holds(known.plan, planned_start(stream, start_from)):
         return known
     facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False)
@@ -99,7 +99,7 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
 
 
 def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
-    """Whether the start is the same; a query that ran on since is no difference."""
+    """A query that ran on since is no difference."""
     before, after = known.as_record(), now.as_record()
     is_same = all(before.get(name) == after.get(name) for name in ("snapshot_id", "new_query_id", "claims"))
     if not is_same or before.get("source_offsets") != after.get("source_offsets"):
@@ -154,7 +154,6 @@ class StartCheck:
     """A start that sinks, sources and stored state do not refuse.
 
     Attributes:
-        rewrite: Shape that the state would be rewritten to.
         change: How the query's plan differs from the one that wrote the state, as far as known; None if the start
             migrates the state.
     """
@@ -172,7 +171,7 @@ def check_start(
     *,
     report: Callable[[str], None],
 ) -> StartCheck:
-    """Check a start with the loaded code, `describe`; raises what the start would raise.
+    """Raises what the start would raise.
 
     A query that cannot be described refuses nothing here: its start reports that. `report` gets a message per change.
     """
@@ -237,10 +236,10 @@ def preflight(
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda _sentence: None,
 ) -> PreflightRecord:
-    """Try whether the loaded code can resume from a stream's state, and record the result. Changes nothing else.
+    """Try whether the loaded code can resume, and record the result.
 
-    The newest committed batch is replayed to load, update and write state. If that is not retained any more, a batch
-    of new data is processed instead, if there is any. The state is rewritten or migrated first, as `start_from` says.
+    The newest committed batch is replayed to load, update and write state. If that is not retained any more, a batch of
+    new data is processed instead, if there is any. The state is rewritten or migrated first, as `start_from` says.
     `interrupted` is polled; True ends the preflight with an error.
     """
     stream.catalog.streams.get(stream.stream_id)
@@ -355,7 +354,7 @@ def _rewritten(
         rewritten.delete()
 
 
-# A comparison reads the whole state twice, which can take hours.
+# A comparison reads the whole state twice.
 MOST_ROWS = 1_000_000
 
 

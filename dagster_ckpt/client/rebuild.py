@@ -1,4 +1,4 @@
-"""Rebuilds a lost catalog from what snapshots and live directories record about themselves.
+"""Rebuilds a lost catalog.
 
 Only the catalog is changed, in one repeatable transaction. A new, empty catalog becomes the record of the deployment
 that the snapshots name; snapshots of another deployment are never registered. The query known to the lost catalog may
@@ -58,13 +58,10 @@ class RebuildReport:
     """Result of `Client.rebuild`.
 
     Attributes:
-        registered: Snapshots that the catalog did not list.
         live_directory: Where the next start continues; None: from the newest snapshot, if any.
         skipped: What was not registered, with the reason.
         undecided: Savepoints with edited state from which the stream may have been started; the next plain start does
             not use them.
-        sets: Savepoint sets that the catalog did not list.
-        incomplete_sets: Those of which it lacks a savepoint, such as of a stream that is rebuilt later.
     """
 
     stream_id: str
@@ -116,10 +113,9 @@ def rebuild(
     take_over_deployment: str | None = None,
     continue_from: ContinueFrom | None = None,
 ) -> RebuildReport:
-    """Carry out `Client.rebuild`.
+    """If the catalog knows the live directory, only missing snapshots are added.
 
-    If the catalog knows the live directory, only missing snapshots are added; after a restore from an older backup,
-    the newest directory too.
+    After a restore from an older backup, the newest live directory is added too.
     """
     found, skipped = _snapshots(stream)
     if not found and not skipped:
@@ -230,7 +226,6 @@ def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
 
 
 def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], folder_owner: str | None) -> None:
-    """Refuse another deployment's files unless the user says that its catalog was lost."""
     own = stream.catalog.deployment_id
     named = {str(snapshot.properties[DEPLOYMENT]) for snapshot in found if DEPLOYMENT in snapshot.properties}
     if own in named and folder_owner in (None, own):
@@ -278,7 +273,6 @@ def _of_this_deployment(stream: StreamHandle, found: list[SnapshotRecord], skipp
 def _without_adoptions(
     stream: StreamHandle, found: list[SnapshotRecord], record: StreamRecord, skipped: list[str]
 ) -> list[SnapshotRecord]:
-    """Leave out snapshots of an adopted directory that no start has taken over."""
     if record.live_directory is not None:
         return found
     unclaimed = {each.snapshot_id: unclaimed_directory(stream, each) for each in found}
@@ -349,7 +343,6 @@ def _stream(
 
 
 def _plan(found: Sequence[SnapshotRecord], live: LiveDirectory | None) -> Mapping[str, Any] | None:
-    """That of the newest snapshot, or of a state that was migrated since."""
     known = found[-1].properties if found else {}
     metadata = read_metadata(live.folder) if live is not None else None
     if metadata is not None and metadata.plan is not None and [metadata.rewrite_id] not in known.get(LAYOUT, ()):
@@ -359,7 +352,6 @@ def _plan(found: Sequence[SnapshotRecord], live: LiveDirectory | None) -> Mappin
 
 
 def _undecided(found: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
-    """Edited savepoints of which it is unknown whether a start used one."""
     others = max((each.number or 0 for each in found if not each.edit), default=0)
     return [each for each in found if each.edit and (each.number or 0) > others]
 
@@ -395,7 +387,7 @@ def _why_half_made(built: BuiltDirectory) -> str | None:
 def _where_it_stood(
     built: Sequence[BuiltDirectory], found: Sequence[SnapshotRecord]
 ) -> tuple[BuiltDirectory | None, int | None]:
-    """The newest live directory, if complete; an older one only if no snapshot could be restored instead."""
+    """The newest one, if complete; an older one only if no snapshot could be restored instead."""
     for place, each in enumerate(reversed(built)):
         state = inspect_live_directory(each.live)
         if state.status is LiveStatus.GOOD:

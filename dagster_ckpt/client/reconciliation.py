@@ -1,7 +1,7 @@
-"""What the supervisor does for a stream: towards its desired state, after a death, and to roll back an upgrade.
+"""What the supervisor does for a stream: observe, decide, carry out, record.
 
-Observe, decide, carry out, record. Actions can be repeated (requests have fixed ids, runs have keys) and are recorded
-afterwards, so after a crash the same decision is made again.
+Actions can be repeated (requests have fixed ids, runs have keys) and are recorded afterwards, so after a crash the same
+decision is made again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class StepRuns:
-    """Runs of one step: how many ended without success, and whether one succeeded."""
+    """Runs of one step."""
 
     failed: int = 0
     succeeded: bool = False
@@ -88,8 +88,6 @@ class Orchestrator:
 
     Attributes:
         run_is_over: It has ended, or is unknown.
-        start_request_of: Id of the start request that a run answers.
-        runs_of_step: By name of the step.
     """
 
     run_is_over: Callable[[str], bool]
@@ -110,7 +108,7 @@ class Step:
 
 
 def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Step:
-    """Observe a stream, decide, act and record. Long work is returned, for a run."""
+    """Long work is returned, for a run."""
     seen = observe(catalog, row, definition, orchestrator)
     decision = decide(row, definition.declared, definition.policy, seen)
     return carry_out(catalog, row, decision)
@@ -324,7 +322,7 @@ _FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkE
 def roll_back(
     stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _sentence: None
 ) -> UpgradeRecord:
-    """Carry out `Client.roll_back_upgrade`. The upgrade is marked only once it is done."""
+    """The upgrade is marked only once it is done."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     upgrade = row.upgrade if row is not None else None
     if upgrade is not None and upgrade.phase is UpgradePhase.ROLLING_BACK:
@@ -368,7 +366,7 @@ def _continues_with(stream: StreamHandle, upgrade: UpgradeRecord) -> str:
 def _order_rollback(
     stream: StreamHandle, row: DesiredRecord, upgrade: UpgradeRecord, origin: str, report: Callable[[str], None]
 ) -> UpgradeRecord:
-    """Mark an upgrade that works, if it can be undone: the supervisor sensor stops the stream and rolls it back."""
+    """If it can be undone, the supervisor sensor stops the stream and rolls it back."""
     catalog, snapshot_id = stream.catalog, upgrade.snapshot_id
     advice = "To go back to another snapshot, restart the stream from it"
     if snapshot_id is None or catalog.snapshots.get(snapshot_id).status is not SnapshotStatus.COMPLETED:
@@ -394,7 +392,7 @@ def _order_rollback(
 
 
 def restore_snapshot(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
-    """Restore a stream that is not running, with its sinks; its next start continues there."""
+    """With its sinks; the next start continues there."""
     facts = recovery_facts(stream, StartFrom(snapshot_id), predecessor_ended=True)
     plan = plan_recovery(facts)
     # The previous code wrote the snapshot and starts next: what the new code wrote elsewhere is left.

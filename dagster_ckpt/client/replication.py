@@ -1,4 +1,4 @@
-"""Verified copies of snapshots in a second storage, and their own retention there.
+"""Verified copies of snapshots in a second storage.
 
 A copy has the id, number and content of its original, in the folders of a checkpoint storage. So a start takes it by
 its location, and a catalog is rebuilt from it. What is there is read from the storage alone; the catalog lists no copy.
@@ -60,7 +60,6 @@ class Replication:
     """Result of `Client.replicate`.
 
     Attributes:
-        deleted: Locations of copies that the policy does not keep.
         failed: Copies that could not be made or deleted; the next call tries again.
     """
 
@@ -159,7 +158,7 @@ def _copied(
 
 
 def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Manifest]:
-    """The stream's copies by location; OptionError if another deployment has some there."""
+    """By location; OptionError if another deployment has some there."""
     found: dict[str, Manifest] = {}
     for location in [*target.checkpoints(), *target.savepoints()]:
         try:
@@ -181,7 +180,7 @@ def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Mani
 
 
 def _dropped(stream: StreamHandle, target: ObjectSnapshotStore, policy: RetentionPolicy) -> list[str]:
-    """Locations of the copies that are not kept, oldest first."""
+    """Their locations, oldest first."""
     there = _copies(stream, target)
     queue = sorted(_retained(target, there).values(), key=_by_number)
     kept = _kept(stream, queue, policy)
@@ -194,7 +193,7 @@ def _by_number(snapshot: RetainedSnapshot) -> int:
 
 
 def _kept(stream: StreamHandle, queue: Sequence[RetainedSnapshot], policy: RetentionPolicy) -> Collection[str]:
-    """By the policy; and the newest one, the newest one that is proven, and tagged ones."""
+    """Also the newest one, the newest one that is proven, and tagged ones."""
     known = stream.catalog.snapshots.by_id([each.snapshot_id for each in queue])
     proven = [each.snapshot_id for each in queue if each.snapshot_id in known and known[each.snapshot_id].is_proven]
     needed = {each.snapshot_id: KeptBecause.NEWEST for each in queue[-1:]}

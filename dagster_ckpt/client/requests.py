@@ -1,4 +1,4 @@
-"""Sends requests to a stream's process through rows in the catalog, and waits for answers."""
+"""Sends requests to a stream's process, and waits for answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_running(stream: StreamHandle) -> bool:
 
 
 def require_running(stream: StreamHandle, participle: str) -> None:
-    """Refuse an operation that requires a running stream; `participle` names it, such as "suspended"."""
+    """`participle` names it, such as "suspended"."""
     stream.catalog.streams.get(stream.stream_id)
     if not is_running(stream):
         raise RequestFailedError(
@@ -70,7 +70,7 @@ def await_answer(
     timeout_s: float,
     abort_reason: Callable[[], str | None] = lambda: None,
 ) -> RequestRecord:
-    """Wait until a request is answered. If it is not, or the wait is interrupted, withdraw it; raises as `ask`.
+    """If no answer comes, or the wait is interrupted, the request is withdrawn; raises as `ask`.
 
     `abort_reason` is called at each poll: a reason ends the wait.
     """

@@ -1,4 +1,4 @@
-"""What a retention policy would keep of a stream's checkpoints, and why; now, and had it always been in effect."""
+"""What a retention policy would keep of a stream's checkpoints, now and had it always been in effect."""
 
 from __future__ import annotations
 
@@ -89,10 +89,9 @@ def preview_retention(stream: StreamHandle, policy: RetentionPolicy, *, history:
 
 
 def _replayed(stream: StreamHandle, policy: RetentionPolicy) -> RetentionPreview:
-    """As if the policy had decided after each checkpoint that the catalog remembers.
+    """The guard keeps what a recovery of that time would have taken first.
 
-    The guard keeps what a recovery of that time would have taken first. Which snapshots were proven then, tagged or in
-    use, is not recorded.
+    Which snapshots were proven then, tagged or in use, is not recorded.
     """
     listed = stream.catalog.snapshots.of_stream(stream.stream_id, status=None)
     past = [

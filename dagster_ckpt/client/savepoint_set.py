@@ -41,7 +41,7 @@ def take_savepoint_set(
     accept_unproven: bool = False,
     as_they_are: bool = False,
 ) -> SavepointSet:
-    """Carry out `Client.trigger_savepoint_set`. `take` takes a savepoint of a stream with a label.
+    """`take` takes a savepoint of a stream with a label.
 
     `as_they_are`: of stopped streams, to put them back to; whether these savepoints belong together is only noted.
     """
@@ -91,14 +91,14 @@ def take_savepoint_set(
 
 
 def line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotRecord]) -> RecoveryLine:
-    """The line through exactly these snapshots; a member with `skipped` is not consistent."""
+    """A member with `skipped` is not consistent."""
     readers = {edge.reader for edge in graph.edges}
     points = {stream: [point_of(catalog, made[stream], reads=stream in readers)] for stream in graph.order}
     return recovery_line(graph.order, points, graph.edges)
 
 
 def release_savepoint_set(catalog: Catalog, found: SavepointSet, open_stream: OpenStream) -> None:
-    """Carry out `Client.release_savepoint_set`. Repeatable."""
+    """Repeatable."""
     delete_set(found, open_stream)
     catalog.savepoint_sets.release(found.set_id)
 

@@ -1,8 +1,7 @@
-"""Restarts streams from a savepoint set.
+"""Restarts streams from a savepoint set: they are suspended and restored downstream first, and started upstream first.
 
-Streams are suspended and restored downstream first, and started upstream first. So at every step no stream has read
-rows that its upstream lacks: a reader that is further back reads them again. If the process dies, the same command
-finishes; the set that was taken before leads back.
+So at every step no stream has read rows that its upstream lacks: a reader that is further back reads them again. If the
+process dies, the same command finishes; the set that was taken before leads back.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Report = Callable[[str], None]
 
 
 def preview_set(found: SavepointSet, opened: dict[str, StreamHandle]) -> dict[str, RewindPreview]:
-    """What a restart from a set would undo, by stream. Raises SnapshotNotFoundError if a savepoint is gone."""
+    """By stream. Raises SnapshotNotFoundError if a savepoint is gone."""
     gone = [stream for stream in found.streams if stream not in found.savepoints]
     if gone:
         raise SnapshotNotFoundError(
@@ -61,7 +60,7 @@ def refuse_set(found: SavepointSet, opened: dict[str, StreamHandle], previews: d
 
 
 def suspend_set(found: SavepointSet, opened: dict[str, StreamHandle], suspend: Callable[[str], object]) -> list[str]:
-    """Suspend the streams of a set that run or wait for a restart, downstream first; returns them."""
+    """Those that run or wait for a restart, downstream first; returns them."""
     suspended = []
     for stream in reversed(found.streams):
         last = opened[stream].catalog.executions.latest(stream)
@@ -72,7 +71,7 @@ def suspend_set(found: SavepointSet, opened: dict[str, StreamHandle], suspend: C
 
 
 def restore_set(found: SavepointSet, opened: dict[str, StreamHandle], *, origin: str, report: Report) -> None:
-    """Restore the streams of a set, and roll back their sinks, downstream first. Repeatable.
+    """With their sinks, downstream first. Repeatable.
 
     Where a table needs a Spark session that this process lacks, the next start of its stream rolls it back.
     """
@@ -116,7 +115,7 @@ def label_before(found: SavepointSet) -> str:
 
 
 def save_before(take: Callable[[], SavepointSet], report: Report) -> None:
-    """Keep the streams as they are, to go back to; a stream may be too broken for it, which the restart mends."""
+    """A stream may be too broken for a savepoint, which the restart mends."""
     try:
         before = take()
     except CkptError as error:

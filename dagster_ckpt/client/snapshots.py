@@ -27,15 +27,10 @@ _PROMOTED_FROM = "promoted_from"
 
 
 class SnapshotMethods(Connection):
-    """Checkpoints and savepoints."""
+    """See `Client`."""
 
     def trigger_checkpoint(self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> SnapshotRecord:
-        """Take a checkpoint of a running stream now, despite the minimum pause, and wait for it.
-
-        Raises:
-            RequestFailedError: It is not running, or the attempt failed.
-            RequestTimeoutError: No answer in time; the request was withdrawn.
-        """
+        """Take a checkpoint of a running stream now, despite the minimum pause, and wait for it."""
         return self._answer(self.request_checkpoint(stream), timeout_s)
 
     def trigger_savepoint(
@@ -52,14 +47,11 @@ class SnapshotMethods(Connection):
 
         Args:
             schedule: The schedule that takes it and may delete it later; None: nothing deletes it.
-            timeout_s: For a running stream's answer.
             progress: Called with (written, all) files, if the stream is not running.
 
         Raises:
             NothingCommittedError: The stream has not committed a batch yet.
             OptionError: The label is reserved or taken, or the folder is relative.
-            RequestFailedError: The attempt failed.
-            RequestTimeoutError: No answer in time; the request was withdrawn.
         """
         opened = self._open(stream)
         target = checked_target(label, target_directory)
@@ -107,8 +99,7 @@ class SnapshotMethods(Connection):
     ) -> RequestRecord:
         """Request a savepoint of a running stream without waiting for it; see `await_request`.
 
-        Raises:
-            RequestFailedError: It is not running: use `trigger_savepoint`.
+        Of a stopped one, use `trigger_savepoint`.
         """
         opened, target = self._open(stream), checked_target(label, target_directory)
         self._refuse_taken(opened.stream_id, label)
@@ -128,12 +119,7 @@ class SnapshotMethods(Connection):
         return snapshot_of(opened, await_process(opened, request, timeout_s=timeout_s))
 
     def await_request(self, request: RequestRecord | str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> RequestRecord:
-        """Wait until a request, or the one with this id, is answered. After the timeout it is withdrawn.
-
-        Raises:
-            RequestFailedError: It failed or was withdrawn.
-            RequestTimeoutError: No answer in time.
-        """
+        """Wait until a request, or the one with this id, is answered. After the timeout it is withdrawn."""
         asked = self.catalog.requests.get(request if isinstance(request, str) else request.request_id)
         opened = self._open(asked.stream_id)
         if asked.kind is RequestKind.START:
@@ -168,9 +154,6 @@ class SnapshotMethods(Connection):
         """Return a tagged checkpoint, or a savepoint taken before a rewind, to the stream's retention.
 
         A user's savepoint cannot be released: to remove it, delete its folder.
-
-        Raises:
-            RequestFailedError: It is not kept.
         """
         from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
 
@@ -193,9 +176,6 @@ class SnapshotMethods(Connection):
 
         Bytes are linked on the same disk, and copied by the store within one object store. With a label, an interrupted
         call can be repeated.
-
-        Raises:
-            SnapshotCorruptError: It lacks data or was altered.
         """
         from dagster_ckpt.client.derived_savepoint import derive_savepoint
         from dagster_ckpt.stream.start_from import checked_label
@@ -221,11 +201,7 @@ class SnapshotMethods(Connection):
         )
 
     def prefer_savepoint(self, stream: str, savepoint: str) -> SnapshotRecord:
-        """Select the savepoint that `start_from="preferred-savepoint"` refers to.
-
-        Raises:
-            SnapshotNotFoundError: The stream has no savepoint of this name.
-        """
+        """Select the savepoint that `start_from="preferred-savepoint"` refers to."""
         from dagster_ckpt.client.preflight import listed_snapshot, planned_start
         from dagster_ckpt.stream.start_from import StartFrom
 
@@ -259,11 +235,8 @@ class SnapshotMethods(Connection):
             snapshot: The snapshot, or `all`. Its location may be one that the catalog does not list.
             deep: Compare every byte with its digest, not only lengths and completeness.
             spark: A session that reads the state of every operator, from a temporary copy.
-            progress: Called with (verified, all) after each snapshot.
 
         Raises:
-            SnapshotNotFoundError: There is none of this name, or it was deleted meanwhile.
-            StorageAccessError: The storage cannot be reached.
             UnsupportedSparkError: The session's Spark cannot read the state.
         """
         from dagster_ckpt.client.examination import locations_of, record_verification, verify_snapshot

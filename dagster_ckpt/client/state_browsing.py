@@ -1,7 +1,4 @@
-"""Reads, compares, shows and writes the state of a snapshot or a live directory, with Spark.
-
-Always from temporary copies, which are deleted by `close`.
-"""
+"""Reads the state of a snapshot or a live directory, from temporary copies, which `close` deletes."""
 
 from __future__ import annotations
 
@@ -41,13 +38,9 @@ LIVE = "live"
 
 
 class StreamState(ExitStack):
-    """Result of `Client.state`: the state after one batch, in a temporary copy that this object owns.
+    """Result of `Client.state`: the state after one batch.
 
     Frames are lazy: use them before `close`, or inside a `with` block. The snapshot cannot be deleted until then.
-
-    Attributes:
-        snapshot: None for the live directory.
-        live: The copy.
     """
 
     def __init__(
@@ -79,22 +72,13 @@ class StreamState(ExitStack):
             raise
 
     def frame(self, name: StateName | None = None) -> StateFrame:
-        """The rows of one of `states`, by default of the only one.
-
-        Raises:
-            OptionError: Several are selected, or none.
-            LiveDirectoryError: Spark cannot read it.
-        """
+        """The rows of one of `states`, by default of the only one."""
         return self.reader.frame(name if name is not None else self._only())
 
     def rows(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
         """The rows of one state: columns `key`, `value` and `partition`, and `map_key` for a map.
 
         Operator (number or name) and state can be left out if only one is selected.
-
-        Raises:
-            OptionError: This selects several, or none.
-            LiveDirectoryError: Spark cannot read it.
         """
         found = [name for name in self.reader.select(operator, state) if name in self.states]
         return self.reader.frame(self._only(found)).rows
@@ -117,7 +101,7 @@ class StreamState(ExitStack):
 
 
 class StreamStateDiff(ExitStack):
-    """Result of `Client.state_diff`: what two points differ in, by operator and state.
+    """Result of `Client.state_diff`.
 
     A snapshot and its rescaled or converted copy do not differ.
     """
@@ -193,7 +177,7 @@ LARGEST = 10
 
 @dataclass(frozen=True)
 class LargestKey:
-    """A key as JSON, its number of rows, and the size of its values as JSON."""
+    """A key, and the size of its values, as JSON."""
 
     key: str
     rows: int
@@ -202,12 +186,7 @@ class LargestKey:
 
 @dataclass(frozen=True)
 class ShownState:
-    """Each cell is JSON, or a number as text.
-
-    Attributes:
-        rows: Those that meet the condition.
-        largest: Keys with the largest values, largest first.
-    """
+    """Each cell is JSON, or a number as text."""
 
     operator_id: int
     operator: str
@@ -223,7 +202,6 @@ class ShownDifference:
     """Each cell is JSON, or a number as text.
 
     Attributes:
-        counts: Rows by change.
         note: Why every row differs, if it does.
     """
 
@@ -237,7 +215,7 @@ class ShownDifference:
 
 
 def written_rows(found: StreamState | StreamStateDiff, folder: str | None, *, where: str | None = None) -> list[str]:
-    """Write the rows of every state that are to be shown, as `write_rows` does, unless `folder` is None."""
+    """As `write_rows`, unless `folder` is None."""
     if folder is None:
         return []
     if isinstance(found, StreamStateDiff):
@@ -249,10 +227,9 @@ def written_rows(found: StreamState | StreamStateDiff, folder: str | None, *, wh
 def show_state(
     state: StreamState, *, where: str | None = None, limit: int = DEFAULT_LIMIT, largest: int = LARGEST
 ) -> list[ShownState]:
-    """Read a part of every selected state.
+    """`where` is a condition in SQL on fields of the key by name, or on `key`, `value` and `partition`.
 
-    `where` is a condition in SQL on fields of the key by name, or on `key`, `value` and `partition`. Shows `limit`
-    rows and the `largest` keys of each state; `largest` 0 saves a pass.
+    Shows `limit` rows and the `largest` keys of each state; `largest` 0 saves a pass.
     """
     return [_shown(state, name, where, limit, largest) for name in state.states]
 

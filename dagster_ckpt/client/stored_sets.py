@@ -42,7 +42,7 @@ def _put(made: SavepointSet, open_stream: Callable[[str], StreamHandle], content
 
 
 def register_sets(stream: StreamHandle, found: Iterable[SnapshotRecord]) -> tuple[list[str], list[str]]:
-    """Register the sets of these snapshots of which the catalog has every savepoint.
+    """Only sets of which the catalog has every savepoint.
 
     Returns their names, and why others are not registered.
     """

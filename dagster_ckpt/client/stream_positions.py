@@ -1,4 +1,4 @@
-"""How far streams have read each other, from the catalog alone, for the page of the graph."""
+"""How far streams have read each other, from the catalog alone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 @dataclass(frozen=True)
 class StreamConnection:
-    """How far a stream has read another one, as its newest snapshot records it.
+    """As the newest snapshot of the reader records it.
 
     Attributes:
         written: The newest batch of the upstream stream; None: none is known.
         read: The newest one that was read; None: none, or `why` says why it is not known.
-        as_of: The snapshot of the reader that says so.
         has_read_undone: It has read rows that a rewind has undone since.
     """
 

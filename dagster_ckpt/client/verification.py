@@ -1,7 +1,7 @@
-"""Runs batches of the stream again with other code, without output, and compares what it does with what was done.
+"""Compares batches, run again with other code and without output.
 
 Each batch starts from the state that the stream had before it, so one difference is not told again for every later
-batch. Nothing of the stream is changed, and its query may be running.
+batch. Nothing of the stream is changed.
 """
 
 from __future__ import annotations
@@ -50,9 +50,6 @@ def verify_batches(
 
     Of a stream with fewer batches all are compared. What cannot be compared, such as the output of a sink that does not
     tell which batch a row is of, is reported and refuses nothing.
-
-    Raises:
-        RequestFailedError: A batch fails with this code, or its output or state differs.
     """
     live = LiveDirectory(stream.catalog.streams.get(stream.stream_id).live_directory or "")
     newest = live.positions().commit
@@ -92,7 +89,6 @@ class _Comparison:
     report: Callable[[str], None]
 
     def of(self, batch_id: int) -> Iterator[str]:
-        """What is equal, and what is not compared."""
         with BatchDebug(
             self.stream,
             batch_id,

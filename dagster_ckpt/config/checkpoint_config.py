@@ -45,12 +45,8 @@ def _keywords_of(
 class CheckpointConfig:
     """PyFlink's `CheckpointConfig`: keywords, getters and setters over one `CheckpointOptions`.
 
-    The keywords are the options of `CheckpointOptions`; `docs/options.md` has each with default, range and effect.
-    Setters return the object; an invalid value leaves it unchanged. `options` also refuses contradictory options.
-
-    Raises:
-        OptionError: A value is out of range.
-        OptionTypeError: A value has the wrong type.
+    The keywords are the options of `CheckpointOptions`, described in `docs/options.md`. Setters return the object; an
+    invalid value leaves it unchanged. `options` also refuses contradictory options.
 
     Example:
         >>> plain = CheckpointConfig(interval=60_000, min_pause=timedelta(seconds=30))
@@ -84,11 +80,9 @@ class CheckpointConfig:
         return self._asked.in_effect()
 
     def validate(self) -> None:
-        """Validate the options together."""
         self._asked.in_effect()
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect on Spark."""
         return self._asked.describe()
 
     def __eq__(self, other: object) -> bool:
@@ -98,11 +92,9 @@ class CheckpointConfig:
         return f"CheckpointConfig({self._asked!r})"
 
     def is_checkpointing_enabled(self) -> bool:
-        """Return whether periodic checkpoints are taken."""
         return self._asked.is_checkpointing_enabled
 
     def get_checkpointing_mode(self) -> CheckpointingMode:
-        """Return the guarantee after a restore."""
         return self._asked.mode
 
     def set_checkpointing_mode(self, checkpointing_mode: CheckpointingMode) -> Self:
@@ -134,7 +126,6 @@ class CheckpointConfig:
         return self._with(min_pause=min_pause_between_checkpoints)
 
     def get_max_concurrent_checkpoints(self) -> int:
-        """Return the maximum number of concurrent attempts."""
         return self._asked.max_concurrent
 
     def set_max_concurrent_checkpoints(self, max_concurrent_checkpoints: int) -> Self:
@@ -156,7 +147,6 @@ class CheckpointConfig:
         return self.set_tolerable_checkpoint_failure_number(0 if fails else INT_MAX)
 
     def get_tolerable_checkpoint_failure_number(self) -> int:
-        """Return the tolerated number of consecutive failures."""
         return self._asked.tolerable_failures
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> Self:
@@ -168,7 +158,7 @@ class CheckpointConfig:
     def enable_externalized_checkpoints(
         self, cleanup_mode: ExternalizedCheckpointCleanup | ExternalizedCheckpointRetention
     ) -> Self:
-        """Set which checkpoints outlive the stream: an older name."""
+        """Older name of `set_externalized_checkpoint_cleanup`."""
         return self.set_externalized_checkpoint_cleanup(cleanup_mode)
 
     def set_externalized_checkpoint_cleanup(
@@ -180,7 +170,7 @@ class CheckpointConfig:
         return self._with(cleanup=CLEANUP.member(cleanup_mode))
 
     def set_externalized_checkpoint_retention(self, retention: ExternalizedCheckpointRetention) -> Self:
-        """Set which checkpoints outlive the stream, with the enum of Flink 1.20."""
+        """The same, with the enum of Flink 1.20."""
         return self._with(cleanup=ExternalizedCheckpointCleanup[_RETENTION.member(retention).name])
 
     def is_externalized_checkpoints_enabled(self) -> bool:
@@ -188,11 +178,10 @@ class CheckpointConfig:
         return self._asked.cleanup is not ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
 
     def get_externalized_checkpoint_cleanup(self) -> ExternalizedCheckpointCleanup:
-        """Return which checkpoints outlive the stream."""
         return self._asked.cleanup
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
-        """Return the same, as the enum of Flink 1.20."""
+        """Return it as the enum of Flink 1.20."""
         return ExternalizedCheckpointRetention[self._asked.cleanup.name]
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
@@ -219,7 +208,6 @@ class CheckpointConfig:
         return self._with(alignment_timeout=alignment_timeout)
 
     def is_force_unaligned_checkpoints(self) -> bool:
-        """Return whether unaligned snapshots are taken with every kind of sink."""
         return self._asked.force_unaligned
 
     def set_force_unaligned_checkpoints(self, force_unaligned_checkpoints: bool = True) -> Self:
@@ -227,7 +215,6 @@ class CheckpointConfig:
         return self._with(force_unaligned=force_unaligned_checkpoints)
 
     def get_num_retained_checkpoints(self) -> int:
-        """Return how many completed checkpoints are retained."""
         return self._asked.num_retained
 
     def set_num_retained_checkpoints(self, num_retained: int) -> Self:
@@ -235,7 +222,6 @@ class CheckpointConfig:
         return self._with(num_retained=num_retained)
 
     def get_retention_policy(self) -> RetentionPolicy:
-        """Return which completed checkpoints are kept while the stream runs."""
         return self._asked.retention_policy
 
     def set_retention_policy(self, retention: RetentionPolicy) -> Self:
@@ -251,11 +237,10 @@ class CheckpointConfig:
         return self._with(trigger=trigger)
 
     def is_prefer_checkpoint_for_recovery(self) -> bool:
-        """Return whether recovery uses the newest checkpoint despite a newer savepoint."""
         return self._asked.prefer_checkpoint_for_recovery
 
     def set_prefer_checkpoint_for_recovery(self, prefer_checkpoint_for_recovery: bool) -> Self:
-        """Set whether recovery uses the newest checkpoint despite a newer savepoint."""
+        """Let recovery use the newest checkpoint despite a newer savepoint, or not."""
         return self._with(prefer_checkpoint_for_recovery=prefer_checkpoint_for_recovery)
 
     def get_checkpoint_storage(self) -> CheckpointStorage | None:
@@ -263,15 +248,15 @@ class CheckpointConfig:
         return self._asked.storage
 
     def set_checkpoint_storage(self, storage: CheckpointStorage | str) -> Self:
-        """Set where snapshots are stored; a string is the absolute path or URL of a directory."""
+        """Set where snapshots are stored: a storage, or the absolute path or URL of a directory."""
         return self._with(storage=storage)
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> Self:
-        """Store snapshots in a directory, given by its URL."""
+        """Same as `set_checkpoint_storage` with a URL."""
         return self._with(storage=FileSystemCheckpointStorage(checkpoint_path))
 
     def _with(self, **changes: Any) -> Self:
-        # None leaves the option out; setters take no None.
+        # None would leave the option out; setters take no None.
         rules = {name: option.rule for name, option in options_of(CheckpointOptions).items()}
         self._asked = replace(self._asked, **{name: rules[name].checked(value) for name, value in changes.items()})
         return self

@@ -35,12 +35,12 @@ from dagster_ckpt.values.validation import (
 
 MODE = Choice("checkpointing mode", CheckpointingMode)
 CLEANUP = Choice("externalized checkpoint cleanup", ExternalizedCheckpointCleanup)
-# A longer minimum pause has the effect of this one, as in Flink: one year.
+# Flink caps the minimum pause at one year.
 MAX_PAUSE_MS = 365 * 24 * 3_600_000
 
 
 def checked_storage(value: object) -> CheckpointStorage:
-    """Return a storage, given it, or a directory's absolute path or URL."""
+    """Also takes a directory's absolute path or URL."""
     if isinstance(value, str):
         return FileSystemCheckpointStorage(location_url("storage", value))
     if isinstance(value, CheckpointStorage):
@@ -276,7 +276,6 @@ class CheckpointOptions:
 
     @property
     def is_checkpointing_enabled(self) -> bool:
-        """Whether periodic checkpoints are taken."""
         return self.interval is not None or self.trigger is not None
 
     @property
@@ -303,15 +302,14 @@ class CheckpointOptions:
 
     @property
     def effective_min_pause_ms(self) -> int:
-        """The minimum pause, at most a year."""
+        """The minimum pause, at most `MAX_PAUSE_MS`."""
         return min(self.min_pause, MAX_PAUSE_MS)
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect on Spark."""
         return [option.described(self) for option in options_of(type(self)).values()]
 
     def overridden(self, given: Mapping[str, Any]) -> CheckpointOptions:
-        """Return the options in effect with some replaced, as for one run; None keeps one.
+        """Return the options with some replaced, as for one run; None keeps one.
 
         A policy and the option that it replaces unset each other.
         """
@@ -325,10 +323,10 @@ class CheckpointOptions:
         return replace(self, **changes).in_effect()
 
     def in_effect(self) -> CheckpointOptions:
-        """Validate the options together; returns them as they take effect.
+        """Validate the options together and return them as they take effect.
 
-        Unaligned checkpoints are off under AT_LEAST_ONCE, which Flink does silently and `describe` reports. Refused are
-        several concurrent unaligned attempts, and a policy together with the option that it replaces.
+        Unaligned checkpoints are turned off under AT_LEAST_ONCE: silently in Flink, while `describe` reports it.
+        Refused are several concurrent unaligned attempts, and a policy together with the option that it replaces.
         """
         if self.trigger is not None and self.interval is not None:
             raise OptionError(

@@ -44,7 +44,7 @@ def _settings(option: str, value: Settings) -> dict[str, Any]:
 class DeploymentStorage:
     """The deployment's storage settings, used where code sets none (Flink's cluster options).
 
-    Paths are URLs, numbers bytes; None or -1 leaves the default. `storage_options` are fsspec's.
+    Sizes are bytes; None or -1 leaves the default.
     """
 
     checkpoint_path: str | None = field(default=None, repr=False)
@@ -76,8 +76,6 @@ class CheckpointStorage(ABC):
 
 
 class _StorageWithPaths(CheckpointStorage):
-    """A storage with an optional savepoint folder."""
-
     savepoint_location: StoragePath | None
     storage_options: Mapping[str, Any]
 
@@ -102,14 +100,14 @@ class _StorageWithPaths(CheckpointStorage):
 
 @dataclass(frozen=True, init=False)
 class JobManagerCheckpointStorage(_StorageWithPaths):
-    """Snapshots in the memory of the coordinating process.
+    """Snapshots in the memory of the coordinating process, for experiments and small state.
 
-    For experiments and small state. Savepoints and externalized checkpoints are written to a path.
+    Savepoints and externalized checkpoints are written to a path.
 
     Args:
-        checkpoint_path: URL for externalized checkpoints. None uses the deployment's.
-        max_state_size: Largest snapshot in bytes. None means 5 MiB.
-        savepoint_path: URL for savepoints. None uses the deployment's.
+        checkpoint_path: URL for externalized checkpoints; None: the deployment's.
+        max_state_size: Largest snapshot in bytes; None: 5 MiB.
+        savepoint_path: URL for savepoints; None: the deployment's.
         storage_options: fsspec's arguments. Never shown.
     """
 
@@ -146,7 +144,6 @@ class JobManagerCheckpointStorage(_StorageWithPaths):
         return self.max_state_size
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect."""
         return self._described_with(
             _real(
                 "checkpoint_path",
@@ -157,7 +154,6 @@ class JobManagerCheckpointStorage(_StorageWithPaths):
         )
 
     def configure(self, deployment: DeploymentStorage) -> "JobManagerCheckpointStorage":
-        """Take unset paths from the deployment."""
         checkpoint = self.checkpoint_location
         return JobManagerCheckpointStorage(
             deployment.checkpoint_path if checkpoint is None else checkpoint.url_to_open,
@@ -172,11 +168,10 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
 
     Args:
         checkpoint_path: URL; each stream gets a subdirectory. Required.
-        file_state_size_threshold: Bytes; smaller files are stored inside the snapshot's metadata. None or -1 takes the
-            deployment's value, else 20 KiB. At most 1 MiB.
-        write_buffer_size: Bytes written at a time. -1 takes the deployment's value, else 4096; 0
-            disables buffering.
-        savepoint_path: URL for savepoints. None uses the deployment's.
+        file_state_size_threshold: Bytes, at most 1 MiB; smaller files are stored inside the snapshot's metadata. None
+            or -1: the deployment's value, else 20 KiB.
+        write_buffer_size: Bytes written at a time; 0: unbuffered; -1: the deployment's value, else 4096.
+        savepoint_path: URL for savepoints; None: the deployment's.
         storage_options: fsspec's arguments (credentials, endpoint). Never shown.
     """
 
@@ -220,16 +215,14 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
         )
 
     def get_min_file_size_threshold(self) -> int:
-        """Return the size in bytes below which a file is stored inside the metadata."""
+        """Return the size in bytes below which a file is stored in the metadata."""
         threshold = self.file_state_size_threshold
         return DEFAULT_FILE_STATE_THRESHOLD if threshold < 0 else threshold
 
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes are written at a time."""
         return DEFAULT_WRITE_BUFFER_SIZE if self.write_buffer_size < 0 else self.write_buffer_size
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect."""
         return self._described_with(
             _real(
                 "checkpoint_path",
@@ -250,7 +243,6 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
         )
 
     def configure(self, deployment: DeploymentStorage) -> "FileSystemCheckpointStorage":
-        """Take unset options from the deployment."""
         return FileSystemCheckpointStorage(
             self.checkpoint_location.url_to_open,
             _set_or(self.file_state_size_threshold, deployment.file_state_size_threshold),
@@ -264,9 +256,9 @@ class CustomCheckpointStorage(CheckpointStorage):
     """A storage class of yours, named by the import path of its factory (docs/custom-storage.md).
 
     Args:
-        factory: "package.module:Name" or "package.module.Name". Imported when the store is opened.
-        settings: Its keyword arguments. Never shown. The deployment's value is passed for a parameter named like an
-            unset field of `DeploymentStorage`.
+        factory: "package.module:Name" or "package.module.Name", imported when the store is opened.
+        settings: Its keyword arguments, never shown. A parameter named like an unset field of `DeploymentStorage` gets
+            the deployment's value.
     """
 
     factory: str
@@ -284,14 +276,12 @@ class CustomCheckpointStorage(CheckpointStorage):
         _set(self, "deployment", DeploymentStorage())
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect."""
         return [
             _real("factory", self.factory, "Imported and called where the store is opened."),
             _real("settings", sorted(self.settings), "Keyword arguments of the factory."),
         ]
 
     def configure(self, deployment: DeploymentStorage) -> "CustomCheckpointStorage":
-        """Take the deployment's settings."""
         configured = CustomCheckpointStorage(self.factory, self.settings)
         _set(configured, "deployment", deployment)
         return configured

@@ -50,10 +50,7 @@ class PredefinedOptions(Enum):
 
 @dataclass(frozen=True)
 class RocksDBOption:
-    """One call of Flink's predefined options on RocksDB, and what becomes of it.
-
-    MAPPED has a Spark `setting` and `value`, REAL happens anyway, NONE is impossible.
-    """
+    """One call of Flink's predefined options: MAPPED to a Spark `setting`, REAL anyway, or impossible (NONE)."""
 
     call: str
     effect: Effect
@@ -119,7 +116,6 @@ OPTIONS_SET: dict[PredefinedOptions, tuple[RocksDBOption, ...]] = {
 
 
 def spark_settings_of(choice: PredefinedOptions) -> dict[str, str]:
-    """Return Spark settings; empty for the default."""
     return {option.setting: option.value for option in OPTIONS_SET[choice] if option.setting is not None}
 
 
@@ -140,11 +136,10 @@ class RocksDBOptions:
     """The options of one RocksDB backend.
 
     Attributes:
-        incremental: Whether Spark writes only the changes of each batch; None is the default,
-            False.
+        incremental: Whether Spark writes only the changes of each batch; None: the default, False.
         predefined: Predefined RocksDB options.
         factory: Import path of a `RocksDBOptionsFactory`, applied after the predefined options.
-        db_storage_paths: Local directories of the working state; None uses Spark's.
+        db_storage_paths: Local directories of the working state; None: Spark's.
         transfer_threads: Threads that move files; None: 4 for our copies, Spark's choice for its uploads.
         ttl_compaction_filter: Flink's filter of expired state.
         settings: Additional Spark settings, by full name, applied last.
@@ -173,7 +168,7 @@ class RocksDBOptions:
         object.__setattr__(self, "settings", checked_settings("settings", self.settings, own=own))
 
     def spark_settings(self) -> dict[str, str]:
-        """Return settings for the session; those of the factory are validated."""
+        """For the session; those of the factory are validated."""
         predefined = spark_settings_of(self.predefined)
         own = as_text({PROVIDER_CLASS: ROCKSDB, CHANGELOG_CHECKPOINTING: bool(self.incremental)})
         if self.transfer_threads is not None:
@@ -189,7 +184,6 @@ class RocksDBOptions:
         return own | predefined | as_text(made) | as_text(self.settings)
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect on Spark."""
         return [
             OptionDescription("enable_incremental_checkpointing", self.incremental, Effect.REAL, self._incremental()),
             OptionDescription(
@@ -236,7 +230,6 @@ def _upload_threads(number: int) -> dict[str, str]:
 
 
 def local_directory(path: object) -> str:
-    """Normalise an absolute path as PyFlink's getter does."""
     if path is None:
         raise OptionError(
             f"db storage path is None, but must be {_PATH_ALLOWED}; set none to use the deployment's directories."
@@ -262,9 +255,7 @@ _ALLOWED = "the import path of a RocksDBOptionsFactory, for example 'package.mod
 
 
 class RocksDBOptionsFactory(ABC):
-    """Creates Spark settings, where Flink's interface creates RocksDB options.
-
-    Constructed without arguments, in the process that starts the query.
+    """Creates Spark settings, where Flink's interface creates RocksDB options. Constructed without arguments.
 
     Example:
         >>> class SmallCaches(RocksDBOptionsFactory):
@@ -278,7 +269,6 @@ class RocksDBOptionsFactory(ABC):
 
 
 def options_factory(name: object) -> type[RocksDBOptionsFactory]:
-    """Import a factory by "package.module.Name" or "package.module:Name"."""
     if not isinstance(name, str):
         kind = OptionError if name is None else OptionTypeError
         raise kind(f"options factory is {name!r} ({type(name).__name__}), but must be {_ALLOWED}.")
@@ -288,7 +278,7 @@ def options_factory(name: object) -> type[RocksDBOptionsFactory]:
     return found
 
 
-# Removed from Flink after 1.10: they work but are not advertised.
+# Removed from Flink after 1.10: not advertised.
 _DEPRECATED = {"enable_ttl_compaction_filter", "disable_ttl_compaction_filter", "is_ttl_compaction_filter_enabled"}
 
 
@@ -303,24 +293,19 @@ class RocksDBBackend(StateBackend):
 
     @property
     def options(self) -> RocksDBOptions:
-        """The options as a frozen value."""
         return self._options
 
     @property
     def transfer_threads(self) -> int:
-        """Threads that copy snapshots."""
         return self._options.transfer_threads or DEFAULT_TRANSFER_THREADS
 
     def spark_settings(self) -> dict[str, str]:
-        """Return provider, settings of the options, and additional settings."""
         return self._options.spark_settings()
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect on Spark."""
         return self._options.describe()
 
     def is_incremental_checkpoints_enabled(self) -> bool:
-        """Return whether Spark writes only the changes of each batch."""
         return bool(self._options.incremental)
 
     def get_db_storage_paths(self) -> list[str] | None:
@@ -332,15 +317,12 @@ class RocksDBBackend(StateBackend):
         self._set(db_storage_paths=paths or None)
 
     def get_predefined_options(self) -> PredefinedOptions:
-        """Return the predefined RocksDB options."""
         return self._options.predefined
 
     def set_predefined_options(self, options: PredefinedOptions) -> None:
-        """Set the predefined RocksDB options."""
         self._set(predefined=PREDEFINED.member(options))
 
     def get_options(self) -> str | None:
-        """Return the import path of the options factory, or None."""
         return self._options.factory
 
     def set_options(self, options_factory_class_name: str) -> None:
@@ -362,8 +344,8 @@ class EmbeddedRocksDBStateBackend(RocksDBBackend):
     """RocksDB, with snapshots in the stream's checkpoint storage.
 
     Args:
-        enable_incremental_checkpointing: Whether Spark writes only the changes of each batch (changelog
-            checkpointing). None is False, as in Flink.
+        enable_incremental_checkpointing: Whether Spark writes only the changes of each batch (changelog checkpointing).
+            None: False, as in Flink.
         settings: Additional Spark settings, by full name, except those that the other options set.
     """
 
@@ -376,11 +358,10 @@ class EmbeddedRocksDBStateBackend(RocksDBBackend):
         super().__init__(RocksDBOptions(incremental=enable_incremental_checkpointing, settings=settings or {}))
 
     def get_number_of_transfer_threads(self) -> int:
-        """Return the number of threads that copy snapshots."""
         return self.transfer_threads
 
     def set_number_of_transfer_threads(self, number_of_transfering_threads: int) -> None:
-        """Set the number of threads that copy snapshots, from 1."""
+        """Set how many threads copy snapshots, from 1."""
         self._set(transfer_threads=TRANSFER_THREADS.checked(number_of_transfering_threads))
 
 
@@ -406,19 +387,16 @@ class RocksDBStateBackend(RocksDBBackend):
         self._checkpoint_backend = _checkpoint_backend(checkpoint_data_uri, checkpoint_stream_backend)
 
     def get_checkpoint_backend(self) -> StateBackend:
-        """Return the backend that names where snapshots are stored."""
         return self._checkpoint_backend
 
     def checkpoint_storage(self) -> CheckpointStorage | None:
-        """Return the storage of the checkpoint backend."""
         return self._checkpoint_backend.checkpoint_storage()
 
     def get_number_of_transfering_threads(self) -> int:
-        """Return the number of threads that copy snapshots."""
         return self.transfer_threads
 
     def set_number_of_transfering_threads(self, number_of_transfering_threads: int) -> None:
-        """Set the number of threads that copy snapshots, from 1."""
+        """Set how many threads copy snapshots, from 1."""
         self._set(transfer_threads=TRANSFER_THREADS.checked(number_of_transfering_threads))
 
     def is_ttl_compaction_filter_enabled(self) -> bool:
@@ -434,7 +412,6 @@ class RocksDBStateBackend(RocksDBBackend):
         self._set(ttl_compaction_filter=False)
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect on Spark."""
         where = f"Snapshots are kept where the {type(self._checkpoint_backend).__name__} says."
         return [
             OptionDescription("checkpoint_backend", self._checkpoint_backend, Effect.REAL, where),

@@ -22,7 +22,7 @@ SettingValue = str | int | float | bool
 def checked_settings(
     source: str, settings: Mapping[str, SettingValue], *, own: Iterable[str] = ()
 ) -> dict[str, SettingValue]:
-    """Validate full names of Spark settings; the backend sets `own` itself."""
+    """Validate full names of Spark settings; `own` are those that the backend sets itself."""
     # Spark ignores the case of RocksDB names: a second spelling might win.
     reserved = {name.lower() for name in own}
     if not isinstance(settings, Mapping):
@@ -43,7 +43,6 @@ def checked_settings(
 
 
 def as_text(settings: Mapping[str, SettingValue]) -> dict[str, str]:
-    """Format values as Spark reads them."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.items()}
 
 
@@ -79,7 +78,7 @@ class StateBackend(ABC):
         return DEFAULT_TRANSFER_THREADS
 
     def checkpoint_storage(self) -> CheckpointStorage | None:
-        """Return where it stores snapshots; None for newer backends, which do not decide that."""
+        """The storage of an older backend; newer backends do not decide that."""
         return None
 
 
@@ -88,7 +87,7 @@ class CustomStateBackend(StateBackend):
     """Any state store provider on Spark's class path.
 
     Attributes:
-        provider_class: Full name of the Java class; it must extend Spark's `StateStoreProvider`.
+        provider_class: Full name of a Java class that extends Spark's `StateStoreProvider`.
         settings: Additional Spark settings, by full name.
     """
 
@@ -104,11 +103,9 @@ class CustomStateBackend(StateBackend):
         object.__setattr__(self, "settings", checked_settings("settings", self.settings, own=[PROVIDER_CLASS]))
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the provider and the additional settings."""
         return {PROVIDER_CLASS: self.provider_class} | as_text(self.settings)
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect on Spark."""
         provider = "The running query keeps its state in a provider of this class."
         return [
             OptionDescription("provider_class", self.provider_class, Effect.REAL, provider),
@@ -121,10 +118,7 @@ class CustomStateBackend(StateBackend):
 def storage_of_stream(
     configured: CheckpointStorage | None, backend: StateBackend | None, deployment: CheckpointStorage
 ) -> CheckpointStorage:
-    """Return the storage of a stream.
-
-    As in Flink's `CheckpointStorageLoader`: the backend's, else the stream's, else the deployment's.
-    """
+    """Backend's, else stream's, else deployment's storage, as in Flink's `CheckpointStorageLoader`."""
     return (backend and backend.checkpoint_storage()) or configured or deployment
 
 
@@ -160,22 +154,16 @@ class PinnedState:
 
 @dataclass(frozen=True)
 class BackendChange:
-    """Whether a query can continue with another backend.
-
-    Attributes:
-        refused: Why it cannot, and what to do; None if it can.
-        kept: Settings that keep their old value, each a sentence.
-    """
+    """Whether a query can continue with another backend: why not, and the settings that keep their old value."""
 
     refused: str | None = None
     kept: tuple[str, ...] = ()
 
 
 def backend_change(pinned: PinnedState, wanted: StateBackend) -> BackendChange:
-    """Whether a query can continue with a backend.
+    """No provider of Spark reads the files of another.
 
-    No provider of Spark reads the files of another. Spark would silently use the pinned one
-    (`OffsetSeqMetadata.setSessionConf`).
+    Spark would silently use the pinned provider (`OffsetSeqMetadata.setSessionConf`).
     """
     if pinned.provider is None:
         return BackendChange()
@@ -205,11 +193,9 @@ class HashMapStateBackend(StateBackend):
     """State on the executors' heap: Spark's default, HDFS-backed provider."""
 
     def spark_settings(self) -> dict[str, str]:
-        """Return the provider setting."""
         return {PROVIDER_CLASS: HDFS_BACKED}
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect on Spark."""
         return [OptionDescription("provider", HDFS_BACKED, Effect.REAL, _PROVIDER)]
 
 
@@ -217,20 +203,17 @@ class _NamedStorage(HashMapStateBackend):
     """The older spelling, with a storage of snapshots."""
 
     def is_using_asynchronous_snapshots(self) -> bool:
-        """Return True: a query continues while its snapshot is stored."""
         return True
 
 
 @dataclass(frozen=True, init=False)
 class MemoryStateBackend(_NamedStorage):
-    """State on the heap, snapshots in the memory of the coordinating process.
-
-    The older spelling of HashMapStateBackend with JobManagerCheckpointStorage.
+    """The older spelling of HashMapStateBackend with JobManagerCheckpointStorage.
 
     Args:
-        checkpoint_path: URL for externalized checkpoints. None takes the deployment's.
-        savepoint_path: URL for savepoints. None uses the deployment's.
-        max_state_size: Largest snapshot in bytes. None means 5 MiB.
+        checkpoint_path: URL for externalized checkpoints; None: the deployment's.
+        savepoint_path: URL for savepoints; None: the deployment's.
+        max_state_size: Largest snapshot in bytes; None: 5 MiB.
         using_asynchronous_snapshots: Without effect, as in Flink since 1.13: snapshots are always asynchronous.
     """
 
@@ -251,15 +234,12 @@ class MemoryStateBackend(_NamedStorage):
         object.__setattr__(self, "asked_asynchronous", _asynchronous(using_asynchronous_snapshots))
 
     def checkpoint_storage(self) -> JobManagerCheckpointStorage:
-        """Return the storage in memory."""
         return self.storage
 
     def get_max_state_size(self) -> int:
-        """Return the size in bytes above which a snapshot is declined."""
         return self.storage.get_max_state_size()
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect on Spark."""
         return [
             *super().describe(),
             *_describe_storage(self.storage, ("checkpoint_path", "savepoint_path", "max_state_size")),
@@ -269,13 +249,11 @@ class MemoryStateBackend(_NamedStorage):
 
 @dataclass(frozen=True, init=False)
 class FsStateBackend(_NamedStorage):
-    """State on the heap, snapshots in a directory.
-
-    The older spelling of HashMapStateBackend with FileSystemCheckpointStorage.
+    """The older spelling of HashMapStateBackend with FileSystemCheckpointStorage.
 
     Args:
         checkpoint_directory_uri: URL for checkpoints. Required.
-        default_savepoint_directory_uri: URL for savepoints. None uses the deployment's.
+        default_savepoint_directory_uri: URL for savepoints; None: the deployment's.
         file_state_size_threshold: As for `FileSystemCheckpointStorage`.
         write_buffer_size: As for `FileSystemCheckpointStorage`; None is -1.
         using_asynchronous_snapshots: As for `MemoryStateBackend`.
@@ -297,7 +275,6 @@ class FsStateBackend(_NamedStorage):
                 "checkpoint_directory_uri is None, but must be the URL of a directory, "
                 "for example file:///data/checkpoints."
             )
-        # Validated under the names used here first.
         StoragePath.parse("checkpoint_directory_uri", checkpoint_directory_uri)
         if default_savepoint_directory_uri is not None:
             StoragePath.parse("default_savepoint_directory_uri", default_savepoint_directory_uri)
@@ -311,23 +288,18 @@ class FsStateBackend(_NamedStorage):
         object.__setattr__(self, "asked_asynchronous", _asynchronous(using_asynchronous_snapshots))
 
     def checkpoint_storage(self) -> FileSystemCheckpointStorage:
-        """Return the directory as a storage."""
         return self.storage
 
     def get_checkpoint_path(self) -> str:
-        """Return the directory of checkpoints as PyFlink writes it."""
         return self.storage.get_checkpoint_path()
 
     def get_min_file_size_threshold(self) -> int:
-        """Return the size in bytes below which a file is stored inside the metadata."""
         return self.storage.get_min_file_size_threshold()
 
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes are written at a time."""
         return self.storage.get_write_buffer_size()
 
     def describe(self) -> list[OptionDescription]:
-        """Return each option and its effect on Spark."""
         return [
             *super().describe(),
             *_describe_storage(
@@ -345,7 +317,6 @@ def _asynchronous(value: bool | None) -> bool | None:
 
 
 def _describe_storage(storage: CheckpointStorage, options: Sequence[str], **names: str) -> list[OptionDescription]:
-    """Describe a storage's options under the backend's names."""
     described = {line.option: line for line in storage.describe()}
     return [described[option]._replace(option=names.get(option, option)) for option in options]
 

@@ -28,7 +28,6 @@ class Deployment:
     """The locations of one program.
 
     Attributes:
-        storage: Unless the stream or its backend specifies one.
         executor_copy_bytes: Executors copy larger snapshots; None: the driver copies.
     """
 
@@ -52,10 +51,7 @@ class Deployment:
         state_partitions: StatePartitions | None = None,
         state_migrations: Sequence[StateMigration] = (),
     ) -> StreamHandle:
-        """Create the handle of a stream.
-
-        Backend None uses the session's settings; savepoint URL None stores savepoints next to checkpoints.
-        """
+        """Backend None uses the session's settings; savepoint URL None stores savepoints next to checkpoints."""
         root = self.storage.checkpoint_location.url_to_open
         unset = DeploymentStorage(checkpoint_path=root, savepoint_path=savepoint_url or f"{root}/savepoints")
         storage = storage_of_stream(options.storage, backend, self.storage).configure(unset)
@@ -79,14 +75,14 @@ class Deployment:
         )
 
     def open_catalog(self) -> Catalog:
-        """Open the catalog; the folder of a SQLite file is created."""
+        """The folder of a SQLite file is created."""
         return Catalog(self.catalog_url)
 
 
 def deployment_below(
     folder: Path, *, live_root: str | None, catalog_url: str | None, storage_path: str | None
 ) -> Deployment:
-    """Return the locations of a program, by default `live`, `catalog.db` and `snapshots` in a folder."""
+    """By default `live`, `catalog.db` and `snapshots` in a folder."""
     home = folder.absolute()
     return Deployment(
         live_root=live_root or f"file://{home / 'live'}",

@@ -49,8 +49,8 @@ DEFAULT_JOB_NAME = "Spark Streaming Stream"
 class StreamExecutionEnvironment(ConfiguredProgram):
     """The context of one streaming program, under PyFlink's names; it runs without Dagster.
 
-    Define queries on `env.spark`, add them with `add_writer`, and run them with `execute`: with
-    periodic checkpoints, restarts in place, and a start from where they stopped.
+    Define queries on `env.spark`, add them with `add_writer`, and run them with `execute`: with periodic checkpoints,
+    restarts in place, and a start from where they stopped.
 
     Args:
         spark: None uses the session of this process, or starts one when needed.
@@ -60,7 +60,6 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         storage_path: URL of snapshots, unless the checkpoint config or backend names one.
 
     Raises:
-        OptionError: A path or URL cannot be used.
         OptionTypeError: `spark` is not a session, or one of Spark Connect.
 
     Example:
@@ -103,8 +102,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
     ) -> StreamExecutionEnvironment:
         """Create an environment, by default below `./checkpoints`. The arguments are those of the class.
 
-        `<folder>/live` has live directories, `<folder>/snapshots` checkpoints and savepoints,
-        and `<folder>/catalog.db` is a SQLite catalog.
+        `<folder>` has live directories in `live`, snapshots in `snapshots`, and the SQLite catalog `catalog.db`.
         """
         return StreamExecutionEnvironment(
             spark=spark, folder=folder, live_root=live_root, catalog_url=catalog_url, storage_path=storage_path
@@ -171,10 +169,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         return self._local_parallelism
 
     def assign_timestamps_and_watermarks(self, frame: DataFrame, column: str, delay: str = "0 seconds") -> DataFrame:
-        """Give a stream its time column, according to the time characteristic.
-
-        For event time, `column` has a row's time; otherwise it is created or replaced.
-        """
+        """Give a stream its time column: `column` has a row's time for event time, else it is created or replaced."""
         return with_time(frame, self._config.time_characteristic, column, delay)
 
     def add_default_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
@@ -182,12 +177,9 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         self.register_type_with_kryo_serializer(type_class_name, serializer_class_name)
 
     def register_type_with_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
-        """Register a type and what provides its Kryo serializer, before Spark starts.
+        """Register a type and what provides its Kryo serializer, before Spark starts, both by the name of a Java class.
 
-        Args:
-            type_class_name: Full name of the Java class.
-            serializer_class_name: Full name of an `org.apache.spark.serializer.KryoRegistrator`, Spark's only way to
-                register serializers.
+        The serializer is an `org.apache.spark.serializer.KryoRegistrator`, Spark's only way to register serializers.
         """
         self._set_kryo(self._config.kryo.with_registrator(type_class_name, serializer_class_name))
 
@@ -228,16 +220,12 @@ class StreamExecutionEnvironment(ConfiguredProgram):
     def execute(self, job_name: str | None = None) -> JobExecutionResult:
         """Run the writers until all of them have ended; each continues from where it stopped before.
 
-        Args:
-            job_name: Shown in Spark and in the log.
-
         Raises:
             OptionError: There is no writer, or options contradict each other.
             StreamFailedError: A query failed, and its restart strategy allows no further restart.
             StatePartitionsError: State has another number of partitions, and a rewrite is not allowed.
             StateBackendChangeError: State is of another backend, and a rewrite is not allowed.
             KeyboardInterrupt: The program was interrupted; its queries were stopped and keep their state.
-            CkptError: See `dagster_ckpt.runtime.execution.execute_stream`.
         """
         self._check_writers()
         shown = job_name or DEFAULT_JOB_NAME

@@ -69,11 +69,7 @@ class KryoRegistrations:
         return settings | ({KRYO_REGISTRATORS: ",".join(self.registrators)} if self.registrators else {})
 
     def refuse_unknown(self, cannot_load: Callable[[Sequence[str]], Sequence[str]]) -> None:
-        """Refuse classes that Spark's JVM cannot load, as PyFlink does.
-
-        Args:
-            cannot_load: Returns those of the named classes that cannot be loaded.
-        """
+        """As PyFlink does; `cannot_load` returns those that Spark's JVM cannot load."""
         unknown = cannot_load([*self.types, *self.registrators])
         if unknown:
             raise OptionError(
@@ -82,7 +78,7 @@ class KryoRegistrations:
             )
 
     def missing_in(self, application: Mapping[str, str]) -> dict[str, str]:
-        """Return the required settings that a running application lacks."""
+        """Required settings that a running application lacks."""
         return {
             name: value
             for name, value in self.spark_settings().items()
@@ -143,7 +139,6 @@ class ExecutionConfig:
         operator_chaining: Whether operators are compiled into one function per stage.
         time_characteristic: Which time `assign_timestamps_and_watermarks` uses.
         changelog_state_backend: Whether RocksDB uploads changelogs; None lets the state backend decide.
-        kryo: Types and registrators of Spark's Kryo serializer.
         auto_watermark_interval_ms: Kept; Spark computes the watermark once in each batch.
         closure_cleaner: Kept; Spark cleans closures itself.
         global_job_parameters: Kept for the program's own use.
@@ -331,7 +326,6 @@ class ConfiguredProgram:
         self._on_backend_change = OnStateChange.REFUSE
         self._on_other_partitions = OnStateChange.REFUSE
         self._restart: RestartStrategyConfiguration | RestartPolicy = RestartStrategies.fall_back_restart()
-        # The URL, and the value that the getter returns.
         self._savepoints: tuple[str, str] | None = None
 
     def _change(self, **values: Any) -> None:
@@ -378,7 +372,7 @@ class ConfiguredProgram:
     def set_stream_time_characteristic(self, characteristic: TimeCharacteristic) -> None:
         """Set the notion of time that `assign_timestamps_and_watermarks` uses.
 
-        As in Flink, it sets the auto watermark interval too: to 0 for processing time, otherwise to 200 ms.
+        As in Flink, the auto watermark interval becomes 0 for processing time, otherwise 200 ms.
         """
         checked = TIME_CHARACTERISTIC.member(characteristic)
         is_processing = checked is TimeCharacteristic.ProcessingTime
@@ -386,7 +380,7 @@ class ConfiguredProgram:
         self._change(time_characteristic=checked, auto_watermark_interval_ms=interval_ms)
 
     def get_stream_time_characteristic(self) -> TimeCharacteristic:
-        """Return the notion of time that `assign_timestamps_and_watermarks` uses."""
+        """Return that notion of time."""
         return self._config.time_characteristic
 
     def enable_checkpointing(self, interval: int | timedelta, mode: CheckpointingMode | None = None) -> Self:

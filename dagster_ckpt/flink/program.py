@@ -49,7 +49,7 @@ class RegisteredWriter:
 
 
 def start_registered(stream: StreamHandle, registered: RegisteredWriter, config: ExecutionConfig) -> StartQuery:
-    """Return what starts a writer's query, under the config's settings."""
+    """Under the config's settings."""
 
     def start(live: LiveDirectory) -> SupervisedQuery:
         warn_of_partitions(stream.stream_id, live, config)
@@ -74,7 +74,6 @@ class StreamToRun:
     """One stream of a program.
 
     Attributes:
-        start_request_id: The catalog request that this start answers.
         has_supervisor: A supervisor restarts it after an interrupt, and settles its execution.
     """
 
@@ -89,7 +88,7 @@ class StreamToRun:
 
 @dataclass(frozen=True)
 class StreamExecution:
-    """How one stream ended; `savepoint` is the location of a stop's savepoint."""
+    """`savepoint` is the location of a stop's savepoint."""
 
     stream_id: str
     execution_id: str
@@ -123,10 +122,10 @@ def run_program(
     run_id: str | None = None,
     signals: Sequence[signal.Signals] = (signal.SIGINT,),
 ) -> JobExecutionResult:
-    """Run streams until all of them have ended.
+    """Run streams until all of them have ended, each in a thread: an interrupt never lands inside a call into the JVM.
 
-    Each stream has a thread, so that an interrupt never lands inside a call into the JVM. A signal stops every stream
-    and keeps its state. If one stream fails, the others are stopped too, and its error is raised.
+    A signal stops every stream and keeps its state. If one stream fails, the others are stopped too, and its error is
+    raised.
     """
     began_ms = monotonic_ms()
     run_id = run_id or uuid.uuid4().hex
@@ -203,7 +202,7 @@ def _raise_first(ended: Sequence[Future[StreamExecution]]) -> None:
 
 @contextmanager
 def _stopped_by(signals: Sequence[signal.Signals], stop: threading.Event) -> Iterator[threading.Event]:
-    """Let signals set `stop`. For SIGINT this replaces Spark's own handler, which would fail the running batch.
+    """Let signals set `stop`, in place of Spark's SIGINT handler, which would fail the running batch.
 
     The yielded event is set if a signal came. Outside the main thread no signals are handled.
     """

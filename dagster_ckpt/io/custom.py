@@ -13,7 +13,6 @@ from typing import BinaryIO, cast
 from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Guarded, Hook, accessing, no_op
 from dagster_ckpt.io.memory import entries_below
 
-# Larger files are spooled to disk.
 SPOOLED_BYTES = 16 * 1024 * 1024
 
 
@@ -35,15 +34,15 @@ class CustomFileIO(FileIO):
     """A flat storage of named objects, such as a table of blobs or a service of yours.
 
     Implement `put`, `get`, `remove` and `objects`, and name the class in a `CustomCheckpointStorage`. It is called with
-    `stream_id` and the settings for each stream that is opened; all streams share the storage. Methods are called from
-    several threads concurrently.
+    `stream_id` and the settings for each stream that is opened; all streams share the storage. Several threads call the
+    methods concurrently.
 
     Users see any exception as a StorageAccessError that names the object. Data objects have up to 64 MB, or the size of
     the largest file of a state store; override `create` and `open` to stream them, and `adopt` if your storage can copy
     an object itself.
 
     Attributes:
-        url: A URL with a scheme and a host that you choose, such as "blobs://orders", for locations of snapshots.
+        url: Of your choice, with a scheme and a host, such as "blobs://orders", for locations of snapshots.
     """
 
     @abstractmethod
@@ -52,15 +51,11 @@ class CustomFileIO(FileIO):
 
     @abstractmethod
     def get(self, name: str) -> bytes:
-        """All bytes of an object.
-
-        Raises:
-            FileNotFoundError: No object has this name.
-        """
+        """Raises FileNotFoundError if no object has this name."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove an object; a missing object is not an error."""
+        """A missing object is not an error."""
 
     @abstractmethod
     def objects(self, prefix: str) -> Iterable[StoredObject]:

@@ -43,7 +43,6 @@ def flush(path: Path) -> None:
 
 
 def flush_tree(root: Path) -> None:
-    """Without the folder's own name."""
     some = list(islice(_tree(root), _ONE_BY_ONE + 1))
     if len(some) > _ONE_BY_ONE:
         if sync_file_system(root):
@@ -77,7 +76,6 @@ def sync_file_system(folder: Path) -> bool:
 
 
 def _tree(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Parents first, without symbolic links."""
     yield folder, True
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -113,7 +111,6 @@ if _SYNC_FILE_RANGE is not None:
 _SYNC_FILE_RANGE_WRITE = 2
 # Start write-back each time this many bytes are written; for smaller files the hint may block and gains nothing.
 _BEGIN_BYTES = 8 * 1024 * 1024
-# Pieces per call on Linux, macOS and the BSDs.
 _PIECES_OF_A_CALL = 1024
 
 
@@ -159,7 +156,6 @@ class PieceWriter:
             self._written += size
         if self._written - self._begun >= _BEGIN_BYTES:
             if _SYNC_FILE_RANGE is not None:
-                # Only a hint.
                 size = self._written - self._begun
                 _SYNC_FILE_RANGE(self._stream.fileno(), self._begun, size, _SYNC_FILE_RANGE_WRITE)
             self._begun = self._written

@@ -20,8 +20,8 @@ class FileVersion(NamedTuple):
     """Changes when another file replaces a file.
 
     Attributes:
-        token: Device, inode and modification time, or an object store's entity tag or generation. None if the storage
-            offers nothing reliable.
+        token: Device, inode and modification time, or an object store's entity tag or generation. None: nothing
+            reliable.
     """
 
     size: int
@@ -29,7 +29,7 @@ class FileVersion(NamedTuple):
 
 
 class FileStatus(NamedTuple):
-    """The status of a file, with times in ms since the epoch by the storage's clock; None if it has none.
+    """Times are ms since the epoch by the storage's clock; None if it has none.
 
     Attributes:
         changed_at_ms: When its content was written, or when an older file got this name (by a hard link).
@@ -45,7 +45,7 @@ Look = tuple[FileVersion, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A name in a listing; `status` may look up the file on first use, and raises FileNotFoundError if it is gone."""
+    """`status` may look up the file on first use, and raises FileNotFoundError if it is gone."""
 
     name: str
     is_directory: bool
@@ -65,7 +65,6 @@ class Listing:
 
     @property
     def names(self) -> Set[str]:
-        """Without hidden ones."""
         return self._entries.keys()
 
     def version(self, name: str) -> FileVersion:
@@ -87,11 +86,10 @@ class FileIO(ABC):
     """A tree of files. Paths are POSIX paths relative to its root, without a leading slash or `..`.
 
     A missing file raises FileNotFoundError; every other failure is a StorageAccessError. A write that raises may still
-    have succeeded: a server's response can be lost. Methods are called from several threads concurrently.
+    have succeeded: a server's response can be lost. Several threads call the methods concurrently.
 
     Attributes:
         url: URL of the root, without user name and password.
-        can_rename: Whether the whole tree can be renamed at once.
         width: How many files to read concurrently; more than 1 where each is a request.
     """
 
@@ -103,16 +101,16 @@ class FileIO(ABC):
 
     @abstractmethod
     def list(self, path: str = "", *, hidden: bool = False) -> dict[str, Entry]:
-        """Names in a directory, including those just written; empty if the directory does not exist.
+        """Including names just written; empty if the directory does not exist.
 
         Args:
-            hidden: Also list names that begin with a dot: Spark's unfinished files (`.<name>.<uuid>.tmp`) and Hadoop's
+            hidden: Also names that begin with a dot: Spark's unfinished files (`.<name>.<uuid>.tmp`) and Hadoop's
                 `.crc` files. Neither belongs in a copy: a stale `.crc` makes Hadoop reject a good file.
         """
 
     @abstractmethod
     def open(self, path: str, part: range | None = None) -> BinaryIO:
-        """Open a file as a seekable stream; `part` is the range that will be read."""
+        """As a seekable stream; `part` is the range that will be read."""
 
     @abstractmethod
     def status(self, path: str) -> FileStatus:
@@ -122,7 +120,6 @@ class FileIO(ABC):
         return self.status(path).version
 
     def size(self, path: str) -> int | None:
-        """In bytes; None if the file does not exist."""
         try:
             return self.status(path).version.size
         except FileNotFoundError:
@@ -135,7 +132,6 @@ class FileIO(ABC):
         return bool(self.list(hidden=True))
 
     def read(self, path: str, at_most: int = -1) -> bytes:
-        """The whole content, or the first `at_most` bytes."""
         with self.open(path) as stream:
             return stream.read(at_most)
 
@@ -158,11 +154,9 @@ class FileIO(ABC):
         return in_threads(self.width, paths, look)
 
     def listing(self, path: str) -> Listing:
-        """For directories with many files of which few are inspected."""
         return Listing(lambda: self.list(path))
 
     def find(self, path: str = "", *, hidden: bool = False) -> Iterator[tuple[str, Entry]]:
-        """With paths from the root."""
         for name, entry in sorted(self.list(path, hidden=hidden).items()):
             below = f"{path}/{name}" if path else name
             if entry.is_directory:
@@ -181,12 +175,10 @@ class FileIO(ABC):
         """Write a file atomically; it is durable on return.
 
         Args:
-            chunks: Its bytes. If they raise, nothing is written.
-            replace: Without it, one of several concurrent writers wins wherever the storage can tell.
+            chunks: If they raise, nothing is written.
+            replace: False: FileExistsError if the file exists; one of several concurrent writers wins wherever the
+                storage can tell.
             before_visible: Called once before the file becomes visible; if it raises, nothing is written.
-
-        Raises:
-            FileExistsError: A file of that name exists, and `replace` is False.
         """
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
@@ -199,18 +191,15 @@ class FileIO(ABC):
             self.write(path, [data])
 
     def adopt(self, path: str, source: FileIO, source_path: str) -> bool:  # noqa: ARG002
-        """Link or copy a file of another tree within the storage; returns whether that was possible.
+        """Link or copy a file of another tree, which is possible within one disk or one object store.
 
-        It requires one disk or one object store. The name is durable after a `flush` of its directory.
+        The name is durable after a `flush` of its directory.
         """
         return False
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Delete a file; a missing file is not an error.
-
-        On a disk a power failure may bring it back until its directory is flushed.
-        """
+        """A missing file is not an error. A power failure may bring a file back until its directory is flushed."""
 
     def delete_if_empty(self, path: str = "") -> None:  # noqa: ARG002
         """Does nothing in object stores: some file systems of fsspec delete a directory with its content."""
@@ -270,7 +259,6 @@ class accessing:  # noqa: N801 - used as a statement: `with accessing("read", ur
     """Raise failures as StorageAccessError, or FileNotFoundError for a missing path to read, list or flush.
 
     Args:
-        verb: What is done, such as "write".
         only: The exceptions to translate. Drivers raise types without a common base class (botocore, gcsfs, ...). A
             local disk raises only OSError, so errors of callers pass through.
     """
@@ -305,8 +293,6 @@ def explained(verb: str, where: str, error: Exception) -> Exception:
 
 
 class Guarded:
-    """Failures name the location."""
-
     def __init__(self, stream: IO[bytes], where: str) -> None:
         self._stream = stream
         self._where = where

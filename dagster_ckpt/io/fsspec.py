@@ -1,4 +1,4 @@
-"""`FsspecFileIO`: files of any fsspec file system, such as an object store or HDFS. Nothing else opens fsspec."""
+"""`FsspecFileIO`: files of any fsspec file system. Nothing else opens fsspec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ BLOCK_BYTES = 8 * 1024 * 1024
 SINGLE_PUT_BYTES = 12 * 1024 * 1024
 SINGLE_FETCH_BYTES = 16 * 1024 * 1024
 _COPIED_BYTES = 1024 * 1024
-# An entity tag, a generation or a modification time.
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 
@@ -106,7 +105,6 @@ class FsspecFileIO(FileIO):
         return None
 
     def sizes(self, paths: Sequence[str]) -> dict[str, int]:
-        """From one listing per directory."""
         sizes: dict[str, int] = {}
         for folder in {path.rpartition("/")[0] for path in paths}:
             prefix = f"{folder}/" if folder else ""
@@ -145,7 +143,7 @@ class FsspecFileIO(FileIO):
                     self._put(unfinished, spool)
                     before_visible()
                     is_new = not self._is_there(target)
-                    # Not every file system replaces a file by renaming another one.
+                    # Not every file system can rename onto a file.
                     if replace and not is_new:
                         self._fs.rm_file(target)
                     if replace or is_new:
@@ -277,7 +275,6 @@ def _send_at_once(fs: Any) -> None:
         from aiobotocore.session import AioSession  # noqa: PLC0415 - of S3 only
         from botocore.handlers import add_expect_header  # noqa: PLC0415
     except ImportError:
-        # Another release of the driver.
         return
     session = AioSession(**fs.kwargs)
     session.unregister("before-call.s3", add_expect_header)
@@ -320,8 +317,6 @@ class _Upload:
 
 
 class _Part(io.BytesIO):
-    """Addressed by offsets of the whole object."""
-
     def __init__(self, data: bytes, start: int) -> None:
         super().__init__(data)
         self._start = start

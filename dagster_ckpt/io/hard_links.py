@@ -21,7 +21,6 @@ from dagster_ckpt.io.parallel import CancelCheck, in_threads
 # Larger files are read in pieces, in threads.
 _READ_WHOLE_BYTES = 1024 * 1024
 _READ_BYTES = 4 * 1024 * 1024
-# Files between two calls of a watch.
 _UNWATCHED_FILES = 64
 
 
@@ -55,7 +54,6 @@ class Linker:
         self._descriptors: dict[str, int] = {}
 
     def link(self, tree: str, source: str, path: str) -> bool:
-        """False if the file systems do not support it."""
         self._make([_directory(path)])
         try:
             os.link(source, path, src_dir_fd=self._descriptor(tree), dst_dir_fd=self._target)
@@ -78,9 +76,7 @@ class Linker:
         Each is compared under its new name, where no other process can replace it.
 
         Args:
-            tree: May contain them under the same paths.
             by_version: Whether length and token are enough; the digest is compared otherwise.
-            watch: Called while files are compared; an exception aborts.
         """
         self._make({_directory(file.path) for file in files})
         try:

@@ -42,7 +42,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSY
 
 
 class LocalListing(Listing):
-    """Names come from one call; versions one by one, because few are needed."""
+    """One call for the names, one per version, because few are needed."""
 
     def __init__(self, url: str, directory: str) -> None:
         self._url = url
@@ -62,7 +62,7 @@ class LocalListing(Listing):
             # Names in a damaged snapshot are looked up here only.
             raise FileNotFoundError(f"{self._url}/{name}")
         try:
-            # Called ten thousand times per snapshot.
+            # Ten thousand times per snapshot.
             return version_of(os.stat(f"{self._directory}/{name}"))  # noqa: PTH116
         except OSError as error:
             raise explained("read", f"{self._url}/{name}", error) from error
@@ -73,7 +73,7 @@ class LocalFileIO(FileIO):
 
     Args:
         buffer_bytes: `create` passes pieces of this size to the disk; -1 passes on each piece as it comes.
-        follow_links: Set False to delete what is listed: the target of a symbolic link belongs to its creator.
+        follow_links: False deletes what is listed: the target of a symbolic link belongs to its creator.
     """
 
     can_rename = True
@@ -329,7 +329,6 @@ def token_of(stat: os.stat_result) -> str:
 
 
 def _link_new(unfinished: Path, target: Path) -> bool:
-    """Whether the file has the name; it replaces no other."""
     try:
         target.hardlink_to(unfinished)
     except FileExistsError:
@@ -345,7 +344,6 @@ def _link_new(unfinished: Path, target: Path) -> bool:
 
 
 def _whole(descriptor: int, size: int) -> bytes:
-    """In one call if the size is as expected."""
     data = os.read(descriptor, size + 1)
     if len(data) != size:
         while more := os.read(descriptor, _READ_BYTES):

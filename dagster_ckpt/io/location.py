@@ -1,4 +1,4 @@
-"""Locations of files: one spelling each, so that they can be compared, and the `FileIO` that opens them."""
+"""Locations of files in one spelling each, and the `FileIO` that opens them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dagster_ckpt.io.fsspec import FsspecFileIO
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.values.storage_path import StoragePath, local_path, with_authority
 
-# Drivers of the same storage.
 _DRIVERS = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
@@ -50,7 +49,6 @@ def same_folder(one: str, other: str) -> bool:
 
 
 def folders_overlap(one: str, other: str) -> bool:
-    """Or are the same."""
     return lies_in(one, other) or lies_in(other, one)
 
 

@@ -18,7 +18,6 @@ class MemoryFileIO(FileIO):
 
     def __init__(self, url: str) -> None:
         self.url = url
-        # Time, number of the write, and bytes.
         self._objects: dict[str, tuple[int, int, bytes]] = {}
         self._writes = 0
         self._lock = threading.Lock()

@@ -16,7 +16,7 @@ CancelCheck = Callable[[], None]
 
 
 def in_threads(count: int, parts: Sequence[Part], work: Callable[[Part, CancelCheck], Result]) -> list[Result]:
-    """Run tasks in up to `count` threads, with the results in the order of the inputs.
+    """In up to `count` threads, with the results in the order of the inputs.
 
     Raises the error of the task that failed first; a single task runs in the caller's thread.
     """

@@ -1,4 +1,4 @@
-"""Every non-public name of Dagster that this project uses, covered by one test.
+"""Every non-public name of Dagster that this project uses.
 
 Interrupts: Dagster raises `DagsterExecutionInterruptedError` in the main thread. Inside a py4j call, the reply stays
 on the socket, and the next call hangs or reads the wrong answer. A streaming step therefore captures interrupts and
@@ -35,13 +35,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LatestEvaluation:
-    """The newest evaluation of an asset check; `at_s` is when it was stored, in seconds since the epoch."""
+    """`at_s` is when it was stored, in seconds since the epoch."""
 
     at_s: float
     metadata: Mapping[str, dg.MetadataValue]
 
     def value_of(self, key: str) -> object:
-        """The value of a metadata entry, or None."""
         entry = self.metadata.get(key)
         return entry.value if entry is not None else None
 
@@ -71,14 +70,14 @@ def latest_check_evaluations(
 
 @dataclass(frozen=True)
 class RunSlots:
-    """How many runs Dagster's queue lets run at a time, in all and with a tag; None: any number."""
+    """Runs at a time, in all and with a tag; None: any number."""
 
     total: int | None
     of_streams: int | None
 
 
 def run_slots(instance: dg.DagsterInstance, stream_tag: str) -> RunSlots | None:
-    """The limits of the run queue; None if runs are launched at once."""
+    """None if runs are launched at once."""
     queue = instance.get_concurrency_config().run_queue_config
     if queue is None:
         return None
@@ -94,7 +93,7 @@ def run_slots(instance: dg.DagsterInstance, stream_tag: str) -> RunSlots | None:
 def changed_fields(
     definition: dg.ResourceDefinition, given: Mapping[str, object], kinds: tuple[type, ...]
 ) -> list[str]:
-    """Fields of resources of these kinds to which a run's config gives another value than the code location."""
+    """Fields to which a run's config gives another value than the code location."""
     kind = getattr(definition, "configurable_resource_cls", None)
     if not isinstance(kind, type) or not issubclass(kind, kinds):
         return []

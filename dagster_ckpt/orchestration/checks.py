@@ -74,8 +74,6 @@ def build_health_sensor(
     It reads only the catalog, 25 streams per tick: each of 1,000 streams every 200 seconds.
 
     Args:
-        settings: As in `build_health_checks`.
-        checks: As in `build_health_checks`.
         facts_besides: As in `build_health_checks`; it must be fast.
         repeat_after_seconds: Then an unchanged result is reported again.
     """
@@ -180,7 +178,7 @@ def _findings(
     *,
     now_ms: int,
 ) -> Iterator[tuple[StreamingAsset, list[Finding], bool]]:
-    """For each stream, with whether it was ever started."""
+    """With whether it was ever started."""
     by_stream_id = {stream.stream_id: settings for stream, settings in streams}
     facts = health_facts(catalog, by_stream_id, now_ms=now_ms)
     for stream, settings in streams:
@@ -192,7 +190,7 @@ def _findings(
 
 
 def _is_news(evaluation: dg.AssetCheckEvaluation, before: LatestEvaluation | None, oldest_s: float) -> bool:
-    """Whether Dagster has another result of a check, another deployment's, or one from before `oldest_s`."""
+    """Another result, another deployment's, or one from before `oldest_s`."""
     if before is None or before.at_s <= oldest_s:
         return True
     told = {key: evaluation.metadata[key].value for key in (VERDICT_KEY, DEPLOYMENT_KEY)}

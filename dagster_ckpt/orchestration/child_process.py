@@ -1,6 +1,7 @@
 """Runs a function in a child process, which is replaced after its death without importing anything again.
 
-The child is a fork of this process, so it must be made before a JVM is started here.
+The child is a fork of this process, so it must be made before a JVM is started here. A `Spare` is a child that has
+prepared the function and waits until it may go on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import pickle
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +24,11 @@ T = TypeVar("T")
 
 _POLL_S = 0.1
 _CHUNK = 1 << 16
+# What a spare writes before its answer, once it is prepared; no pickle begins with it.
+_READY = b"\0"
+_GO = b"\1"
+# The ends of pipes by which this process tells its spares, and whose closing tells them that it has ended.
+_telling: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Returned(Generic[T]):
 
 @dataclass(frozen=True)
 class Raised:
-    """The function has raised; `trace` is the traceback of the error's cause, or its own."""
+    """`trace` is the traceback of the error's cause, or its own."""
 
     error: BaseException
     trace: str
@@ -41,7 +48,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Died:
-    """The process has ended without an answer: "was killed by SIGKILL"."""
+    """For example "was killed by SIGKILL"."""
 
     pid: int
     how: str
@@ -51,44 +58,126 @@ class ChildTracebackError(CkptError):
     """Traceback of an error in a child process, as the cause of the same error here."""
 
 
-def in_child(work: Callable[[], T], *, interrupted: Callable[[], bool]) -> Returned[T] | Raised | Died:
+def in_child(
+    work: Callable[[], T], *, interrupted: Callable[[], bool], meanwhile: Callable[[], object] = lambda: None
+) -> Returned[T] | Raised | Died:
     """Run a function in a child process until it ends; what it returns or raises must pickle.
 
     The child gets one SIGINT as soon as `interrupted` returns True, and is killed if this call ends with an error.
+    `meanwhile` is called several times a second.
     """
+    return _outcome(*_fork(lambda writing: _answer(work, writing)), interrupted, meanwhile)
+
+
+class Spare(Generic[T]):
+    """A child process that calls `prepare`, and `work` once this process says so. It ends when this process ends.
+
+    It also ends as soon as what `prepare` returns says that it is of no use any more.
+    """
+
+    def __init__(self, prepare: Callable[[], Callable[[], bool]], work: Callable[[], T]) -> None:
+        waiting, self._tell = os.pipe()
+        _telling.add(self._tell)
+        try:
+            self.pid, self._reading = _fork(lambda writing: _stand_by(prepare, work, waiting, writing))
+        except OSError:
+            self._forget()
+            raise
+        finally:
+            os.close(waiting)
+        self._received = b""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is prepared."""
+        self._received = self._received or _read(self._reading)
+        return bool(self._received)
+
+    def how_it_ended(self) -> str | None:
+        """None while it lives; after an end, it must not be used again."""
+        ended, status = os.waitpid(self.pid, os.WNOHANG)
+        if not ended:
+            return None
+        self._forget()
+        os.close(self._reading)
+        return _how_it_ended(status)
+
+    def take_over(
+        self, *, interrupted: Callable[[], bool], meanwhile: Callable[[], object] = lambda: None
+    ) -> Returned[T] | Raised | Died:
+        """Tell it to go on, as soon as it is prepared, and wait as `in_child` does."""
+        with suppress(BrokenPipeError):
+            os.write(self._tell, _GO)
+        self._forget()
+        return _outcome(self.pid, self._reading, interrupted, meanwhile)
+
+    def end(self) -> None:
+        """Kill it."""
+        self._forget()
+        _kill(self.pid)
+        os.close(self._reading)
+
+    def _forget(self) -> None:
+        _telling.discard(self._tell)
+        os.close(self._tell)
+
+
+def _fork(child: Callable[[int], NoReturn]) -> tuple[int, int]:
+    """The child's pid, and the end of a pipe for what it writes."""
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    try:
+        pid = os.fork()
+    except OSError:
         os.close(reading)
-        _answer(work, writing)
+        os.close(writing)
+        raise
+    if pid == 0:
+        # Otherwise a spare would not see that its parent has ended.
+        for end in (reading, *_telling):
+            os.close(end)
+        _telling.clear()
+        child(writing)
     os.close(writing)
     os.set_blocking(reading, False)
+    return pid, reading
+
+
+def _outcome(
+    pid: int, reading: int, interrupted: Callable[[], bool], meanwhile: Callable[[], object]
+) -> Returned[T] | Raised | Died:
     try:
-        answer, status = _await(pid, reading, interrupted)
+        answer, status = _await(pid, reading, interrupted, meanwhile)
     except BaseException:
         # Nobody would wait for the child, which would continue to write.
-        with suppress(ChildProcessError):
-            if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+        _kill(pid)
         raise
     finally:
         os.close(reading)
     # Half an answer is none.
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
-        answered: Returned[T] | Raised = pickle.loads(answer)
+        answered: Returned[T] | Raised = pickle.loads(answer.removeprefix(_READY))
         return answered
     return Died(pid, _how_it_ended(status))
 
 
-def _await(pid: int, reading: int, interrupted: Callable[[], bool]) -> tuple[bytes, int]:
+def _kill(pid: int) -> None:
+    with suppress(ChildProcessError):
+        if os.waitpid(pid, os.WNOHANG)[0] == 0:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _await(
+    pid: int, reading: int, interrupted: Callable[[], bool], meanwhile: Callable[[], object]
+) -> tuple[bytes, int]:
     answer, is_told = b"", False
     while True:
         if not is_told and interrupted():
             is_told = True
             os.kill(pid, signal.SIGINT)
+        meanwhile()
         if select.select([reading], [], [], _POLL_S)[0]:
             received = _read(reading)
             answer += received
@@ -109,8 +198,32 @@ def _read(pipe: int) -> bytes:
         return b""
 
 
+def _stand_by(prepare: Callable[[], Callable[[], bool]], work: Callable[[], T], waiting: int, writing: int) -> NoReturn:
+    told = threading.Event()
+
+    def listen() -> None:
+        # Nothing is received when the parent has ended, however.
+        if os.read(waiting, 1) != _GO:
+            os._exit(0)
+        told.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        is_of_use = prepare()
+        os.write(writing, _READY)
+        while not told.wait(_POLL_S):
+            if not is_of_use():
+                os._exit(1)
+    except BaseException:  # noqa: BLE001 - if it is to go on, the work itself tells the cause
+        if not told.is_set():
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+    _answer(work, writing)
+
+
 def _answer(work: Callable[[], T], writing: int) -> NoReturn:
-    """Run the function, write what it returned or raised, and end this process without its parent's exit handlers."""
+    """Ends this process without its parent's exit handlers."""
     status = 1
     try:
         try:

@@ -61,8 +61,6 @@ def reading_checkpoint(
     """Record with this materialization which checkpoint of a stream it reads. Call it before you read.
 
     Args:
-        context: Of the asset that reads.
-        upstream: The stream, or its asset key.
         exactly: The asset reads nothing after the checkpoint's batch, such as a Delta table as of that version.
             Otherwise it may read slightly more.
 
@@ -140,7 +138,7 @@ def built_on_undone_data(
 
 
 def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPreview) -> list[Dependent] | None:
-    """What a previewed start invalidates downstream; None outside a code location."""
+    """None outside a code location."""
     graph = asset_graph_of(context)
     if graph is None:
         return None

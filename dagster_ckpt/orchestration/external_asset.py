@@ -1,4 +1,4 @@
-"""Streams whose query outlives every Dagster run: `external_streaming_asset`, and the body of its runs.
+"""Streams whose query outlives every Dagster run: `external_streaming_asset`.
 
 Such a run launches the stream's driver, or finds it running, and follows it. However the run ends, the driver keeps
 running. Only a user who terminates the run on the page cancels the stream.
@@ -71,14 +71,12 @@ def external_streaming_asset(
     """Declare a streaming asset whose query runs in a process that outlives every Dagster run.
 
     Args:
-        name: Asset name.
         launch: How a run of its start job launches the driver: a command, or a run of a platform
             (`dagster_ckpt.client.platforms`). None: a service manager or Kubernetes starts it; the asset has no start
             job.
         stream_id: Id in catalog and storage, as used by the program; default: the asset key joined by
             dots.
         pool: As in `dagster.asset`, for the run that launches the driver and follows it.
-        translator: As in `streaming_asset`.
         options: As in `streaming_asset`. `checkpointing` must be that of the program; `restart_strategy` decides how
             the supervisor sensor relaunches a dead driver.
 
@@ -125,10 +123,10 @@ def external_streaming_asset(
 def run_driver(
     context: dg.AssetExecutionContext, stream: StreamingAsset, launch: DriverLaunch | PlatformLaunch
 ) -> Iterator[Any]:
-    """Launch the driver of a stream, or find the running one, and follow it.
+    """Yields nothing.
 
-    Yields nothing. Raises a `dagster.Failure`, which Dagster never retries, if the driver did not start its query, the
-    stream failed or was canceled, or this run was asked to stop and leaves the driver running.
+    Raises a `dagster.Failure`, which Dagster never retries, if the driver did not start its query, the stream failed or
+    was canceled, or this run was asked to stop and leaves the driver running.
     """
     with capture_interrupts():
         # Runs launched from the asset's page have no tags yet.

@@ -77,7 +77,7 @@ def config_in(context: Any, kind: type[dg.Config]) -> dg.Config:
 def config_of_run(
     context: dg.AssetExecutionContext, kind: type[dg.Config], stream_id: str, catalog: CheckpointCatalogResource
 ) -> dg.Config:
-    """The config of a run, given to it or to the run before it, and recorded for the next."""
+    """Given to the run or to the run before it, and recorded for the next."""
     given: Mapping[str, Any] = context.op_execution_context.op_config
     if _BY_SUPERVISOR & context.run.tags.keys():
         given = {**given, **_of_the_run_before(context.instance, stream_id, catalog)}

@@ -1,4 +1,4 @@
-"""What the launchpad of a job shows: the fields of its op and their descriptions, and nothing to fill in but these.
+"""What the launchpad of a job shows.
 
 A job without this shows every default of its op, and the whole config of its resources. Run configs keep their form.
 """
@@ -16,10 +16,7 @@ _STREAM_FIELDS = ("stream_id", "into_stream_id")
 
 
 def launchpad(node: str, op: dg.OpDefinition, stream_ids: Sequence[str] = ()) -> dg.ConfigMapping:
-    """The config of a job that runs one op as `node`.
-
-    `stream_ids`: those to choose from in the fields that name a stream.
-    """
+    """`stream_ids`: those to choose from in the fields that name a stream."""
     assert op.config_field is not None, f"{op.name} has no config"
     fields: Mapping[str, Any] = op.config_field.config_type.fields  # type: ignore[attr-defined]
     shown = {name: _shown(field) for name, field in fields.items()}

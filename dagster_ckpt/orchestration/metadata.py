@@ -1,4 +1,4 @@
-"""What Dagster's pages show of streams: keys of metadata, tables, links, and snapshots as asset events."""
+"""What Dagster's pages show of streams."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CheckpointPage:
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/streams/{quote(stream_id)}")
 
     def of_graph(self, stream_id: str) -> dg.UrlMetadataValue:
-        """The streams that read each other, as far as they are connected with this one."""
+        """Only streams that are connected with this one."""
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/graph?stream={quote(stream_id, safe='')}")
 
     def of_snapshot(self, stream_id: str, snapshot_id: str) -> dg.UrlMetadataValue:
@@ -52,7 +52,7 @@ class CheckpointPage:
 
 
 def identity(event: EventRecord) -> str:
-    """Identify an event, even in a re-created catalog, which counts from one again."""
+    """Also unique in a re-created catalog, which counts from one again."""
     return event.snapshot_id or f"event {event.sequence}"
 
 
@@ -91,7 +91,7 @@ def materialization(
 
 
 def _output(snapshot: SnapshotRecord | None) -> dict[str, Any]:
-    """Where the rows of the asset are and their columns, in Dagster's own fields: those of its only sink."""
+    """Of the only sink, in Dagster's own fields."""
     places = {sink.place for sink in sinks_in(snapshot.properties)} if snapshot is not None else set()
     if snapshot is None or len(places) != 1 or (place := places.pop()) is None:
         return {}
@@ -101,7 +101,7 @@ def _output(snapshot: SnapshotRecord | None) -> dict[str, Any]:
 
 
 def failure_observation(key: dg.AssetKey, event: EventRecord, deployment: str | None = None) -> dg.AssetObservation:
-    """Report a failed attempt: nothing was materialized."""
+    """Nothing was materialized."""
     kind = "savepoint" if event.type is EventType.SAVEPOINT_FAILED else "checkpoint"
     return dg.AssetObservation(
         key,
@@ -148,7 +148,7 @@ def _mb(count: int | None) -> float | None:
 
 
 def number_in(metadata: Mapping[str, dg.MetadataValue], key: str) -> int | None:
-    """A number that a report has as text, or as an older one had it."""
+    """A report has its numbers as text; an older report had them as numbers."""
     value = metadata[key].value if key in metadata else None
     return int(str(value)) if str(value).isdecimal() else None
 
@@ -177,7 +177,6 @@ def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | No
     """A sortable table on a page of Dagster.
 
     Args:
-        columns: Types, by name.
         rows: Cells by column; a cell must not be empty there, so None and "" are shown as a dash.
     """
     records = [

@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _WithSession:
-    """In place of the asset's Spark resource."""
-
     spark_session: SparkSession
 
 
 def describer_of(stream: Stream) -> QueryDescriber:
-    """The function that describes the query.
-
-    Raises:
-        OptionError: The query is in an asset, op or program of the user's own.
-    """
+    """The function that describes the query."""
     if stream.describe is None:
         raise OptionError(
             f"The query of stream {stream.stream_id!r} is described by an asset, op or program of your own, which "
@@ -51,11 +45,7 @@ def resource_keys(stream: Stream) -> set[str]:
 
 @contextmanager
 def resources_of(stream: Stream, defined: Mapping[str, Any]) -> Iterator[Any]:
-    """The resources of a stream as attributes; they are torn down afterwards.
-
-    Raises:
-        OptionError: The definitions lack one.
-    """
+    """The resources of a stream as attributes; they are torn down afterwards."""
     keys = resource_keys(stream)
     missing = sorted(keys - defined.keys())
     if missing:
@@ -71,9 +61,6 @@ def query_of(
     """The session of a stream's Spark resource, and its query as a function of any session.
 
     `config`: of the stream's function; default: its defaults.
-
-    Raises:
-        OptionError: Its query cannot be called, or a resource is missing.
     """
     describe, of_spark = describer_of(stream), stream.translator.get_resource_key(SPARK)
     with resources_of(stream, defined) as resources, dg.build_asset_context(asset_config=config) as context:

@@ -306,7 +306,7 @@ class CheckpointCatalogResource(ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def catalog(self) -> Catalog:
-        """Create or migrate the tables and open it."""
+        """Creates or migrates the tables."""
         return Catalog(self.url)
 
 

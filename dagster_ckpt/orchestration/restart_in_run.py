@@ -2,7 +2,8 @@
 
 The run's process imports the code and starts no Spark: it forks a child that runs the stream, and another one after the
 child's death. That saves the sensor, the launch of a run and the imports. Lease, fencing, restart strategy and recovery
-are those of a restart in a new run, which follows whenever this process does not decide.
+are those of a restart in a new run, which follows whenever this process does not decide. With `standby`, the next child
+has been forked before, has started Spark, and waits.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from pyspark.sql import SparkSession
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
 from dagster_ckpt.errors import QueryStalledError
 from dagster_ckpt.orchestration._compat import check_captured_interrupt
-from dagster_ckpt.orchestration.child_process import ChildTracebackError, Died, Raised, Returned, in_child
+from dagster_ckpt.orchestration.child_process import ChildTracebackError, Died, Raised, Returned, Spare, in_child
 from dagster_ckpt.orchestration.run_status import CRASHED, END_KEY, RunWatch, StepContext, run_failure, worker_of
+from dagster_ckpt.orchestration.standby import Standby
 from dagster_ckpt.policies.guard import decide_restart
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt
 from dagster_ckpt.runtime.settlement import record_death
@@ -49,26 +51,50 @@ def can_restart_in_run(context: StepContext) -> bool:
     return SparkContext._gateway is None and SparkSession.getActiveSession() is None
 
 
-def restarting_in_run(context: StepContext, open_stream: Callable[[], StreamHandle], work: Callable[[], T]) -> T:
+def restarting_in_run(
+    context: StepContext,
+    open_stream: Callable[[], StreamHandle],
+    work: Callable[[], T],
+    *,
+    prepare: Callable[[], Callable[[], bool]] | None,
+) -> T:
     """Run a stream in a child process, and in another one each time it dies and the restart strategy allows it.
 
-    `open_stream` and `work` are called in children: this process keeps no connection that they would share.
+    `open_stream`, `work` and `prepare` are called in children: this process keeps no connection that they would share.
+    `prepare` starts Spark in a spare process; None for no spare.
     """
+    start = partial(Spare, prepare, work) if prepare is not None else None
+    standby = Standby(start, context.log.info)
+    try:
+        return _restarting(context, open_stream, work, standby)
+    finally:
+        standby.end()
+
+
+def _restarting(
+    context: StepContext, open_stream: Callable[[], StreamHandle], work: Callable[[], T], standby: Standby[T]
+) -> T:
     failed: str | None = None
+    spare: Spare[T] | None = None
     while True:
-        end = in_child(work, interrupted=check_captured_interrupt)
+        if spare is not None:
+            end = spare.take_over(interrupted=check_captured_interrupt, meanwhile=standby.tend)
+        else:
+            end = in_child(work, interrupted=check_captured_interrupt, meanwhile=standby.tend)
         if isinstance(end, Returned):
             return end.value
         what = _why_another_may_continue(end)
         if what is None or check_captured_interrupt():
             raise _as_raised(end)
         context.log.warning(f"{what}. The restart strategy decides whether another process continues in this run.")
-        wait = partial(_await_restart, context, open_stream, after=failed)
+        wait = partial(_await_restart, context, open_stream, after=failed, was_spare=spare is not None)
         answer = in_child(wait, interrupted=check_captured_interrupt)
         failed = answer.value if isinstance(answer, Returned) else None
         if failed is None or check_captured_interrupt():
             raise _as_raised(end)
-        context.log.info("Starting the stream in another process of this run.")
+        spare = standby.take()
+        which = f"the spare process {spare.pid}" if spare is not None else "another process"
+        context.log.info(f"Starting the stream in {which} of this run.")
 
 
 def _why_another_may_continue(end: Raised | Died) -> str | None:
@@ -89,16 +115,21 @@ def _as_raised(end: Raised | Died) -> BaseException:
     return run_failure(text, CRASHED)
 
 
-def _await_restart(context: StepContext, open_stream: Callable[[], StreamHandle], *, after: str | None) -> str | None:
+def _await_restart(
+    context: StepContext, open_stream: Callable[[], StreamHandle], *, after: str | None, was_spare: bool
+) -> str | None:
     """Wait until the failed stream may start again; the id of the execution that failed, or None if it may not here.
 
-    Only an execution whose query ran is restarted here: a machine that cannot start one is left to the next run.
+    Only an execution whose query ran is restarted here: a machine that cannot start one is left to the next run. A
+    spare that ends before its execution begins is no failure of the stream: the restart is carried out without it.
     """
     stream = open_stream()
     watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)
     failed = _failed_execution(stream, context.run.run_id, watch)
-    if failed is None or failed.execution_id == after:
+    if failed is None:
         return None
+    if failed.execution_id == after:
+        return after if was_spare else None
     now_ms = stream.catalog.now_ms()
     failures = stream.catalog.executions.failures_since_manual_start(stream.stream_id)
     decision = decide_restart(

@@ -1,4 +1,4 @@
-"""The Dagster run of a stream: its tags and recorded status, when it must stop, and which runs are refused.
+"""The Dagster run of a stream.
 
 A process gets no signal, and would keep writing for weeks, if its run worker was killed, or if its run was terminated
 while the code server was down or forcibly marked as ended. `RunWatch` therefore polls the run.
@@ -36,15 +36,11 @@ DEPLOYMENT_TAG = "dagster_ckpt/deployment"
 OPERATION_TAG = "dagster_ckpt/operation"
 # The failed execution that this run restarts.
 RESTART_OF_TAG = "dagster_ckpt/restart_of"
-# The execution whose externalized retention this run applies.
 RETENTION_OF_TAG = "dagster_ckpt/retention_of"
-# The catalog request that this run answers.
 START_REQUEST_TAG = "dagster_ckpt/start_request"
 # The step towards a desired state that this run performs.
 STEP_TAG = "dagster_ckpt/step"
-# Why a stream will not be restarted, on its last run.
 TERMINAL_FAILURE_TAG = "dagster_ckpt/terminal_failure"
-# The statuses of a run in progress.
 UNFINISHED = [
     status
     for status in dg.DagsterRunStatus
@@ -56,7 +52,6 @@ PARENT_RUN_ID_TAG = "dagster/parent_run_id"
 ROOT_RUN_ID_TAG = "dagster/root_run_id"
 MAX_RETRIES_TAG = "dagster/max_retries"
 
-# How a failed run ended, in its metadata.
 END_KEY = "dagster_ckpt/end"
 CRASHED = "CRASHED"
 
@@ -67,7 +62,7 @@ def run_tags(catalog: Catalog, stream_id: str) -> dict[str, str]:
 
 
 def has_time_limit(instance: dg.DagsterInstance, tags: Mapping[str, str]) -> bool:
-    """Whether Dagster's run monitoring applies a time limit to a run with these tags."""
+    """By Dagster's run monitoring."""
     tag = tags.get("dagster/max_runtime")
     limit = float(tag) if tag else float(instance.run_monitoring_max_runtime_seconds)
     return limit > 0
@@ -82,7 +77,7 @@ def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) 
 
 
 def run_failure(description: str, kind: str, report: Mapping[str, Any] | None = None) -> dg.Failure:
-    """How a run ends that did not succeed; Dagster never retries it. `kind` names the end for alerts."""
+    """Dagster never retries it. `kind` names the end for alerts."""
     metadata = {END_KEY: kind, **(report or {})}
     return dg.Failure(without_secrets(description), metadata=metadata, allow_retries=False)
 
@@ -106,7 +101,7 @@ def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartC
 def report_terminal_failure(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str
 ) -> str:
-    """Report a permanent failure on the stream's last run, in its tags and in the catalog; returns the message.
+    """On the stream's last run, in its tags and in the catalog; returns the message.
 
     The tag `dagster_ckpt/terminal_failure` tells run failure sensors that no restart follows.
     """
@@ -134,7 +129,7 @@ class RunWorker:
 
 
 def worker_of(instance: dg.DagsterInstance, run_id: str) -> RunWorker | None:
-    """The process named in the run's log ("Started process for run (pid: 42)"), if any."""
+    """As the run's log names it ("Started process for run (pid: 42)")."""
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
         pid = event.engine_event_data.metadata.get("pid") if event is not None else None
@@ -183,7 +178,7 @@ class RunWatch:
         return self._reason
 
     def should_stop(self) -> bool:
-        """Whether to stop; cheap enough to call several times a second."""
+        """Cheap enough to call several times a second."""
         if self._reason is None:
             self._reason = self._look()
         return self._reason is not None

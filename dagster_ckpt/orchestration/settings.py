@@ -26,7 +26,7 @@ from dagster_ckpt.values.validation import Choice, Option, WholeNumber, options_
 
 
 def described_fields(kind: type) -> dict[str, Any]:
-    """Fields of a pydantic model, from a dataclass whose types are annotated with descriptions."""
+    """From a dataclass whose types are annotated with descriptions."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         each.name: (
@@ -66,7 +66,7 @@ def _description(option: Option[Any, Any]) -> str:
 
 
 def fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
-    """Options as fields of Dagster's config: enums by name, durations in milliseconds."""
+    """Enums by name, durations in milliseconds."""
     found: dict[str, Any] = {}
     for name, option in options_of(options).items():
         default = option.default.name if isinstance(option.default, Enum) else option.default
@@ -196,7 +196,7 @@ def with_start_options(config: type[_Config]) -> type[_Config]:
 
 
 def field_of(kind: Any, default: Any, description: str, **limits: Any) -> tuple[Any, Any]:
-    """A field of a config; without a default it may stay unset."""
+    """Without a default it may stay unset."""
     return kind if default is not None else kind | None, Field(default=default, description=description, **limits)
 
 

@@ -1,4 +1,4 @@
-"""`StreamSpec`, a stream for its run; `Stream`, also for sensors and operators; and how both are opened."""
+"""`StreamSpec`, a stream for its run, and `Stream`, also for sensors and operators."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def refuse_unfit(
     automation_condition: dg.AutomationCondition[Any] | None,
     partitions_def: dg.PartitionsDefinition[Any] | None,
 ) -> None:
-    """Raise an OptionError for an asset that Dagster would launch by itself, or in parts."""
+    """An asset that Dagster would launch by itself, or in parts."""
     for name, value in (("automation_condition", automation_condition), ("partitions_def", partitions_def)):
         if value is not None:
             raise OptionError(
@@ -126,6 +126,11 @@ class StreamOptions(TypedDict, total=False):
         "child that runs the stream. False: one process, and the supervisor sensor launches a new run, as it does "
         "where Spark is started before the step (PySparkResource) and on systems other than Linux. Default: true.",
     ]
+    standby: Annotated[
+        bool,
+        "Keep a spare process within the run, with your code imported and Spark started, that takes over when the "
+        "driver or its JVM dies. It costs the memory of a second driver. Needs restart_in_run. Default: false.",
+    ]
     state_migrations: Annotated[
         Sequence[StateMigration] | None,
         "Rules for the state of operators that a release changes, carried out by a start with migrate_state. Default: "
@@ -168,6 +173,7 @@ class StreamSpec:
     upgrade: UpgradePolicy = field(default_factory=UpgradePolicy)
     stall_timeout_ms: int | None = None
     restart_in_run: bool = True
+    standby: bool = False
     op_tags: Mapping[str, Any] = field(default_factory=dict, hash=False)
     hooks: frozenset[dg.HookDefinition] = frozenset()
     unexpected_rows: UnexpectedRows | None = None
@@ -191,6 +197,11 @@ class StreamSpec:
                 f"stall_timeout_ms of stream {stream_id!r} is {stall_timeout_ms}, but must be at least "
                 f"{SHORTEST_STALL_MS}, or None for no limit: shorter waits are normal."
             )
+        if options.get("standby") and not options.get("restart_in_run", True):
+            raise OptionError(
+                f"Stream {stream_id!r} has standby=True and restart_in_run=False, but its spare process would "
+                "restart it within the run. Remove one of them."
+            )
         checkpointing = options.get("checkpointing")
         strategy, upgrade = options.get("restart_strategy"), options.get("upgrade")
         if isinstance(checkpointing, CheckpointSettings):
@@ -206,6 +217,7 @@ class StreamSpec:
             upgrade.upgrade_policy() if isinstance(upgrade, UpgradeSettings) else upgrade or UpgradePolicy(),
             stall_timeout_ms,
             options.get("restart_in_run", True),
+            options.get("standby", False),
             _checked_tags(stream_id, options.get("op_tags") or {}),
             frozenset(options.get("hooks") or ()),
             options.get("unexpected_rows"),
@@ -213,7 +225,7 @@ class StreamSpec:
         )
 
     def tags_of_op(self) -> dict[str, Any]:
-        """Those of the op, and of the runs of its start job."""
+        """Also of the runs of its start job."""
         return {**self.op_tags, **STREAM_TAGS}
 
     def metadata(self) -> dict[str, Any]:
@@ -279,7 +291,7 @@ class Stream:
         return asset_names(self.keys) or self.name
 
     def is_called(self, name: str) -> bool:
-        """Whether `name` is its stream id, or the key of one of its assets."""
+        """By its stream id, or the key of one of its assets."""
         return name == self.stream_id or name in {key.to_user_string() for key in self.keys}
 
 
@@ -363,7 +375,7 @@ class StreamingAsset(Stream):
 
 
 def stream_of_asset(asset: dg.AssetsDefinition) -> StreamingAsset | None:
-    """The stream that a streaming asset of a code location is; None for another asset."""
+    """None for another asset."""
     function = _function_of(asset)
     found = vars(function).get(_STREAM) if function is not None else None
     return found if isinstance(found, StreamingAsset) else None
@@ -402,7 +414,7 @@ def _start_job(spec: StreamSpec, name: str, asset: dg.AssetsDefinition) -> Unres
 
 
 def find_stream(streams: Sequence[Stream], stream_id: str) -> Stream:
-    """Find a stream by its id, or by the key of one of its assets."""
+    """By its id, or by the key of one of its assets."""
     for stream in streams:
         if stream.is_called(stream_id):
             return stream
@@ -438,7 +450,7 @@ def open_stream(
     writes: str,
     code_version: str | None,
 ) -> StreamHandle:
-    """The handle of a stream; `name` is that of its query in Spark.
+    """`name` is that of the query in Spark.
 
     A storage in the stream's `CheckpointConfig` overrides the resource, as in Flink, and inherits its other options.
     """
@@ -466,7 +478,7 @@ def open_stream(
 
 
 def defined_streams(streams: Sequence[Stream], resources: DeploymentResources) -> GivenStreams:
-    """The streams of a code location for a client, with the settings of their definitions."""
+    """For a client, with the settings of their definitions."""
     return GivenStreams(
         resources.checkpoint_catalog.catalog(),
         id_of=lambda name: find_stream(streams, name).stream_id,

@@ -1,4 +1,4 @@
-"""The body of a streaming asset's op: the lifecycle inside a Dagster run.
+"""The body of a streaming asset's op.
 
 The run's status as recorded by Dagster decides whether the stream was canceled or failed, never
 the signal: a user's cancel, a timeout and a server shutdown look the same from inside.
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import dagster as dg
@@ -61,9 +62,10 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
 from dagster_ckpt.spark.query.session import active_in_thread, application_of, apply_state_backend
+from dagster_ckpt.spark.query.warm_up import warm_up
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import refuse_while_written
-from dagster_ckpt.stream.liveness import UNSEEN_JVM
+from dagster_ckpt.stream.liveness import UNSEEN_JVM, Liveness, ProcessIdentity
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.durations import rounded_duration, size, utc_time
@@ -84,10 +86,9 @@ def run_stream(
     *,
     check: Callable[[StepContext], None],
 ) -> Generator[Any, None, Outcome | None]:
-    """Run a stream until it ends, is stopped, canceled or interrupted; returns how, or None after a preflight.
+    """Carry out `StreamResource.run`.
 
-    Yields nothing: the end of a stream is no materialization. A canceled or failed stream raises a `dagster.Failure`
-    that Dagster never retries. `check` validates the op and its run before anything starts.
+    `check` validates the op and its run before anything starts.
     """
 
     def work() -> _Ended:
@@ -98,8 +99,13 @@ def run_stream(
     with capture_interrupts():
         try:
             if spec.restart_in_run and can_restart_in_run(context):
-                ended = restarting_in_run(context, lambda: _handle_of_this_step(context, spec, resources), work)
+                is_preflight = bool(context.op_execution_context.op_config.get("preflight"))
+                prepare = partial(_stand_by, resources) if spec.standby and not is_preflight else None
+                handle = partial(_handle_of_this_step, context, spec, resources)
+                ended = restarting_in_run(context, handle, work, prepare=prepare)
             else:
+                if spec.standby:
+                    context.log.warning("This run has no spare process, because its process is not that of a restart.")
                 ended = work()
         except dg.Failure as failure:
             run = context.instance.get_run_by_id(context.run.run_id)
@@ -111,6 +117,21 @@ def run_stream(
         context.log_event(observation)
     yield from ()
     return ended.outcome
+
+
+def _stand_by(resources: DeploymentResources) -> Callable[[], bool]:
+    """Start Spark in a spare process; returns whether it is still of use."""
+    with capture_interrupts():
+        spark = resources.spark_session
+        # Again, because Spark has replaced the handler.
+        with capture_interrupts():
+            apply_state_backend(spark, resources.state_backend.backend())
+            # Without it, the spare only takes longer to continue.
+            with suppress(Exception):
+                warm_up(spark)
+            pid = jvm_pid(spark)
+    jvm = ProcessIdentity.of(pid) if pid is not None else None
+    return lambda: (jvm is None or jvm.liveness() is not Liveness.ENDED) and not check_captured_interrupt()
 
 
 @dataclass(frozen=True)
@@ -175,7 +196,6 @@ def _describe_error(error: Exception) -> str:
 
 
 def _with_run_config(spec: StreamSpec, config: StreamRunConfig) -> StreamSpec:
-    """The stream with this run's option overrides."""
     if config.checkpointing is None:
         return spec
     return replace(spec, options=spec.options.overridden(config.checkpointing.model_dump()))
@@ -194,15 +214,13 @@ def _handle_of_this_step(context: StepContext, spec: StreamSpec, resources: Depl
 
 
 def _written(context: StepContext) -> list[dg.AssetSpec]:
-    """The assets that the step writes; empty for an op outside assets."""
+    """Empty for an op outside assets."""
     step = context.op_execution_context
     return list(step.assets_def.specs) if step.has_assets_def else []
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A step that runs a stream, or tries its code."""
-
     context: StepContext
     handle: StreamHandle
     resources: DeploymentResources
@@ -211,7 +229,6 @@ class _Step:
     unexpected: UnexpectedRows | None
 
     def preflight(self, config: StreamRunConfig) -> PreflightRecord:
-        """Try the loaded code without affecting the stream, which may be running."""
         with self._in_session():
             return preflight(
                 self.handle,
@@ -222,7 +239,6 @@ class _Step:
             )
 
     def run(self, config: StreamRunConfig) -> Outcome:
-        """Run the stream until it ends."""
         context, handle = self.context, self.handle
         asked, start_from = context.run.tags.get(START_REQUEST_TAG), self._start_from(config)
         if not hands_over(handle, asked):
@@ -271,7 +287,6 @@ class _Step:
 
     @contextmanager
     def _in_session(self) -> Iterator[SparkSession]:
-        """Work with the Spark session, which may be created for it."""
         spark = self.resources.spark_session
         apply_state_backend(spark, self.resources.state_backend.backend())
         # Enter again, because creating a Spark session replaces the SIGINT handler.

@@ -1,7 +1,7 @@
 """Streams that run inside Dagster: `@streaming_asset`, `@streaming_multi_asset`, or an asset or op of your own.
 
 A function that returns a `DataStreamWriter` only defines the query, which the framework names, starts, supervises,
-restarts and stops. In your own asset or op, `StreamResource` runs a stream, and `declare_stream` registers it.
+restarts and stops.
 """
 
 import inspect
@@ -60,7 +60,7 @@ StreamFunction = Callable[..., "DataStreamWriter"]
 
 
 class AssetOptions(TypedDict, total=False):
-    """Keywords of `dagster.asset` that every streaming asset takes."""
+    """As of `dagster.asset`."""
 
     key_prefix: str | Sequence[str] | None
     deps: Sequence[Any] | None
@@ -261,7 +261,7 @@ def describer(
     translator: StreamTranslator,
     config_of: Callable[[Any, type[dg.Config]], dg.Config] = config_in,
 ) -> QueryDescriber:
-    """Calls the function with the resources that it names, from an object that has them as attributes.
+    """The function takes its resources from an object that has them as attributes.
 
     `config_of` makes its config, if it has one, from the context.
     """

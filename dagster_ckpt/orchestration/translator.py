@@ -42,7 +42,6 @@ class StreamTranslator:
     resource_keys: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Validate the prefix and the resources."""
         if self.name_prefix is not None and not self.name_prefix.isidentifier():
             raise OptionError(
                 f"StreamTranslator: name_prefix is {self.name_prefix!r}, which cannot begin a name in Dagster. Use "

@@ -33,8 +33,6 @@ class Combinable(Generic[Policy]):
 
 @dataclass(frozen=True, init=False, repr=False)
 class Combination(Combinable[Policy]):
-    """Several policies that answer as one."""
-
     sign: ClassVar[str]
     checked: ClassVar[Callable[[object], object]]
     shown: ClassVar[Callable[[object], str]] = policy_name

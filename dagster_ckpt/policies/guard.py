@@ -30,7 +30,6 @@ class KeptBecause(Enum):
     """Why a snapshot stays.
 
     Attributes:
-        NEWEST: A recovery may need it: the newest snapshot, or the newest checkpoint.
         PROVEN: The newest one whose state was loaded.
         IN_USE: Something refers to it, says the caller.
         POLICY_FAILED: The policy gave no usable answer.
@@ -48,8 +47,8 @@ class RetentionDecision:
     """Decision of a policy and its guard.
 
     Attributes:
-        kept: The reason for each snapshot that stays, by id.
-        dropped: The others, oldest first.
+        kept: Reasons by snapshot id.
+        dropped: Oldest first.
         problem: Why the policy's answer was not used, or None.
     """
 
@@ -74,7 +73,7 @@ def needed_for_recovery(snapshots: Sequence[RetainedSnapshot]) -> dict[str, Kept
 
 
 def needed_of_history(savepoints: Sequence[RetainedSnapshot], held: Collection[str]) -> dict[str, KeptBecause]:
-    """What no history may drop, of savepoints oldest first: held ones, and the newest."""
+    """Held savepoints and the newest one, of those given oldest first."""
     newest = {snapshot.snapshot_id: KeptBecause.NEWEST for snapshot in savepoints[-1:]}
     return newest | dict.fromkeys(held, KeptBecause.IN_USE)
 
@@ -118,10 +117,7 @@ def decide_retention(
 def snapshot_to_recover_from(
     snapshots: Sequence[RetainedSnapshot], *, prefer_checkpoint: bool
 ) -> RetainedSnapshot | None:
-    """Return the snapshot, of those given oldest first, that a recovery uses.
-
-    The newest one; with `prefer_checkpoint` the newest checkpoint, even if a savepoint is newer.
-    """
+    """The newest of the snapshots, given oldest first; with `prefer_checkpoint`, the newest checkpoint."""
     if not snapshots:
         return None
     if not prefer_checkpoint:
@@ -138,14 +134,13 @@ FALLBACK_TRIGGER = Interval(60_000)
 
 
 class GuardedTrigger:
-    """A trigger that always answers: while its policy raises or gives no time, `FALLBACK_TRIGGER` does."""
+    """While its policy raises or gives no time, `FALLBACK_TRIGGER` answers."""
 
     def __init__(self, policy: TriggerPolicy) -> None:
         self._policy = policy
         self._logged: str | None = None
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """Ask the policy, or the fallback."""
         try:
             answer: object = self._policy.due_at_ms(progress)
             problem = f"it returned {answer!r}, which is neither a time in ms nor None"
@@ -169,10 +164,9 @@ FALLBACK_RESTART = ExponentialDelayRestartStrategyConfiguration()
 def decide_restart(
     policy: RestartPolicy, failures: FailureHistory, now_ms: int, random: Random
 ) -> RestartAt | NoRestart:
-    """Ask a policy whether and when a failed query starts again.
+    """Ask a policy, or `FALLBACK_RESTART` if it raises or gives no decision.
 
-    `FALLBACK_RESTART` decides for a policy that raises or gives no decision. `now_ms`: the catalog's clock; `random`:
-    seeded with the execution's id.
+    `now_ms` is by the catalog's clock; `random` is seeded with the execution's id.
     """
     try:
         answer: object = policy.decide(failures, now_ms, random)

@@ -26,22 +26,15 @@ _PERIODS = {
 class KeepRules(Rule):
     """Keep what at least one of restic's rules keeps.
 
-    A periodic rule keeps the newest snapshot of each of the last periods that have one. If it may keep more than there
-    are, it also keeps the oldest snapshot, as restic does.
+    A periodic rule keeps the newest snapshot of each of the last periods that have one and, as in restic, also the
+    oldest snapshot if it may keep more than there are.
 
     Attributes:
         last: The newest snapshots; -1: all of them.
-        hourly: The newest snapshot of each of so many hours; -1: of each hour.
-        daily: The same for days.
-        weekly: The same for weeks, which begin on Monday.
-        monthly: The same for months.
-        yearly: The same for years.
+        hourly: The newest snapshot of each of so many hours; -1: of each hour. The same for `daily` to `yearly`.
+        weekly: Weeks begin on Monday.
         within_ms: All that are less than so much older than the newest one, ms or a timedelta.
-        within_hourly_ms: Of those, the newest one of each hour.
-        within_daily_ms: The same for days.
-        within_weekly_ms: The same for weeks.
-        within_monthly_ms: The same for months.
-        within_yearly_ms: The same for years.
+        within_hourly_ms: Of those, the newest one of each hour. The same for `within_daily_ms` to `within_yearly_ms`.
         labels: Those with one of these labels, or with one that matches, such as "release-*".
         timezone: Name of the time zone in which a day begins.
 
@@ -85,12 +78,10 @@ class KeepRules(Rule):
         return bool(getattr(self, option.name) != option.default)
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Keep those for which there is a reason."""
         reasons = self.reasons(snapshots, context)
         return [snapshot for snapshot in snapshots if snapshot.snapshot_id in reasons]
 
     def reasons(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> dict[str, tuple[str, ...]]:
-        """The rules that keep each snapshot, by its id."""
         del context
         found: dict[str, list[str]] = {}
         for rule in self._rules(snapshots):
@@ -127,7 +118,7 @@ def _of_each(
     reason: str,
     oldest: Sequence[RetainedSnapshot],
 ) -> Iterator[tuple[RetainedSnapshot, str]]:
-    """The newest snapshot of each of `count` periods, -1: of all; and the oldest one, if more may be kept."""
+    """Newest snapshot of each of `count` periods (-1: all), plus the oldest one if more may be kept."""
     last, left = None, count
     for snapshot in newest_first:
         period = period_of(snapshot)

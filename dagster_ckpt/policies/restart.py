@@ -1,6 +1,6 @@
 """Restart: whether and when a failed query starts again.
 
-A policy is a pure function of the failures. Flink's strategies have the defaults and limits of Flink 1.20
+Flink's strategies have the defaults and limits of Flink 1.20
 (https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/ops/state/task_failure_recovery/). One policy decides
 on restarts within a run and in a new run, from one durable history.
 """
@@ -36,7 +36,7 @@ class FailureHistory:
 
     Attributes:
         failed_at_ms: Since the epoch; sorted.
-        healthy_since_ms: When the last execution became healthy. None: at its planned start.
+        healthy_since_ms: When the last execution became healthy; None: at its planned start.
     """
 
     failed_at_ms: tuple[int, ...]
@@ -53,16 +53,13 @@ class FailureHistory:
 
     @property
     def count(self) -> int:
-        """Number of failures."""
         return len(self.failed_at_ms)
 
     @property
     def last_ms(self) -> int:
-        """Time of the last one."""
         return self.failed_at_ms[-1]
 
     def restart_after(self, delay_ms: int, now_ms: int, reason: str) -> RestartAt:
-        """Return a restart this long after the last failure, or now."""
         return RestartAt(max(now_ms, self.last_ms + delay_ms), reason)
 
 
@@ -98,20 +95,18 @@ class RestartPolicy(Protocol):
         """Decide what to do after the last failure.
 
         Args:
-            failures: Since a user last started the stream.
             now_ms: By the catalog's clock, as the failures.
             random: Seeded with the execution's id: each evaluation decides the same.
         """
 
 
 def restart_description(policy: object) -> str:
-    """Describe it in Flink's words if it is one of Flink's, else by its name."""
+    """In Flink's words if it is one of Flink's, else its name."""
     describe = getattr(policy, "described", None) or getattr(policy, "get_description", None)
     return str(describe()) if callable(describe) else policy_name(policy)
 
 
 def checked_restart(option: str, policy: object) -> RestartPolicy:
-    """Return a value if it is a restart policy."""
     if not isinstance(policy, RestartPolicy) or isinstance(policy, type):
         allowed = (
             "a value made by RestartStrategies, or an object of your own with a method decide(failures, now_ms, random)"
@@ -132,7 +127,6 @@ class AnyOf(Combination[RestartPolicy], _Rule):
     shown = restart_description
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """The earliest restart; none if no policy restarts."""
         decisions = [policy.decide(failures, now_ms, random) for policy in self.policies]
         restarts = [each for each in decisions if isinstance(each, RestartAt)]
         return min(restarts, key=lambda each: each.at_ms) if restarts else decisions[0]
@@ -146,7 +140,6 @@ class AllOf(Combination[RestartPolicy], _Rule):
     shown = restart_description
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """The latest restart; none if one policy does not restart."""
         restarts: list[RestartAt] = []
         for policy in self.policies:
             decision = policy.decide(failures, now_ms, random)
@@ -167,13 +160,11 @@ class RestartStrategyConfiguration(ABC):
         """Return a description of the strategy in Flink's words."""
 
     def described(self) -> str:
-        """Describe it with readable durations."""
+        """The same with readable durations."""
         return self.get_description()
 
 
 class DecidingRestartStrategy(_Rule, RestartStrategyConfiguration):
-    """Every strategy except the fallback."""
-
     @abstractmethod
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
         """Decide as a `RestartPolicy`."""
@@ -190,14 +181,10 @@ FAILURE_INTERVAL = Milliseconds("failure_interval", minimum=1, maximum=TIMEDELTA
 
 
 class _DelayedRestart(DecidingRestartStrategy):
-    """A strategy with durations."""
-
     def get_description(self) -> str:
-        """Return Flink's sentence."""
         return self._described(iso_duration, "f")
 
     def described(self) -> str:
-        """Describe it with readable durations."""
         return self._described(rounded_duration, "g")
 
     @abstractmethod
@@ -209,11 +196,9 @@ class NoRestartStrategyConfiguration(DecidingRestartStrategy):
     """The first failure ends the stream."""
 
     def get_description(self) -> str:
-        """Return Flink's sentence."""
         return "Restart deactivated."
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """Never restart."""
         del failures, now_ms, random
         return NoRestart("No restart strategy is set, so the first failure ends the stream.")
 
@@ -225,8 +210,8 @@ class FixedDelayRestartStrategyConfiguration(_DelayedRestart):
     `validate` refuses negative values, as PyFlink at the start.
 
     Args:
-        restart_attempts: Number of restarts; one more failure ends the stream.
-        delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
+        restart_attempts: One more failure ends the stream.
+        delay_between_attempts_interval: From a failure to its restart, ms or timedelta.
     """
 
     restart_attempts: int
@@ -243,20 +228,17 @@ class FixedDelayRestartStrategyConfiguration(_DelayedRestart):
         return f"Restart with fixed delay ({duration(self.delay_ms)}). #{self.restart_attempts} restart attempts."
 
     def get_restart_attempts(self) -> int:
-        """Return the number of restarts."""
         return self.restart_attempts
 
     def get_delay_between_attempts_interval(self) -> timedelta:
-        """Return the time between a failure and its restart."""
+        """From a failure to its restart."""
         return timedelta(milliseconds=self.delay_ms)
 
     def validate(self) -> None:
-        """Validate both values."""
         ATTEMPTS.checked(self.restart_attempts)
         DELAY.checked(self.delay_ms)
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """Restart until the attempts are used up."""
         del random
         self.validate()
         if failures.count > self.restart_attempts:
@@ -273,8 +255,8 @@ class FailureRateRestartStrategyConfiguration(_DelayedRestart):
 
     Args:
         max_failure_rate: Failures per interval; one more ends the stream.
-        failure_interval: Interval before the last failure, ms or timedelta.
-        delay_between_attempts_interval: Time between a failure and its restart, ms or timedelta.
+        failure_interval: Before the last failure, ms or timedelta.
+        delay_between_attempts_interval: From a failure to its restart, ms or timedelta.
     """
 
     failure_rate: int
@@ -299,28 +281,22 @@ class FailureRateRestartStrategyConfiguration(_DelayedRestart):
         )
 
     def get_max_failure_rate(self) -> int:
-        """Return the maximum number of failures per interval."""
         return self.failure_rate
 
     def get_failure_interval(self) -> timedelta:
-        """Return the length of the interval."""
         return timedelta(milliseconds=self.failure_interval_ms)
 
     def get_delay_between_attempts_interval(self) -> timedelta:
-        """Return the time between a failure and its restart."""
+        """From a failure to its restart."""
         return timedelta(milliseconds=self.delay_ms)
 
     def validate(self) -> None:
-        """Validate the three values."""
         FAILURE_RATE.checked(self.failure_rate)
         FAILURE_INTERVAL.checked(self.failure_interval_ms)
         DELAY_INTERVAL.checked(self.delay_ms)
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """Restart unless the interval contains too many failures.
-
-        As in Flink, a failure exactly one interval ago still counts.
-        """
+        """As in Flink, a failure exactly one interval ago still counts."""
         del random
         self.validate()
         window_start_ms = failures.last_ms - self.failure_interval_ms
@@ -336,7 +312,6 @@ class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
     """The deployment decides; see `effective_restart_strategy`."""
 
     def get_description(self) -> str:
-        """Return Flink's sentence."""
         return "Cluster level default restart strategy"
 
 
@@ -377,7 +352,7 @@ class ExponentialDelayRestartStrategyConfiguration(_DelayedRestart):
         self.validate()
 
     def validate(self) -> None:
-        """Validate with the limits of Flink's `ExponentialDelayRestartBackoffTimeStrategy`."""
+        """With the limits of Flink's `ExponentialDelayRestartBackoffTimeStrategy`."""
         INITIAL_BACKOFF.checked(self.initial_backoff_ms)
         MAX_BACKOFF.checked(self.max_backoff_ms)
         RESET_THRESHOLD.checked(self.reset_backoff_threshold_ms)
@@ -403,27 +378,23 @@ class ExponentialDelayRestartStrategyConfiguration(_DelayedRestart):
         )
 
     def get_initial_backoff(self) -> timedelta:
-        """Return the first delay."""
         return timedelta(milliseconds=self.initial_backoff_ms)
 
     def get_max_backoff(self) -> timedelta:
-        """Return the longest delay."""
         return timedelta(milliseconds=self.max_backoff_ms)
 
     def get_backoff_multiplier(self) -> float:
-        """Return the growth from one delay to the next."""
+        """Growth from one delay to the next."""
         return self.backoff_multiplier
 
     def get_reset_backoff_threshold(self) -> timedelta:
-        """Return the healthy time after which delays are reset."""
+        """Healthy time after which delays are reset."""
         return timedelta(milliseconds=self.reset_backoff_threshold_ms)
 
     def get_jitter_factor(self) -> float:
-        """Return the largest random part of a delay."""
         return self.jitter_factor
 
     def decide(self, failures: FailureHistory, now_ms: int, random: Random) -> RestartAt | NoRestart:
-        """Restart after the next delay, until the attempts are used up."""
         attempt = self._attempts_since_reset(failures)
         if attempt > self.attempts_before_reset_backoff:
             return NoRestart(
@@ -525,7 +496,7 @@ def effective_restart_strategy(
     deployment: RestartStrategyConfiguration | RestartPolicy | None = None,
     checkpointing_enabled: bool,
 ) -> RestartPolicy:
-    """Return the effective strategy: the stream's, else the deployment's, else Flink's default.
+    """The stream's strategy, else the deployment's, else Flink's default.
 
     The default is exponential delay with periodic checkpoints, and no restart without them.
     """

@@ -1,7 +1,4 @@
-"""Retention: which snapshots a stream keeps while it runs, at its end, and in the history of a schedule.
-
-A policy is a pure function that answers with the records to keep. `guard.py` also keeps what a recovery needs.
-"""
+"""Retention: which snapshots a stream keeps while it runs, at its end, and in the history of a schedule."""
 
 from __future__ import annotations
 
@@ -43,11 +40,10 @@ class RetainedSnapshot:
     Attributes:
         taken_at_ms: When it was completed, by the catalog's clock, since the epoch.
         number: The n of `chk-<n>`.
-        batch_id: None if unknown.
         full_bytes: Bytes that a restore reads.
         new_bytes: Bytes that it shares with no older snapshot.
         is_verified: Its last verification found no problem.
-        objects: Data objects that it needs, by name, with their bytes; only for `MaxBytes`, and empty if unknown.
+        objects: Bytes of the data objects that it needs, by name; only for `MaxBytes`, and empty if unknown.
     """
 
     snapshot_id: str
@@ -68,7 +64,7 @@ class RetentionContext:
 
     Attributes:
         now_ms: By the catalog's clock, as the snapshots.
-        ended_as: How the stream ended; None while it runs.
+        ended_as: None while the stream runs.
     """
 
     now_ms: int
@@ -88,15 +84,10 @@ class RetentionPolicy(Protocol):
     """
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Return the snapshots to keep.
-
-        Args:
-            snapshots: Oldest first: by number, never by a clock.
-        """
+        """Return the snapshots to keep, given those that exist, oldest first: by number, never by a clock."""
 
 
 def checked_retention(policy: object) -> RetentionPolicy:
-    """Return a value if it is a retention policy."""
     if not isinstance(policy, RetentionPolicy) or isinstance(policy, type):
         allowed = (
             "a policy such as Latest(3) | NewestPer('day', 7), or an object of your own with a method keep(snapshots, "
@@ -127,7 +118,6 @@ class Latest(Rule):
         COUNT.checked(self.count)
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Keep the last ones."""
         del context
         return snapshots[-self.count :]
 
@@ -145,7 +135,6 @@ class YoungerThan(Rule):
         object.__setattr__(self, "max_age_ms", AGE.checked(self.max_age_ms))
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Keep those that were completed within the age."""
         since_ms = context.now_ms - AGE.checked(self.max_age_ms)
         return [snapshot for snapshot in snapshots if snapshot.taken_at_ms >= since_ms]
 
@@ -164,7 +153,6 @@ class Every(Rule):
         object.__setattr__(self, "distance_ms", DISTANCE.checked(self.distance_ms))
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Keep the oldest one, then each that is far enough from the one kept before it."""
         del context
         distance_ms = DISTANCE.checked(self.distance_ms)
         kept: list[RetainedSnapshot] = []
@@ -175,8 +163,6 @@ class Every(Rule):
 
 
 class Period(StrEnum):
-    """A calendar period."""
-
     HOUR = "hour"
     DAY = "day"
     WEEK = "week"
@@ -191,9 +177,9 @@ class NewestPer(Rule):
     Periods without a snapshot do not count.
 
     Attributes:
-        period: The period, or its value ("hour", "day", "week", "month", "year").
+        period: "hour", "day", "week", "month" or "year".
         count: Number of periods, from 1.
-        timezone: Name of the time zone in which a day begins.
+        timezone: In which a day begins.
 
     Example:
         >>> NewestPer("day", 7, timezone="Europe/Berlin")
@@ -212,13 +198,11 @@ class NewestPer(Rule):
         checked_timezone("timezone", self.timezone)
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Keep the last one of each period, for the newest periods."""
         del context
         newest = {self.begin(snapshot): snapshot for snapshot in snapshots}
         return [newest[begin] for begin in sorted(newest)[-self.count :]]
 
     def begin(self, snapshot: RetainedSnapshot) -> pendulum.DateTime:
-        """When the period of a snapshot began."""
         taken = local_time(snapshot.taken_at_ms, self.timezone)
         return taken.start_of(Period(self.period).value)
 
@@ -230,7 +214,6 @@ class MaxBytes(Rule):
     Objects that snapshots share count once.
 
     Attributes:
-        limit: Number of bytes.
         of: Only what this policy keeps, such as one that thins out the past; None: all.
 
     Example:
@@ -247,7 +230,6 @@ class MaxBytes(Rule):
             checked_retention(self.of)
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Keep the newest ones that fit."""
         chosen = set(snapshots if self.of is None else self.of.keep(snapshots, context))
         candidates = [snapshot for snapshot in snapshots if snapshot in chosen]
         kept: list[RetainedSnapshot] = []
@@ -262,7 +244,7 @@ class MaxBytes(Rule):
 def bytes_of(kept: Sequence[RetainedSnapshot], snapshots: Sequence[RetainedSnapshot]) -> int:
     """Bytes that some of the snapshots, oldest first, take in storage; what they share counts once.
 
-    If the objects of one are unknown, at most: by what was new in each of `snapshots`.
+    If the objects of one are unknown, an upper bound: from what was new in each of `snapshots`.
     """
     return max(_growing(kept, snapshots), default=0)
 
@@ -282,7 +264,7 @@ def _growing(kept: Sequence[RetainedSnapshot], snapshots: Sequence[RetainedSnaps
     newest: RetainedSnapshot | None = None
     for snapshot in reversed(snapshots):
         if snapshot.snapshot_id in wanted:
-            # What the newer one has besides: what came since, and at most all that it has.
+            # What the newer one has besides: at most all that came since, and at most all that it has.
             later += min(since, newest.full_bytes) if newest is not None else 0
             yield later + snapshot.full_bytes
             newest, since = snapshot, 0
@@ -290,7 +272,6 @@ def _growing(kept: Sequence[RetainedSnapshot], snapshots: Sequence[RetainedSnaps
 
 
 def needs_objects(policy: object) -> bool:
-    """Whether a policy, or one in it, decides by the objects of the snapshots."""
     inner = [*getattr(policy, "policies", ()), getattr(policy, "of", None)]
     return isinstance(policy, MaxBytes) or any(needs_objects(each) for each in inner if each is not None)
 
@@ -302,7 +283,6 @@ class AnyOf(Combination[RetentionPolicy], Rule):
     checked = checked_retention
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Keep the union."""
         answers = [set(policy.keep(snapshots, context)) for policy in self.policies]
         return [snapshot for snapshot in snapshots if any(snapshot in answer for answer in answers)]
 
@@ -314,7 +294,6 @@ class AllOf(Combination[RetentionPolicy], Rule):
     checked = checked_retention
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Keep the intersection."""
         answers = [set(policy.keep(snapshots, context)) for policy in self.policies]
         return [snapshot for snapshot in snapshots if all(snapshot in answer for answer in answers)]
 
@@ -324,10 +303,10 @@ Rule.any_of, Rule.all_of = AnyOf, AllOf
 
 @dataclass(frozen=True)
 class SavepointHistory(Rule):
-    """How many savepoints of one schedule are kept, and for how long: `Latest(max_count) & YoungerThan(max_age)`.
+    """How many savepoints of one schedule are kept, and for how long; None: no limit.
 
     Named as in the Flink operator (`kubernetes.operator.savepoint.history.max.count`, `.age`), without its default age
-    of one day: a daily schedule would keep one savepoint. None means no limit.
+    of one day: a daily schedule would keep one savepoint.
 
     Example:
         >>> SavepointHistory(max_count=24, max_age_ms=7 * 86_400_000)
@@ -344,7 +323,6 @@ class SavepointHistory(Rule):
             AGE.checked(self.max_age_ms)
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Keep those within both limits."""
         limits: list[RetentionPolicy] = []
         if self.max_count is not None:
             limits.append(Latest(self.max_count))
@@ -356,7 +334,7 @@ class SavepointHistory(Rule):
 def reasons_to_keep(
     policy: RetentionPolicy, snapshots: Sequence[RetainedSnapshot], context: RetentionContext
 ) -> dict[str, tuple[str, ...]]:
-    """Why a policy keeps each snapshot, by id: the rules that a policy tells by itself (`reasons`), else its name."""
+    """Why a policy keeps each snapshot, by id: its own `reasons`, else its name."""
     if isinstance(policy, AnyOf | AllOf):
         kept = {snapshot.snapshot_id for snapshot in policy.keep(snapshots, context)}
         answers = [reasons_to_keep(each, snapshots, context) for each in policy.policies]
@@ -381,20 +359,18 @@ _KEPT_AT: dict[ExternalizedCheckpointCleanup, frozenset[TerminalState]] = {
 
 @dataclass(frozen=True)
 class KeepAtEnd(Rule):
-    """Keep all or none when a stream ends: the table of Flink's `CheckpointProperties`.
+    """Keep all or none when a stream ends (Flink's `CheckpointProperties`), and all while it runs.
 
-    A stream that stopped with a savepoint is FINISHED: its checkpoints are deleted under every option. While it runs,
-    everything is kept.
+    A stream that stopped with a savepoint is FINISHED: its checkpoints are deleted under every option.
     """
 
     cleanup: ExternalizedCheckpointCleanup
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Keep all if the option keeps checkpoints at this end."""
         is_kept = context.ended_as is None or context.ended_as in _KEPT_AT[self.cleanup]
         return snapshots if is_kept else ()
 
 
 def deletes_live_directory(state: TerminalState, cleanup: ExternalizedCheckpointCleanup) -> bool:
-    """Whether Spark's own checkpoint directory is deleted too: a cancellation under DELETE_ON_CANCELLATION only."""
+    """Spark's own checkpoint directory is deleted after a cancellation under DELETE_ON_CANCELLATION only."""
     return state is TerminalState.CANCELED and cleanup is ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION

@@ -21,10 +21,9 @@ from dagster_ckpt.values.validation import imported, policy_name
 Policy = TypeVar("Policy")
 
 Written = Mapping[str, object]
-"""A policy as data."""
 
 OWN = "own"
-# The field of a policy that has another one.
+# The field of a policy that contains another one.
 _OF = "of"
 
 
@@ -38,7 +37,6 @@ class _Vocabulary(Generic[Policy]):
     checked: Callable[[object], Policy]
 
     def read(self, written: object) -> Policy:
-        """Create the policy that the data describes."""
         if not isinstance(written, Mapping) or len(written) != 1:
             raise OptionError(
                 f"{self.option} is {written!r}, but must be one name with its arguments, such as {{latest: 3}}. "
@@ -57,7 +55,6 @@ class _Vocabulary(Generic[Policy]):
         return _made(f"{self.option} {name}", self.rules[name], arguments)
 
     def write(self, policy: Policy) -> Written:
-        """Describe a policy as data."""
         for name, kind in self.combinators.items():
             if type(policy) is kind:
                 return {name: [self.write(member) for member in getattr(policy, "policies", ())]}
@@ -114,7 +111,7 @@ def read_retention(written: object) -> RetentionPolicy:
 
 
 def write_retention(policy: RetentionPolicy) -> Written:
-    """Describe a retention policy for `read_retention`.
+    """The reverse of `read_retention`.
 
     Example:
         >>> write_retention(retention.Latest(3))

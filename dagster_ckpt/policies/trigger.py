@@ -1,8 +1,4 @@
-"""Triggers: when the next periodic checkpoint is due, and windows in which nothing is taken.
-
-A policy is a pure function from a stream's progress to the time at which a checkpoint is due, or None. `|` takes the
-earliest answer of several, `&` the latest.
-"""
+"""Triggers: when the next periodic checkpoint is due, and windows in which nothing is taken."""
 
 from __future__ import annotations
 
@@ -23,14 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TriggerProgress:
-    """Progress of the running query. Times are of a monotonic clock.
+    """Progress of the running query. Times are of a monotonic clock, except `wall_ms`.
 
     Attributes:
         wall_ms: Now, since the epoch.
         share: Random number from 0 up to 1, so that streams that start together take checkpoints at different times.
         last_due_ms: When the last periodic checkpoint was due; None before the first one.
-        last_triggered_ms: When it was triggered.
-        last_completed_ms: When a snapshot was last completed.
+        last_completed_ms: When a snapshot, periodic or not, was last completed.
         batches: Committed since the last periodic trigger, or the start.
         rows: Input rows of these batches.
     """
@@ -65,7 +60,6 @@ class TriggerPolicy(Protocol):
 
 
 def checked_trigger(policy: object) -> TriggerPolicy:
-    """Return a value if it is a trigger policy."""
     if not isinstance(policy, TriggerPolicy) or isinstance(policy, type):
         allowed = (
             "a policy such as Interval(60_000) | EveryBatches(100), or an object of your own with a method "
@@ -93,7 +87,7 @@ class Interval(_Rule):
     Missed times are skipped: catching up would take the same snapshot again.
 
     Attributes:
-        interval_ms: Time between two checkpoints, ms or a timedelta, from 10 ms.
+        interval_ms: Ms or a timedelta, from 10 ms.
         first_after_ms: The first one is due at a random time between this and the interval.
     """
 
@@ -109,7 +103,6 @@ class Interval(_Rule):
             )
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """The first one after the random delay, then at the fixed rate."""
         period_ms, first_ms = INTERVAL.checked(self.interval_ms), FIRST_AFTER.checked(self.first_after_ms)
         if progress.last_due_ms is None or progress.last_triggered_ms is None:
             return progress.started_ms + first_ms + int(progress.share * (period_ms - first_ms + 1))
@@ -127,7 +120,7 @@ class MinPause(_Rule):
         object.__setattr__(self, "pause_ms", PAUSE.checked(self.pause_ms))
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """The end of the pause; at once if no snapshot was completed."""
+        """At once if no snapshot was completed."""
         if progress.last_completed_ms is None:
             return progress.started_ms
         return progress.last_completed_ms + PAUSE.checked(self.pause_ms)
@@ -143,7 +136,6 @@ class EveryBatches(_Rule):
         BATCHES.checked(self.batches)
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """Due once that many batches committed."""
         return progress.now_ms if progress.batches >= self.batches else None
 
 
@@ -157,7 +149,6 @@ class EveryRows(_Rule):
         ROWS.checked(self.rows)
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """Due once that many rows were read."""
         return progress.now_ms if progress.rows >= self.rows else None
 
 
@@ -170,10 +161,10 @@ class Blackout:
     """A window of the day, on all or some days of the week.
 
     Attributes:
-        begin: Local start time, such as "22:00", inclusive.
-        end: Exclusive; at or before `begin`, on the next day.
+        begin: Local time, such as "22:00", inclusive.
+        end: Exclusive; at or before `begin`: on the next day.
         timezone: Of both, with daylight saving time.
-        days: Days on which the window begins, "mon" to "sun"; empty means every day.
+        days: On which the window begins, "mon" to "sun"; empty: every day.
 
     Example:
         >>> Blackout("22:00", "06:00", timezone="Europe/Berlin", days=("fri", "sat"))
@@ -196,7 +187,7 @@ class Blackout:
         checked_timezone("timezone of a blackout", self.timezone)
 
     def ends_at_ms(self, at_ms: int) -> int | None:
-        """End of the window that contains a moment, since the epoch."""
+        """End of the window that contains a moment, both since the epoch."""
         moment = local_time(at_ms, self.timezone)
         today = moment.start_of("day")
         # A window that began yesterday may extend into today.
@@ -212,7 +203,6 @@ class Blackout:
 
 
 def blackout_ends_at_ms(blackouts: Iterable[Blackout], at_ms: int) -> int | None:
-    """Latest end of windows that contain a moment."""
     return max((end for blackout in blackouts if (end := blackout.ends_at_ms(at_ms)) is not None), default=None)
 
 
@@ -236,7 +226,6 @@ class OutsideBlackouts(_Rule):
         object.__setattr__(self, "blackouts", blackouts)
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """The end of the window; at once outside of all windows."""
         over_ms = blackout_ends_at_ms(self.blackouts, progress.wall_ms)
         return progress.started_ms if over_ms is None else progress.now_ms + over_ms - progress.wall_ms
 
@@ -251,7 +240,6 @@ class AnyOf(Combination[TriggerPolicy], _Rule):
     checked = checked_trigger
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """The earliest time that is known."""
         times = [policy.due_at_ms(progress) for policy in self.policies]
         return min((time for time in times if time is not None), default=None)
 
@@ -263,7 +251,6 @@ class AllOf(Combination[TriggerPolicy], _Rule):
     checked = checked_trigger
 
     def due_at_ms(self, progress: TriggerProgress) -> int | None:
-        """The latest time, if all are known."""
         times = [policy.due_at_ms(progress) for policy in self.policies]
         known = [time for time in times if time is not None]
         return max(known) if len(known) == len(times) else None
@@ -273,9 +260,9 @@ _Rule.any_of, _Rule.all_of = AnyOf, AllOf
 
 
 def known_interval_ms(policy: TriggerPolicy) -> int | None:
-    """The longest time between checkpoints while a query makes progress; None: no limit.
+    """The longest time between checkpoints while a query makes progress, for health and freshness.
 
-    Health and freshness use it. Own policies, rows, batches and blackouts set no limit.
+    None: no limit, as for own policies, rows, batches and blackouts.
 
     Example:
         >>> known_interval_ms(Interval(60_000) | EveryBatches(100)), known_interval_ms(EveryBatches(100))

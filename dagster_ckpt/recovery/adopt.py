@@ -1,10 +1,7 @@
 """Adopting: a stream continues the query of a checkpoint directory that plain Spark wrote, with its id and sinks.
 
-Adopting only reads, and takes the first snapshot; the query may keep running. The next start takes the directory over:
-its fence makes the query's next write to its offset log fail. A batch in flight may still reach the sink.
-
-The stream continues in a clone, or in place: there, the plan of one batch without data replaces the fence, and at no
-moment can the other query plan that batch.
+Adopting only reads, and takes the first snapshot; the query may keep running until the next start fences it. See "An
+adopted directory" in docs/internals.md.
 """
 
 from __future__ import annotations
@@ -67,7 +64,7 @@ _DELTA_LOG = "_delta_log"
 
 @dataclass(frozen=True)
 class Adoption:
-    """What was found in a checkpoint directory; without a `snapshot`, a dry run."""
+    """Without a `snapshot`, a dry run."""
 
     stream_id: str
     found: CheckpointDescription
@@ -104,8 +101,8 @@ def adopt(
 ) -> Adoption:
     """Adopt a checkpoint directory of plain Spark; the stream's next start, from `latest`, continues its query.
 
-    The directory is only read. Until that start, adopting may be repeated, also with other options. An interrupted
-    adoption refuses every start until it is repeated or dropped (`undo_adoption`).
+    Until that start, adopting may be repeated, also with other options. An interrupted adoption refuses every start
+    until it is repeated or dropped (`undo_adoption`).
 
     Args:
         sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's name; an
@@ -413,10 +410,10 @@ WAIT_S = 30.0
 def take_over(
     stream: StreamHandle, lease: LeaseKeeper, *, resumes: bool, still_mine: Callable[[], None], wait_s: float = WAIT_S
 ) -> bool:
-    """Take over the adopted directory of a stream, if no start has done so. May be repeated.
+    """Take over a stream's adopted directory, if no start has done so. May be repeated.
 
-    If a start `resumes`, it continues in a directory that was adopted in place. Returns whether the directory may have
-    changed, so that plans must be made again.
+    Plans must be made again if it returns True. `resumes`: the start continues in a directory that was adopted in
+    place.
     """
     adopted = adopted_directory(stream.catalog.streams.get(stream.stream_id))
     if adopted is None or not adopted.is_pending:
@@ -452,7 +449,7 @@ def _continue_in_place(stream: StreamHandle, lease: LeaseKeeper, live: LiveDirec
             "without in_place: the batch is then run again in a copy."
         )
     entry = plan_without_data(live.folder, done.batch_id - 1, now_ms=wall_clock_ms())
-    # First the catalog: a start that dies in between leaves a fenced directory; the next one continues in a clone.
+    # First the catalog: a start that dies in between leaves a fenced directory, and the next one continues in a clone.
     stream.catalog.streams.restore_finished(lease.record)
     with lease.step():
         open_fence(live.folder, done.batch_id, entry)

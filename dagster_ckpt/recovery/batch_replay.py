@@ -1,7 +1,6 @@
-"""From where one batch of a stream can be replayed: the state before it, and the plans of the batches up to it.
+"""From where one batch can be replayed: the state before it, and the plans of the batches up to it.
 
-A plan is in the journal, in the offset log of the live directory, or in a snapshot taken then. Nothing of the stream is
-changed: everything happens in a temporary directory.
+A plan is in the journal, in the offset log of the live directory, or in a snapshot taken then.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ class ReplayPoint:
     """State that exists, and the plans that lead from it to a batch.
 
     Attributes:
-        after: The batch that the state is after; -1 is before the first.
+        after: The state's batch; -1 is before the first.
         batches: The plans of all later ones up to the batch to replay.
-        live: The stream's live directory, if that has the state.
-        snapshot: Else the snapshot that has it; neither before the first batch.
+        live: The live directory, if that has the state; else `snapshot` has it, or there is none before the first
+            batch.
     """
 
     after: int
@@ -49,7 +48,6 @@ class ReplayPoint:
 
     @property
     def batch(self) -> PlannedBatch:
-        """The one to replay."""
         return self.batches[-1]
 
     def __str__(self) -> str:
@@ -58,11 +56,7 @@ class ReplayPoint:
         return f"the live directory at batch {self.after}" if self.live is not None else "the beginning of the stream"
 
     def restore(self, stream: StreamHandle, target: LiveDirectory) -> None:
-        """Build the state in a temporary directory.
-
-        Raises:
-            LiveDirectoryError: The live directory no longer has it.
-        """
+        """Build the state in a temporary directory; LiveDirectoryError if the live directory no longer has it."""
         if self.snapshot is not None:
             restore_into(stream, snapshot_location(self.snapshot), target, is_scratch=True)
         elif self.live is not None:
@@ -76,12 +70,7 @@ class ReplayPoint:
 
 
 def replay_points(stream: StreamHandle, batch_id: int) -> Iterator[ReplayPoint]:
-    """Where the state before a batch can come from, the nearest first.
-
-    Raises:
-        OptionError: The batch was not planned yet.
-        RestoreError: No state before it is left, or the plans between are not recorded.
-    """
+    """Nearest first; RestoreError if no state before it is left, or the plans between are not recorded."""
     if batch_id < 0:
         raise OptionError(f"batch is {batch_id}, but batches are numbered from 0.")
     plans = _Plans.of(stream)
@@ -100,8 +89,6 @@ def replay_points(stream: StreamHandle, batch_id: int) -> Iterator[ReplayPoint]:
 
 @dataclass(frozen=True)
 class _Plans:
-    """What there is of a stream: states, and the plans of batches, from wherever they are."""
-
     stream: StreamHandle
     live: LiveDirectory | None
     retained: Collection[int]
@@ -177,6 +164,5 @@ def query_of(point: ReplayPoint) -> str | None:
 
 
 def sources_of(point: ReplayPoint) -> Iterator[tuple[str, bytes]]:
-    """The entries of source logs that the batches read, by path."""
     for batch in point.batches:
         yield from ((path, data) for path, data in batch.files.items() if path.startswith(f"{SOURCES}/"))

@@ -1,7 +1,6 @@
-"""How the code of a stream fits the state that its next start continues from: a verdict, and what the start would do.
+"""How the code of a stream fits the state that its next start continues from, and what the start would do. Pure.
 
-Pure. A start and a check without a start judge by the same functions: sources by `source_change`, settings of the state
-and operators by `plan_check`.
+A start and a check without a start judge by the same functions.
 """
 
 from __future__ import annotations
@@ -36,13 +35,12 @@ class Compatibility(StrEnum):
 class Part(StrEnum):
     SOURCE = "source"
     OPERATOR = "operator"
-    # Partitions, backend and checkpoint format.
     STATE = "state"
     SINK = "sink"
 
 
 class Action(StrEnum):
-    """What the start does with a part. REFUSE: nothing, so it does not start."""
+    """REFUSE: the start does not happen."""
 
     KEEP = "keep"
     MIGRATE = "migrate"
@@ -57,8 +55,7 @@ class Step:
 
     Attributes:
         name: Such as `0` for a source, or `1 (aggregation by site)` for an operator.
-        reason: What differs; empty if nothing does.
-        options: Options of the start that this step needs, as `StartFrom` takes them.
+        options: Of the start, that this step needs, as `StartFrom` takes them.
     """
 
     part: Part
@@ -90,7 +87,6 @@ class CompatibilityReport:
 
     Attributes:
         compared_with: The state, such as `checkpoint 7 of batch 812`.
-        notes: What the start reports in addition to the steps.
     """
 
     stream_id: str
@@ -104,11 +100,9 @@ class CompatibilityReport:
 
     @property
     def reason(self) -> str:
-        """Why it is not SAME."""
         return "; ".join(str(step) for step in self.steps if step.reason)
 
     def messages(self) -> list[str]:
-        """The report, one line each."""
         asked = " ".join(
             f"--{name.replace('_', '-')}" + ("" if value is True else f" {value!r}")
             for name, value in self.options.items()
@@ -122,7 +116,6 @@ class CompatibilityReport:
 
     @property
     def options(self) -> dict[str, str | bool | int]:
-        """Of the start that does the migration."""
         return {name: value for step in self.steps for name, value in step.options.items()}
 
     def as_record(self) -> dict[str, object]:
@@ -137,7 +130,7 @@ class CompatibilityReport:
 
 
 def source_steps(judgement: SourceJudgement) -> tuple[Step, ...]:
-    """What a start does with each source of the query, then with former ones that it drops.
+    """A step for each source of the query, then for former ones that are dropped.
 
     Without a mapping, changed sources get the steps of the one that the refusal of the start proposes.
     """
@@ -187,10 +180,10 @@ def operator_steps(
     start_from: StartFrom | None = None,
     rules: Sequence[StateMigration] = (),
 ) -> tuple[Step, ...]:
-    """What a start does with the state of each operator, in the order of the old plan, then of the new one.
+    """A step for each operator with state, in the order of the old plan, then of the new one.
 
-    Empty if a plan is unknown: then nothing is compared, as by the start. A change that can be migrated is taken for
-    one that is to be.
+    Empty if a plan is unknown: then the start compares nothing either. A change that can be migrated is taken for one
+    that is to be.
     """
     if before is None or after is None:
         return ()

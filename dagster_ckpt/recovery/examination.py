@@ -1,7 +1,7 @@
 """Examines recovery points: damage is read there, never inferred from an error's words.
 
-The doctor, previews, preflights and starts agree, because all examine a live directory here. If a start fails and its
-point is intact, the cause is code, source, sink or environment, and no point is skipped.
+Doctor, previews, preflights and starts agree, because all examine a live directory here. A failed start whose point is
+intact skips no point: the cause is code, source, sink or environment.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Damage:
-    """A finding's code or an error's class, and a text for messages."""
+    """`error`: a finding's code or an error's class."""
 
     error: str
     detail: str
@@ -129,8 +129,7 @@ def _reference(stream: StreamHandle, live: LiveDirectory) -> tuple[KnownSnapshot
         if (snapshot.batch_id or 0) > (commit if commit is not None else -1):
             continue
         manifest = readable_manifest(stream, snapshot.location or "")
-        # The problems of an unreadable one are reported when it is used. One from before a rewrite of the state has
-        # other files by the same names.
+        # From before a rewrite of the state, files have the same names but other content.
         if manifest is None or rewrite_of(manifest.header.properties) != rewrite_id:
             continue
         entries = list(manifest.files)
@@ -152,21 +151,19 @@ def _was_taken_in(record: StreamRecord, snapshot: SnapshotRecord) -> bool:
 
 
 class Examiner:
-    """Examines the points that one run starts from; the start that follows does not read them again."""
+    """Points of one run; the start that follows does not read them again."""
 
     def __init__(self, stream: StreamHandle) -> None:
         self._stream = stream
         self._good: tuple[str, Positions] | None = None
 
     def state_of(self, live: LiveDirectory, state: LiveState, *, deep: bool) -> LiveState:
-        """The state of a directory that looks good: BROKEN if damaged."""
         known, self._good = self._good, None
         is_known = known == (live.url, live.positions())
         damage = self.damage_of_live(live, deep=deep and not is_known)
         return state if damage is None else replace(state, status=LiveStatus.BROKEN, reason=damage.detail)
 
     def damage_of_live(self, live: LiveDirectory, *, deep: bool = True) -> Damage | None:
-        """None if everything that a resume needs is intact."""
         positions = live.positions()
         damage = _damage(diagnose_live_directory(self._stream, live, deep=deep).findings, live)
         self._good = (live.url, positions) if deep and damage is None else None
@@ -249,7 +246,6 @@ def _damage_of_batch(live: LiveDirectory, batch_id: int) -> Damage | None:
 
 
 def refuse_broken_sinks(stream: StreamHandle, live: LiveDirectory, output: NamedOutput | None) -> None:
-    """Refuse if the log of the query's sinks, or of those it wrote to last, cannot be continued."""
     described = described_sink(output)
     sinks = [described] if described is not None else []
     if output is None:
@@ -282,18 +278,17 @@ _ENDED = re.compile(r"(InterruptedException|ClosedByInterrupt|Py4JNetworkError|S
 
 
 def is_suspicious(error: Exception) -> bool:
-    """Whether a start may have failed because of its point. Only errors of this package rule that out."""
+    """Whether a start may have failed because of its point: only errors of this package rule that out."""
     if isinstance(error, CkptError):
         return isinstance(error, _OF_A_POINT) and not isinstance(error, _OF_SOMETHING_ELSE)
     return is_suspicious_end(str(error))
 
 
 def is_suspicious_end(reason: str) -> bool:
-    """Whether a query may have failed because of its live directory: always, unless it was interrupted."""
     return _ENDED.search(reason) is None
 
 
-# They determine which files belong together; of all others, name and length suffice.
+# These determine which files belong together; of all others, name and length suffice.
 _READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
 _READ_SUFFIXES = (".zip", ".crc")
 # A restore rewrites these paths.
@@ -301,7 +296,7 @@ _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}
 
 
 def snapshot_problems(store: SnapshotStore, location: str, *, deep: bool = True) -> list[str]:
-    """What is wrong with a snapshot; empty if it can be restored.
+    """Empty if it can be restored.
 
     Its data objects are long enough (`deep`: and match their digests), and it has all files that a resume needs.
     """

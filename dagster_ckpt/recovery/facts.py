@@ -45,10 +45,10 @@ def recovery_facts(
     output: NamedOutput | None = None,
     examiner: Examiner | None = None,
 ) -> RecoveryFacts:
-    """Gather everything that a recovery plan depends on.
+    """A start by a user does not `remember` earlier recovery failures.
 
-    A start by a user does not `remember` earlier recovery failures. With an `examiner`, the state that the query will
-    load is read unless all executions in the live directory ended in order.
+    With an `examiner`, the state that the query will load is read unless all executions in the live directory ended in
+    order.
     """
     catalog = stream.catalog
     record = catalog.streams.get(stream.stream_id)
@@ -99,7 +99,6 @@ _IN_ORDER = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatu
 
 
 def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> list[PointFailure]:
-    """Without what only Spark has seen under another version of the code."""
     versions = {each.execution_id: each.code_version for each in executions}
     return [
         failure
@@ -109,7 +108,6 @@ def _that_count(stream: StreamHandle, executions: Sequence[ExecutionRecord]) -> 
 
 
 def _ended_in_order(executions: Sequence[ExecutionRecord], live_directory: str | None) -> bool:
-    """Deliberately, and in this boot."""
     in_it = [each for each in executions if each.live_directory == live_directory]
     # Damage behind an earlier failure may still exist, even if the next attempt was canceled.
     return bool(in_it) and all(each.status in _IN_ORDER and each.boot_id == boot_id() for each in in_it)
@@ -182,7 +180,6 @@ _Key = tuple[int | None, str]
 
 
 def state_digest(store: SnapshotStore, location: str) -> str | None:
-    """Digest over names and contents of a snapshot's state files, if any."""
     digest, is_empty = blake3(), True
     for entry in sorted(store.manifest(location).files, key=attrgetter("path")):
         if entry.path.partition("/")[0] == STATE:
@@ -194,10 +191,7 @@ def state_digest(store: SnapshotStore, location: str) -> str | None:
 def with_equal_content(
     store: SnapshotStore, failures: Sequence[PointFailure], snapshots: Sequence[SnapshotRecord]
 ) -> list[PointFailure]:
-    """The failures, repeated for each other snapshot of the same batch and state.
-
-    A checkpoint of restored damage is damaged too.
-    """
+    """Repeat each failure for other snapshots of the same batch and state: restored damage is in their files too."""
     points = {snapshot_point(each.snapshot_id): each for each in snapshots}
     batches = {points[failure.point].batch_id for failure in failures if failure.point in points}
     alike = {name: each for name, each in points.items() if each.batch_id in batches}

@@ -1,7 +1,6 @@
 """Forking and importing: a stream continues from another's state as an independent query.
 
-The original of a fork may be running. An import continues from a snapshot of another deployment, which this catalog
-cannot hold, so it reads all of it at once and keeps no reference.
+An import continues from a snapshot of another deployment, which this catalog cannot hold: it reads all of it at once.
 
 A crash is harmless: the directory is built under a temporary name, and one transaction assigns it and its output to the
 new stream. What its first start must check stays recorded until that has succeeded.
@@ -52,7 +51,7 @@ from dagster_ckpt.values.durations import monotonic_ms
 class Fork:
     """A stream forked from another one, perhaps of another deployment (`import_snapshot`).
 
-    `outputs` maps folders of the original's file sinks to those that received their rows. The fork must not write to
+    `outputs`: folders of the original's file sinks, and those that received their rows. The fork must not write to
     `parent_outputs`.
     """
 
@@ -80,8 +79,7 @@ def fork(
 
     Args:
         start_from: `latest` (the newest committed batch), `batch-<n>`, or a snapshot.
-        outputs: Folders of the original's file sinks, mapped to folders of the fork that receive its rows up to the
-            fork. Others contain only what comes after.
+        outputs: Folders of the original's file sinks, mapped to those that receive its rows up to the fork.
     """
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
@@ -110,8 +108,6 @@ def fork(
 
 @dataclass(frozen=True)
 class ForkedState:
-    """Another stream's state in a prepared live directory, what it is, and what its first start must check."""
-
     live_directory: str
     query_id: str
     source: str
@@ -238,10 +234,7 @@ def give_outputs(
     *,
     may_link: bool = True,
 ) -> None:
-    """Copy rows of another stream's folders up to a batch. May be repeated.
-
-    With `may_link`, files on the same disk are hard-linked.
-    """
+    """Copy rows of other folders up to a batch; may be repeated. `may_link`: by hard links on the same disk."""
     chosen: list[tuple[str, str]] = []
     for old, new in outputs.items():
         path = next((path for path in logs if same_folder(path, old)), None)
@@ -273,7 +266,7 @@ _QUERY_IDS = uuid.UUID("6f0c3f0e-6a0b-4e0b-9d43-8f1f6a3f9c21")
 
 @dataclass(frozen=True)
 class _MovedSink:
-    """A sink as the snapshot names it, the place in that name if any, and what replaces it."""
+    """The sink's name in the snapshot, the place in that name if any, and what replaces it."""
 
     name: str
     old: str | None

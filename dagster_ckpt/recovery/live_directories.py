@@ -2,8 +2,8 @@
 
 Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses.
 
-Temporary copies are next to the live directories, where every executor can reach them. While one is in use, a thread
-writes the catalog's time into a file next to it, which distinguishes it from copies of killed processes.
+Temporary copies are next to the live directories, where every executor can reach them. A thread writes the catalog's
+time into a file next to one in use, which tells it from copies of killed processes.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
 
 
 def delete_older_live_directories(stream: StreamHandle, current: LiveDirectory, lease: LeaseKeeper) -> None:
-    """Delete the live directories that earlier starts left, not those of a successor (with a higher token).
+    """Delete those that earlier starts left, but no successor's (with a higher token) and no fenced one.
 
-    A fenced one stays: without its fence, a query that still runs there would plan further batches.
+    Without its fence, a query that still runs there would plan further batches.
     """
     built = _own_live_directories(stream, stream.catalog.streams.get(stream.stream_id))
     names = {each.live.url.rpartition("/")[2]: each for each in built}
@@ -93,7 +93,6 @@ def delete_forgotten_live_directories(stream: StreamHandle) -> str | None:
     try:
         record = stream.catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:
-        # The housekeeping schedule also covers streams that were never started.
         return None
     if record.live_directory is not None or stream.catalog.leases.current(stream.stream_id) is not None:
         return None
@@ -144,7 +143,6 @@ def _is_in(folder: str, url: str) -> bool:
 
 
 def may_be_anothers(stream: StreamHandle, record: StreamRecord) -> bool:
-    """Whether the live directory may be another deployment's: elsewhere and not adopted, or of another owner."""
     if adopted_directory(record) is not None:
         return False
     return lies_elsewhere(stream, record) or other_owner_of_live_folder(stream) is not None
@@ -186,7 +184,7 @@ class Building:
 
     @span("write_files")
     def fill(self, fill: Callable[[LiveDirectory], object]) -> None:
-        """Create the directory; if its state is rewritten, from a temporary copy."""
+        """If the state is rewritten, `fill` gets a temporary copy."""
         if self._rewrite is None:
             fill(self.live)
             return
@@ -198,7 +196,7 @@ class Building:
             source.delete()
 
     def rewrite(self, source: LiveDirectory) -> None:
-        """Create the directory from one in which no query runs, with rewritten state."""
+        """`source` must have no running query."""
         rewrite = self._rewrite
         assert rewrite is not None
         made = rewrite.migration
@@ -219,11 +217,9 @@ class Building:
 
     @property
     def plan(self) -> Mapping[str, Any] | None:
-        """That of the migrated state."""
         return self._migration.after.as_record() if self._migration is not None else None
 
     def origin(self, origin: StateOrigin) -> StateOrigin:
-        """Of a migrated state, with the plan that its origin has."""
         return origin.written_by(self._migration.before.as_record()) if self._migration is not None else origin
 
     @property
@@ -260,7 +256,6 @@ def restore_into(
     Args:
         new_query_id: Lets the query run alongside the original; None keeps the snapshot's.
         donor: A good live directory whose matching files are linked.
-        is_scratch: The directory need not survive a power loss.
         progress: Called from several threads with the numbers of placed and of all files.
     """
     placed = itertools.count(1)
@@ -299,14 +294,13 @@ _IN_USE = ".in-use"
 
 @contextmanager
 def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
-    """The place for a temporary copy of state, deleted at the end."""
     remove_leftovers(stream)
     folder = _folder(stream)
     name = f"{stream.catalog.now_ms()}-{uuid.uuid4().hex[:8]}"
     scratch = folder.sibling(f"/{name}")
 
     def report() -> None:
-        # After six hours without a report the directory may be deleted; its user then fails.
+        # After `LEFT_AFTER_MS` without a report the directory may be deleted; its user then fails.
         folder.folder.write(f"{name}{_IN_USE}", [str(stream.catalog.now_ms()).encode()])
 
     try:
@@ -319,7 +313,6 @@ def scratch_directory(stream: StreamHandle) -> Iterator[LiveDirectory]:
 
 
 def remove_leftovers(stream: StreamHandle) -> None:
-    """Delete the copies of killed processes, by the catalog's clock."""
     now_ms = stream.catalog.now_ms()
     folder = _folder(stream)
     for name, entry in folder.folder.list().items():

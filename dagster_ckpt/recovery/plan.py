@@ -33,8 +33,6 @@ class RecoveryKind(Enum):
 
 @dataclass(frozen=True)
 class PassedPoint:
-    """A better point that a recovery skips, and its distance from the current state."""
-
     name: str
     why: str
     rewound_batches: int | None = None
@@ -64,15 +62,14 @@ class _Plan:
 
         @property
         def point(self) -> str | None:
-            """Name of the point to continue from, under which failures are remembered."""
+            """The point's name, under which failures are remembered."""
 
         @property
         def rewound_ms(self) -> int | None:
-            """Time from the point to the query's last sign of life: the most that is processed again."""
+            """From the point to the query's last sign of life: the most that is processed again."""
 
     @property
     def came_from(self) -> str:
-        """What has the state to continue from, for messages."""
         return describe_snapshot(self.snapshot) if self.snapshot is not None else "its live directory"
 
     @property
@@ -109,8 +106,6 @@ class _OfTheLiveDirectory(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class StartEmpty(_OfTheLiveDirectory):
-    """Discard any state, and read the sources from the beginning."""
-
     kind = RecoveryKind.START_EMPTY
     to_batch: ClassVar[None] = None
     point: ClassVar[None] = None
@@ -118,8 +113,6 @@ class StartEmpty(_OfTheLiveDirectory):
 
 @dataclass(frozen=True, kw_only=True)
 class FinishRestore(_OfTheLiveDirectory):
-    """Finish a restore, rewind, fork or import whose directory is there."""
-
     kind = RecoveryKind.FINISH_RESTORE
     to_batch: ClassVar[None] = None
     point: str
@@ -141,8 +134,6 @@ class Resume(_Continue):
 
 @dataclass(frozen=True, kw_only=True)
 class Clone(_Continue):
-    """Continue in a copy of the live directory, whose last writer may be alive."""
-
     kind = RecoveryKind.CLONE
 
 
@@ -152,7 +143,6 @@ class MappedSources:
 
     Attributes:
         positions: Where each new source begins, once the sources were asked.
-        identities: What the query reads, if known.
     """
 
     mapping: SourceMapping
@@ -160,7 +150,6 @@ class MappedSources:
     identities: tuple[SourceIdentity, ...] | None = None
 
     def offsets(self, before: Mapping[str, str | None]) -> dict[str, str | None]:
-        """The offsets of the query's sources, from those of the state."""
         continued, found = self.mapping.continued, dict[str, str | None]()
         for source in in_order(self.mapping.sources):
             is_new = source in self.mapping.new
@@ -194,7 +183,7 @@ class _GoBack(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class Restore(_GoBack):
-    """Restore a snapshot, which the stream then owns if it `claims` it; files of the `donor` may be linked."""
+    """The stream then owns the snapshot if it `claims` it; files of the `donor` may be linked."""
 
     kind = RecoveryKind.RESTORE
     directory: ClassVar[None] = None
@@ -234,7 +223,6 @@ class RestoreAndReplay(_Plan):
     Attributes:
         to_batch: The last lost batch.
         query_id: The id under which the sinks have these batches.
-        in_flight: The next batch, if its plan is known: exactly its rows are processed first.
         directory: Where the batches were replayed; None if not yet.
     """
 
@@ -283,12 +271,9 @@ class RecoveryFacts:
     Attributes:
         snapshots: Restorable snapshots of the current timeline, newest first.
         all_snapshots: Candidates for an explicit name: completed snapshots, and the one at a named location.
-        last_batch: The newest batch that any execution reported as committed in the live directory.
-        predecessor_ended: Whether the previous execution can write nothing more.
-        prefer_checkpoint: Flink's prefer-checkpoint-for-recovery.
+        last_batch: The newest one that any execution reported as committed in the live directory.
         retained: Batches that the live directory can be rewound to, ascending; only determined if one is requested.
         ended_in_order: Whether every execution in the live directory ended deliberately, in this boot.
-        failures: Recovery failures since the last good checkpoint, oldest first.
         is_automatic: No user requested this start: snapshots known to be broken are not tried.
         depth: Number of points considered besides the live directory; None: all.
         last_sign_ms: The last sign of life of a query in the live directory, by the catalog's clock.
@@ -319,7 +304,7 @@ class RecoveryFacts:
 
     @property
     def before_the_edit(self) -> list[SnapshotRecord]:
-        """Snapshots without an edit of the stream's state, which no recovery uses."""
+        """Snapshots without an edit of the stream's state: no recovery uses them."""
         edits = set(self.stream.state_edits)
         return [snapshot for snapshot in self.all_snapshots if not edits <= set(snapshot.state_edits)]
 
@@ -338,8 +323,6 @@ class RecoveryFacts:
 
 @dataclass(frozen=True)
 class RewindDistance:
-    """Committed batches, recorded input rows and ms between two snapshots of one timeline."""
-
     batches: int | None
     rows: int | None
     span_ms: int | None
@@ -352,7 +335,6 @@ class RewindDistance:
 
 
 def skipped_distance(snapshots: Sequence[SnapshotRecord], chosen: SnapshotRecord) -> RewindDistance | None:
-    """How far `chosen` is behind the first of these snapshots, newest first."""
     newer = snapshots[: next(at for at, snapshot in enumerate(snapshots) if snapshot.snapshot_id == chosen.snapshot_id)]
     if not newer:
         return None

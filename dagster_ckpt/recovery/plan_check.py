@@ -55,14 +55,12 @@ _NOTHING = "nothing"
 
 
 def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
-    """Differences that affect the state, one line each."""
     if before.as_record() == after.as_record():
         return ()
     return tuple(_differences(before, after))
 
 
 def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from: str, fingerprint: str) -> NoReturn:
-    """Refuse a start whose code reads the state differently; `came_from` describes that state."""
     raise PlanChangedError(
         f"Stream {stream_id!r} is not started, nothing was changed: the code would continue from {came_from} with a "
         f"plan that differs from the one that wrote this state. {describe_differences(differences)} Spark compares "
@@ -136,10 +134,7 @@ class StateCheck:
 
 
 def check_state(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> StateCheck:
-    """Compare the state to start from with how the stream is to keep it.
-
-    A returned rewrite is possible and allowed.
-    """
+    """Compare the state to start from with how the stream is to keep it. A returned rewrite is possible and allowed."""
     if isinstance(plan, StartEmpty):
         return StateCheck()
     shape = _shape(stream, plan)
@@ -200,7 +195,6 @@ def _wanted_partitions(stream: StreamHandle, start_from: StartFrom, shape: State
 def _wanted_backend(
     stream: StreamHandle, plan: RecoveryPlan, shape: StateShape | None
 ) -> tuple[str | None, int | None, tuple[str, ...]]:
-    """Provider and checkpoint format to convert the state to, and what Spark keeps."""
     if stream.backend is None:
         return None, None, ()
     change = backend_change(_pinned(stream, plan), stream.backend)
@@ -262,8 +256,6 @@ def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
 
 @dataclass(frozen=True)
 class PlanChange:
-    """How a plan differs from that of a state, and whether a user has accepted it."""
-
     differences: tuple[str, ...]
     came_from: str
     fingerprint: str
@@ -271,10 +263,6 @@ class PlanChange:
 
 
 def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
-    """Compare the plan of a query to start with that of the state.
-
-    None if they agree, there is no state, or a plan is unknown.
-    """
     old = old_plan(record, recovery)
     differences = plan_differences(old, new) if old is not None and new is not None else ()
     if new is None or not differences:
@@ -283,7 +271,6 @@ def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescripti
 
 
 def old_plan(record: StreamRecord, recovery: RecoveryPlan) -> PlanDescription | None:
-    """The plan that wrote the state to continue from, if known."""
     if isinstance(recovery, StartEmpty):
         return None
     if isinstance(recovery, Restore):

@@ -46,7 +46,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def _with_sources(facts: RecoveryFacts, plan: RecoveryPlan, sources: MappedSources) -> RecoveryPlan:
-    """Let a plan change the sources: a live directory that continues is re-created at its newest batch."""
+    """A live directory that continues is re-created at its newest batch."""
     reason = f"{plan.reason}; its sources change: {sources.mapping}"
     match plan:
         case Restore() | Rewind():
@@ -99,7 +99,7 @@ def _planned(facts: RecoveryFacts) -> RecoveryPlan:
 
 
 def with_newer_point(facts: RecoveryFacts, plan: RecoveryPlan, gone: str) -> RecoveryFacts | None:
-    """The facts to continue from a newer point than one whose input is `gone`, unless a person named the point."""
+    """The facts to continue from a newer point, as the input of this one is gone; None if a person named it."""
     if not facts.start_from.chooses_its_point or not isinstance(plan, Restore | Rewind):
         return None
     beyond = replace(facts, without_input={**facts.without_input, plan.point: f"its input is gone. {gone}"})
@@ -397,7 +397,6 @@ def refuse_to_forget(facts: RecoveryFacts) -> None:
 
 
 def refuse_unconfirmed(facts: RecoveryFacts) -> None:
-    """Refuse an unconfirmed empty start that would discard state."""
     if facts.start_from.discard_state:
         return
     given_up = []

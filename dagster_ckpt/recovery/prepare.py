@@ -3,9 +3,6 @@
 The order of the steps makes a crash harmless. The new directory is built under a temporary name and renamed; one
 transaction makes it the stream's directory and records that sinks must still be rolled back; then the sinks are rolled
 back, which can be repeated; then that record is cleared.
-
-A start that has lost its lease changes nothing of its successor's: its directory's name has its own token, the catalog
-refuses its writes, and it changes a sink's log only while the catalog holds its lease.
 """
 
 from __future__ import annotations
@@ -49,7 +46,6 @@ class PreparedStart:
     """What Spark is started on.
 
     Attributes:
-        rolled_back: Places of the sinks that were rolled back.
         may_repeat: Names of sinks that this process cannot roll back.
         began: Positions in the live directory just before the query started.
     """
@@ -96,8 +92,6 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Preparation:
-    """`record` is the stream as it was found."""
-
     stream: StreamHandle
     record: StreamRecord
     lease: LeaseKeeper
@@ -123,7 +117,6 @@ class _Preparation:
                 return self._start_empty(building.live)
 
     def resume(self, live: LiveDirectory) -> PreparedStart:
-        """Only a batch that sinks have and the query does not have is undone."""
         live.note_in_use()
         self._begin_logs()
         return PreparedStart(live, _places_of(self._settle_batch_in_flight(live)))
@@ -315,7 +308,6 @@ class _Preparation:
     def _point(
         self, batch_id: int, pending: SinkRollBack | None, entries: Sequence[SinkEntry] | None = None
     ) -> RollBack:
-        """`entries` is the log of the sink as the snapshot has it."""
         undone = pending or SinkRollBack()
         return RollBack(
             batch_id,
@@ -327,7 +319,6 @@ class _Preparation:
         )
 
     def _is_skipped_under(self, query_id: str | None, batch_id: int | None) -> bool:
-        """Whether a sink would skip the next batches of this query."""
         after = BEFORE_THE_FIRST_BATCH if batch_id is None else batch_id
         remembering = [sink for sink in self.sinks.of(Verdict.ROLL_BACK) if sink.remembers_undone]
         newest = (newest_batch(sink, query_id) for sink in remembering)
@@ -337,13 +328,11 @@ class _Preparation:
         return [sink for sink in sinks if sink.rolls_back and self.sinks.allows(sink)]
 
     def _begin_logs(self) -> None:
-        """An empty log up to the batch of the state, where a file sink begins in a folder without one."""
         for sink in self.sinks.of(Verdict.BEGIN):
             if isinstance(sink, FileSink):
                 begin_log(sink.folder, self.sinks.aim.batch_id, still_mine=self.lease.step)
 
     def _settle_batch_in_flight(self, live: LiveDirectory) -> list[Sink]:
-        """Undo a batch that sinks have and the query does not have; returns these sinks."""
         return settle_in_flight(
             live,
             self.sinks.to_settle,
@@ -369,7 +358,6 @@ class _Preparation:
                 ours = self.sinks.of(Verdict.ROLL_BACK)
                 logs = with_moved_logs(logs_in_snapshot(stream.store, location), ours)
                 batch_id, sinks = header.batch_id, sinks_in(header.properties)
-                # What the stream wrote to since then.
                 sinks += [sink for sink in ours if not sink.is_among(sinks)]
             case ToBatch(batch_id=batch_id, sinks=names):
                 sinks = sinks_of(names)

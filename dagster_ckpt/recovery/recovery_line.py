@@ -1,9 +1,8 @@
 """The greatest consistent line over the snapshots of a graph of streams.
 
-A snapshot of a stream is consistent with one of its upstream if all that it has read of it is contained there. What the
-upstream has written and the reader has not read is in a durable sink and arrives by itself. So a reader goes back
-because of its upstream, never the other way round, and one pass in topological order finds the line: there is no domino
-effect.
+A snapshot of a stream is consistent with one of its upstream if that contains all that it has read of it. What it has
+not read is in a durable sink and arrives by itself. So a reader goes back because of its upstream, never the other way
+round, and one pass in topological order finds the line.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ class Point:
     """A position of a stream that it can go back to.
 
     Attributes:
-        name: As it is shown, such as `chk-7`.
-        batch: Its last batch; -1 before the first.
+        batch: -1 before the first.
         begins: Of each timeline of the stream its parent, and the batch after which it branched off.
         reads: What it has read of other streams; None if that was not recorded.
     """
@@ -35,7 +33,6 @@ class Point:
     snapshot_id: str | None = None
 
     def contains(self, read: Read) -> bool:
-        """Whether its sinks have everything that was read."""
         if read.undone or read.batch is None:
             return not read.undone
         written_on = read.timeline
@@ -46,7 +43,6 @@ class Point:
         return read.batch <= min(history.get(written_on, -1), self.batch)
 
 
-# Empty state: nothing is written and nothing was read.
 EMPTY = Point("empty state", -1)
 
 
@@ -72,8 +68,6 @@ class Member:
 
 @dataclass(frozen=True)
 class RecoveryLine:
-    """A consistent line, upstream first."""
-
     members: tuple[Member, ...]
 
     @property
@@ -89,7 +83,7 @@ class RecoveryLine:
 
 
 def topological(streams: Iterable[str], edges: Iterable[Edge]) -> list[str]:
-    """These streams, each after those that it reads. Raises OptionError if they read each other in a circle."""
+    """Each after those that it reads; OptionError if they read each other in a circle."""
     left = {stream: set[str]() for stream in sorted(set(streams))}
     for edge in edges:
         if edge.reader in left and edge.upstream in left:
@@ -113,9 +107,8 @@ def recovery_line(
     """The newest point of each stream that has read nothing of its upstream that would be undone.
 
     Args:
-        order: The streams, upstream first. Other streams that they read do not go back.
-        points: Newest first.
-        edges: Between the streams. Those of unknown kind make the line not provable.
+        order: Upstream first. Other streams that they read do not go back.
+        edges: Those of unknown kind make the line not provable.
     """
     edges = list(edges)
     chosen: dict[str, Point] = {}
@@ -128,7 +121,6 @@ def recovery_line(
 
 
 def orphaned(name: str, reads: Iterable[Read], chosen: Mapping[str, Point]) -> str | None:
-    """Why a position is not consistent with the chosen points of its upstream, if it is not."""
     for read in reads:
         upstream = chosen.get(read.upstream)
         if upstream is None or read.kind is EdgeKind.UNKNOWN or upstream.contains(read):
@@ -144,7 +136,6 @@ def orphaned(name: str, reads: Iterable[Read], chosen: Mapping[str, Point]) -> s
 
 
 def unproven(stream: str, point: Point, chosen: Mapping[str, Point], edges: Sequence[Edge] = ()) -> tuple[str, ...]:
-    """Why it is not known whether a position is consistent with the chosen points of its upstream."""
     if point.reads is None:
         return (f"{point.name} of {stream} does not record what it has read",)
     recorded = {(each.source, each.upstream) for each in point.reads}

@@ -30,8 +30,6 @@ _LIVE = "live:"
 
 @dataclass(frozen=True)
 class RecoveryPoint:
-    """A snapshot, or a batch of an earlier live directory."""
-
     name: str
     batch_id: int | None
     snapshot: SnapshotRecord | None = None
@@ -131,7 +129,6 @@ def _insert(points: list[RecoveryPoint], point: RecoveryPoint) -> None:
 
 
 def batch_of(point: RecoveryPoint) -> int:
-    """-1 if unknown or before the first one."""
     return -1 if point.batch_id is None else point.batch_id
 
 
@@ -143,8 +140,6 @@ class SkippedSnapshot:
 
 @dataclass(frozen=True)
 class SnapshotChoice:
-    """The snapshot to use, the batches that it replays if known, and newer ones that cannot be restored."""
-
     snapshot: SnapshotRecord | None
     replayed_batches: int | None
     skipped: tuple[SkippedSnapshot, ...]
@@ -174,7 +169,7 @@ def choose_snapshot(
     newest_batch: int | None,
     problems: Callable[[SnapshotRecord], Sequence[str]],
 ) -> SnapshotChoice:
-    """Choose the newest snapshot without `problems`, which is called from the newest on.
+    """The newest snapshot without `problems`, which is called from the newest on.
 
     One after `newest_batch`, the newest batch known to be committed, belongs to another history.
     """

@@ -1,8 +1,8 @@
 """Exact replay: rebuild the state that was lost with a live directory, without rolling a sink back.
 
-A snapshot contains the state after batch N, the sinks have the batches up to M. If the query continued after N, Spark
-would divide the input of N+1 to M differently. Instead, a start runs these batches again with their offsets from the
-journal (`catalog/journal.py`), discards the rows, and continues after M.
+A snapshot has the state after batch N, the sinks have the batches up to M, which a query that continued after N would
+divide differently. So a start runs N+1 to M again with their offsets from the journal (`catalog/journal.py`), discards
+the rows, and continues after M.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class LostBatches:
     Attributes:
         batches: Those that the query had committed, or that a sink has as a whole; empty if only the one in flight has
             to be planned again.
-        query_id: The id of the query that wrote the last batch.
         in_flight: The next batch, if planned: the query runs it first.
     """
 
@@ -60,7 +59,6 @@ class LostBatches:
         return self.in_flight.batch_id - 1 if self.in_flight is not None else -1
 
     def plan(self, directory: str | None = None) -> RestoreAndReplay:
-        """The restore and replay; `directory` is where the batches were replayed."""
         plan = self.restore
         if not self.batches:
             what = f"run batch {self.last + 1} as planned before"
@@ -128,7 +126,7 @@ def replay(
 ) -> RestoreAndReplay:
     """Restore a snapshot to a directory that no stream uses, and run the lost batches there without output.
 
-    `watch` is called while a batch runs, and may raise. Returns the plan to continue there.
+    `watch` is called while a batch runs, and may raise.
     """
 
     def stopped() -> bool:
@@ -176,7 +174,6 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
     try:
         newest = newest_batch(sink, query_id)
     except CkptError:
-        # The start reports that.
         return -1
     if newest is None:
         return -1
@@ -184,7 +181,7 @@ def _newest_whole(sink: Sink, query_id: str) -> int:
 
 
 def _has_parts(sink: Sink) -> bool:
-    """Whether a sink may have a batch in part, and drops that part when the query runs it again.
+    """A sink may have a batch in part, and drops that part when the query runs it again.
 
     Of several writers into Kafka, some may have been killed before their share.
     """

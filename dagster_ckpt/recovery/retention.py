@@ -1,9 +1,9 @@
 """Retention of a stream's checkpoints, while it runs and when it has ended, and attempts that a dead process left.
 
-A deletion marks in the catalog, deletes the bytes, and forgets the row. A failed one stays visible as DELETING, and the
-next pass retries it.
+A deletion marks in the catalog, deletes the bytes, and forgets the row. A failed one stays DELETING, and the next pass
+retries it.
 
-The row of an attempt stays IN_PROGRESS if its process died before the catalog recorded how it ended. The next start, or
+An attempt stays IN_PROGRESS if its process died before the catalog recorded how it ended. The next start, or
 housekeeping of a stopped stream, registers a snapshot that is complete in storage; any other attempt has failed. A
 snapshot completed after its attempt was recorded as failed is deleted.
 """
@@ -68,9 +68,7 @@ class RetentionReport:
     """What a retention pass did.
 
     Attributes:
-        held: Snapshots in use, for a later pass.
-        failed: Failed deletions, for the next pass.
-        swept: Objects that nothing needed any more.
+        held: In use; like `failed` deletions, for a later pass.
         settled: Attempts whose process had died, each with the outcome.
     """
 
@@ -92,7 +90,6 @@ class RetentionReport:
         )
 
     def messages(self, *, unlogged: bool = False) -> list[str]:
-        """`unlogged`: without what the catalog has logged as events."""
         would = "would have " if self.dry_run else ""
         logged = [f"{would}deleted {name}" for name in self.deleted]
         lines = [] if unlogged and not self.dry_run else logged
@@ -110,10 +107,9 @@ class RetentionReport:
 def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:
     """The checkpoints that the retention policy does not keep, oldest first.
 
-    The policy sees them by number, never by a clock; savepoints, which are never deleted here, only with
-    `count_savepoints`. Regardless of the policy these stay: what a recovery would use first, the newest proven one,
-    tagged ones, those at `protected` locations, which pending attempts build on, and the one that an upgrade would be
-    rolled back to.
+    The policy sees them by number, never by a clock, and savepoints only with `count_savepoints`. Regardless of it
+    these stay: what a recovery would use first, the newest proven one, tagged ones, those at `protected` locations, and
+    the one that an upgrade would be rolled back to.
     """
     snapshots = retained_by_policy(stream)
     context = RetentionContext(stream.catalog.now_ms())
@@ -123,7 +119,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
 
 
 def retained_by_policy(stream: StreamHandle) -> list[SnapshotRecord]:
-    """What a policy decides about, oldest first: tagged checkpoints do not count towards its limits."""
+    """Oldest first; tagged checkpoints do not count towards a policy's limits."""
     tagged = stream.catalog.holds.tagged(stream.stream_id)
     snapshots = [
         snapshot
@@ -141,13 +137,11 @@ def subsumption(
     *,
     protected: Iterable[str] = (),
 ) -> RetentionDecision:
-    """What a policy and its guard keep of a stream's snapshots, oldest first."""
     queue = to_retain(stream, snapshots, policy)
     needed = needed_for_recovery(queue)
     decision = decide_retention(policy, queue, context, needed=needed)
     if not decision.dropped:
         return decision
-    # These take further queries, and usually there is nothing to delete.
     restorable = stream.catalog.snapshots.restorable(stream.stream_id)
     needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
     needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
@@ -165,7 +159,6 @@ def subsumption(
 def to_retain(
     stream: StreamHandle, snapshots: Sequence[SnapshotRecord], policy: RetentionPolicy
 ) -> list[RetainedSnapshot]:
-    """Snapshots as a policy sees them."""
     queue = [retained(snapshot) for snapshot in snapshots]
     if not needs_objects(policy):
         return queue
@@ -201,7 +194,7 @@ def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:
 
 
 def newest_proven(restorable: Sequence[SnapshotRecord]) -> list[str]:
-    """Id of the restorable snapshot with the newest proven batch, in a list.
+    """A list with the id of the restorable snapshot of the newest proven batch.
 
     No policy deletes it: state that no query has loaded may turn out to be damaged.
     """
@@ -218,7 +211,7 @@ def discard(
     lease: LeaseKeeper | None,
     protected: Iterable[str] = (),
 ) -> RetentionReport:
-    """Delete snapshots. Bytes that the store lists or that are `protected` stay.
+    """Delete snapshots, except bytes that the store lists or that are `protected`.
 
     Nothing builds on a marked snapshot, so a deletion that outlives its lease takes nothing from a successor. An
     operator has no lease and deletes alongside any writer.
@@ -373,8 +366,8 @@ def _decide_at_end(stream: StreamHandle, state: TerminalState) -> _AtEnd:
 def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_run: bool = False) -> RetentionReport:
     """Settle attempts, finish interrupted deletions, and remove bytes left by crashed attempts.
 
-    Bytes younger than `older_than_ms` by the storage's clock stay. Default: six hours, or twice the checkpoint timeout
-    if that is longer.
+    Bytes younger than `older_than_ms` by the storage's clock stay; default: `ORPHAN_AGE_MS`, or twice the checkpoint
+    timeout if that is longer.
     """
     if older_than_ms is None:
         older_than_ms = max(ORPHAN_AGE_MS, 2 * stream.options.timeout)
@@ -396,7 +389,6 @@ def _of_status(stream: StreamHandle, status: SnapshotStatus) -> list[SnapshotRec
 
 
 def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
-    """Snapshots that a start may need although the stream has ended."""
     needed: dict[str, KeptBecause] = {}
     live = stream.catalog.streams.get(stream.stream_id).live_directory
     is_whole = live is None or inspect_live_directory(LiveDirectory(live)).status in (LiveStatus.GOOD, LiveStatus.EMPTY)
@@ -416,7 +408,7 @@ def _rollback_snapshot(stream: StreamHandle) -> str | None:
 
 
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
-    """Settle attempts of earlier executions and abandoned savepoints, before new ones begin. Returns messages."""
+    """Those of earlier executions and abandoned savepoints, before new ones begin. Returns messages."""
     done = []
     for snapshot in _of_status(stream, SnapshotStatus.IN_PROGRESS):
         if snapshot.execution_id is None and _is_held(stream, snapshot):
@@ -465,7 +457,6 @@ def _is_held(stream: StreamHandle, snapshot: SnapshotRecord) -> bool:
 
 
 def settle_while_stopped(stream: StreamHandle) -> list[str]:
-    """Settle dead attempts of a stopped stream, and delete those completed after they had failed."""
     if not _has_something_to_settle(stream):
         return []
     try:
@@ -525,7 +516,7 @@ def _found(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifes
 
 
 def _is_at(stream: StreamHandle, snapshot: SnapshotRecord, location: str) -> Manifest | None:
-    # A damaged file or an unknown format must not block a start. An unknown outcome does: a later call settles the
+    # A damaged file or an unknown format must not block a start. An unknown outcome does; a later call settles the
     # attempt.
     manifest = readable_manifest(stream, location)
     return manifest if manifest is not None and manifest.header.snapshot_id == snapshot.snapshot_id else None

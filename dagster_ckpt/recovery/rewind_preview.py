@@ -64,8 +64,6 @@ _EFFECTS = {
 
 @dataclass(frozen=True)
 class RowCount:
-    """Rows that are processed again; a lower bound if not exact."""
-
     rows: int | None
     is_exact: bool
 
@@ -81,15 +79,8 @@ class RewindPreview:
 
     Attributes:
         sources: What is read again, by source, if the offsets show it.
-        span_ms: Processing time that is repeated.
         left: Snapshots after the batch, newest first: they stay on the timeline that is left.
         undone_since_ms: Earliest time at which the first undone batch may have been written, in ms since the epoch.
-        safety_savepoint: How the current state will be preserved, if left behind.
-        undone_edits: Edits of the state that the start undoes, each described.
-        state: How the start rewrites the state, and settings that Spark keeps, one message each.
-        inputs: Whether each source still has what is read again.
-        source_changes: Where each source continues or begins if the sources change, one message each.
-        readers: The streams that read the output, and whether they have read undone rows.
     """
 
     plan: RecoveryPlan
@@ -109,12 +100,10 @@ class RewindPreview:
 
     @property
     def gone(self) -> str:
-        """What the sources no longer have of what is read again, in sentences."""
         return reasons(self.inputs, InputStatus.GONE)
 
     @property
     def repeated(self) -> str:
-        """What the sources would hand out a second time, in sentences."""
         return reasons(self.inputs, InputStatus.REPEATED)
 
     @property
@@ -168,9 +157,9 @@ def preview_rewind(
 ) -> RewindPreview:
     """Determine what a planned start would undo and process again.
 
-    For a plan that undoes nothing, the preview has only sinks that already have an uncommitted batch, or that the query
-    must not write to. A running query finishes its batch in flight before it is stopped. `session` is that of the query
-    to start, whose file systems its sources use.
+    For a plan that undoes nothing, the preview has only sinks that have an uncommitted batch, or that the query must
+    not write to. A running query finishes its batch in flight before it is stopped. The sources use the file systems of
+    `session`.
     """
     survey = survey_sinks(stream, plan, output)
     inputs = source_inputs(stream, facts, plan, session)
@@ -355,7 +344,6 @@ def _in_flight(plan: RecoveryPlan, to_batch: int) -> int | None:
         case RestoreAndReplay():
             return plan.in_flight
         case Rewind(source_offsets=None, sources=None):
-            # Its planned offsets are retained, so exactly that batch is replayed.
             return to_batch + 1
         case Restore(source_offsets=None, sources=None):
             carried = plan.snapshot.properties.get("in_flight_batch")
@@ -430,7 +418,7 @@ def take_safety_savepoint(
     *,
     migrates: bool = False,
 ) -> str | None:
-    """Before a rewind or a migration, take a savepoint of the current state; if that is impossible, tag its newest one.
+    """Before a rewind or a migration, take a savepoint of the current state, or tag its newest snapshot.
 
     Returns what was kept, for a message, if anything.
     """

@@ -1,8 +1,4 @@
-"""Surveys the sinks of a start: the facts that the guard decides on, and what its verdicts mean for users.
-
-A start is refused if a table or topic, created again or restored from an older copy, lacks batches that are not written
-again.
-"""
+"""Surveys the sinks of a start: the facts that the guard decides on, and what its verdicts mean for users."""
 
 from __future__ import annotations
 
@@ -54,7 +50,6 @@ class Aim:
 
     Attributes:
         batch_id: The batch it continues after; -1 is before the first.
-        sinks: The sinks that the stream wrote to before.
         originals: Folders of the stream that a fork comes from.
         is_unfinished: The start was judged before, and interrupted while sinks were rolled back.
         noted_batch: The batch of the snapshot, if another.
@@ -95,7 +90,6 @@ class Survey:
         return [each.sink for each in self.judgements if each.verdict is verdict]
 
     def forecasts(self) -> list[SinkForecast]:
-        """For sinks that are not simply continued or rolled back."""
         told = [_forecast(each, self.aim) for each in self.judgements]
         return [each for each in told if each is not None]
 
@@ -145,12 +139,11 @@ _ADVICE = "Let the query write to a new, empty folder, or to the one that its st
 
 
 def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput | None = None) -> Survey:
-    """Decide what a planned start does with each sink; if `output` is unknown, with the stream's known ones."""
     return _survey(stream, _aim(stream, plan), output)
 
 
 def refuse_to_clean(stream: StreamHandle) -> None:
-    """Refuse to delete files where the stream last wrote if a folder no longer belongs to it."""
+    """If a folder where the stream last wrote no longer belongs to it, refuse to delete files there."""
     record = stream.catalog.streams.get(stream.stream_id)
     commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)
@@ -165,7 +158,6 @@ def refuse_to_clean(stream: StreamHandle) -> None:
 
 
 def refuse_copies(logs: Mapping[str, Sequence[SinkEntry]], outputs: Sequence[tuple[str, str]], batch_id: int) -> None:
-    """Refuse to copy rows to the second folder of a pair if that is in use."""
     judgements = []
     originals = [FileSink.at(path) for path in logs]
     for old, new in outputs:
@@ -292,7 +284,6 @@ def _trouble(sink: Sink, facts: SinkFacts) -> Refusal | None:
 
 
 def refuse_shared_folder(stream: StreamHandle, output: NamedOutput | None) -> None:
-    """Refuse to write files where another running stream writes, even before this one has written any."""
     sink = described_sink(output)
     if sink is None or sink.knows_queries:
         return
@@ -369,7 +360,8 @@ def missing_batches(
 ) -> SinkForecast | None:
     """Decide whether a sink is known to lack batches that the query does not write again. Pure.
 
-    `brought_back`: the newest undone batch that the roll-back of the start brings back.
+    Such a table or topic was created again, or restored from an older copy. `brought_back`: the newest undone batch
+    that the roll-back of the start brings back.
     """
     expected = known.expected(batch_id)
     if expected is None or expected < 0:
@@ -404,7 +396,7 @@ def missing_batches(
 def forecast_sinks(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None = None
 ) -> list[SinkForecast]:
-    """For sinks that the query must not write to, or that are neither simply continued nor rolled back.
+    """Of sinks that the query must not write to, or that are neither simply continued nor rolled back.
 
     `replay` is what the sinks will see if they are rolled back.
     """
@@ -418,7 +410,7 @@ def forecast_sinks(
 def _forecast_missing_batches(
     stream: StreamHandle, survey: Survey, output: NamedOutput | None, replay: Replay | None
 ) -> tuple[SinkForecast, ...]:
-    """For tables and topics that lack batches before the one that a start continues with.
+    """Of tables and topics that lack batches before the one that a start continues with.
 
     If `output` is unknown, those written last. A roll-back (`replay`) may bring back undone batches.
     """

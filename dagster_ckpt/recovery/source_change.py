@@ -1,7 +1,7 @@
 """Refuses a start whose query reads other sources than those that its offsets belong to.
 
-If a path or a subscription changed, a source continues if it still reads the files or topics that its log and its
-offset name, because Spark then takes none of them for new.
+Despite a changed path or subscription, a source continues if it still reads the files or topics that its log and its
+offset name: Spark then takes none of them for new.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ class SourceJudgement:
     """The sources of a query, compared with those of the state that a start continues from.
 
     Attributes:
-        read: The sources of the state.
-        now: Those of the query.
         differences: Between sources that stand for each other.
         crossed: Why sources cannot continue others.
     """
@@ -77,7 +75,6 @@ class SourceJudgement:
 def judge_sources(
     stream: StreamHandle, plan: RecoveryPlan, now: Sequence[SourceIdentity] | None
 ) -> SourceJudgement | None:
-    """None if there is nothing to compare."""
     batch_id = state_batch(stream, plan)
     if now is None or batch_id is None:
         return None
@@ -87,14 +84,13 @@ def judge_sources(
 def judged(
     read: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity], mapping: SourceMapping | None = None
 ) -> SourceJudgement:
-    """Pure."""
     was, of_query = compared(read, now, mapping)
     differences = source_differences(was, of_query) if was else ()
     return SourceJudgement(read, now, mapping, differences, tuple(crossing(was, of_query, mapping)))
 
 
 def refuse_changed_sources(stream: StreamHandle, plan: RecoveryPlan, now: Sequence[SourceIdentity] | None) -> list[str]:
-    """Refuse a start whose sources differ from those of its state; returns accepted differences, as messages.
+    """Returns accepted differences, as messages.
 
     What is unknown refuses nothing: a state of an earlier version of the package has only offsets.
     """
@@ -122,7 +118,6 @@ _REMAP = "Correct map_sources: a source that reads something else is new, not th
 
 
 def state_batch(stream: StreamHandle, plan: RecoveryPlan) -> int | None:
-    """The batch of the state whose sources can be compared."""
     if isinstance(plan, FinishRestore):
         record = stream.catalog.streams.get(stream.stream_id)
         is_known = record.origin is not None and bool(record.origin.source_identities)
@@ -140,7 +135,6 @@ def mapping_of(plan: RecoveryPlan) -> SourceMapping | None:
 def compared(
     was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity], mapping: SourceMapping | None
 ) -> tuple[Mapping[str, ReadSource], Mapping[str, SourceIdentity]]:
-    """The sources of the state and of the query that stand for each other, by the query's keys."""
     if mapping is None:
         return was, now
     kept = {source: was[former] for source, former in mapping.continued.items() if former in was}
@@ -165,7 +159,6 @@ def crossing(
 
 
 def proposed_mapping(was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity]) -> SourceMapping:
-    """Let each source continue the former one that it reads on, if there is one."""
     continued: dict[str, str] = {}
     for is_certain in (True, False):
         for source, identity in now.items():
@@ -199,7 +192,6 @@ def recorded_sources(stream: StreamHandle, plan: RecoveryPlan) -> tuple[SourceId
 
 
 def read_sources(stream: StreamHandle, plan: RecoveryPlan, batch_id: int, expected: int) -> dict[str, ReadSource]:
-    """The sources read up to a batch, by name or position; the query has `expected` ones."""
     recorded = recorded_sources(stream, plan)
     read = partial(state_files, stream, plan)
     offsets = read_offsets(stream, plan, batch_id)
@@ -247,7 +239,7 @@ _NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class ReadSource:
-    """A source that was read: what was recorded, and what its offset and log show."""
+    """What was recorded of it, and what its offset and log show."""
 
     identity: SourceIdentity | None = None
     kind: str | None = None
@@ -265,7 +257,7 @@ class ReadSource:
 
 @dataclass(frozen=True)
 class SourceDifference:
-    """A source that differs, or, without a `why`, was only added or taken away."""
+    """Without a `why`, the source was only added or taken away."""
 
     source: str
     was: str
@@ -280,7 +272,6 @@ class SourceDifference:
 def source_differences(
     was: Mapping[str, ReadSource], now: Mapping[str, SourceIdentity]
 ) -> tuple[SourceDifference, ...]:
-    """How sources, by name or position, differ from those that were read."""
     found: list[SourceDifference] = []
     for key in dict.fromkeys([*was, *now]):
         before, after = was.get(key), now.get(key)
@@ -368,18 +359,18 @@ def _other(was: ReadSource, now: SourceIdentity) -> str | None:
 
 
 def reads(path: str, file: str) -> bool:
-    """Whether a file source reads the URI of a file; `path` has its scheme, and may be a pattern."""
+    """`path` has its scheme, and may be a pattern; `file` is a URI."""
     pattern = re.compile(_as_expression(plain_path(path)) + "(/.*)?")
     return pattern.fullmatch(uri_path(file)) is not None
 
 
 def uri_path(uri: str) -> str:
-    """The path of a URI as Hadoop writes a path: `file:/data/a b`, not `file:///data/a%20b`."""
+    """As Hadoop writes a path: `file:/data/a b`, not `file:///data/a%20b`."""
     return plain_path(unquote(uri))
 
 
 def plain_path(path: str) -> str:
-    """A path with one notation of a local scheme and no trailing slash."""
+    """With one notation of a local scheme and no trailing slash."""
     return re.sub(r"^file:/+", "file:/", path).rstrip("/")
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 def refuse_gone_records(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter], *, accept_loss: bool
 ) -> list[str]:
-    """Refuse a start whose next batch would read deleted records; returns what is missing if accepted."""
     if plan.to_batch is None or plan.to_batch < 0:
         return []
     to_batch = plan.to_batch
@@ -55,7 +54,6 @@ def gone_records(
     read_to: Callable[[], Mapping[str, str | None]],
     chosen: SourceOffsets | None = None,
 ) -> list[str]:
-    """What Kafka, Delta and Iceberg lack of the input after some offsets, or after the `chosen` ones of Kafka."""
     sources, tables, iceberg = kafka_sources(writer), delta_sources(writer), iceberg_sources(writer)
     if all(each is None for each in (*sources, *tables, *iceberg)):
         return []
@@ -85,7 +83,6 @@ def gone_records(
 def resolved_offsets(
     stream: StreamHandle, plan: RecoveryPlan, describe: Callable[[], DataStreamWriter] | None
 ) -> RecoveryPlan:
-    """The plan with an offset for each partition positioned by time."""
     if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
     chosen = plan.source_offsets
@@ -132,7 +129,6 @@ def _gone(writer: DataStreamWriter, source: KafkaSource, position: TopicOffsets)
 
 
 def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) -> dict[str, bytes]:
-    """The given files of the state to continue from, if they exist."""
     if plan.snapshot is not None:
         return read_files(stream.store, snapshot_location(plan.snapshot), lambda path: path in paths)
     url = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
@@ -144,21 +140,18 @@ def state_files(stream: StreamHandle, plan: RecoveryPlan, paths: Sequence[str]) 
 
 
 def read_offsets(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dict[str, str | None]:
-    """Up to where each source was read in a batch of that state, if known."""
     name = f"{OFFSETS}/{batch_id}"
     data = state_files(stream, plan, [name]).get(name)
     return dict(parse_offset_entry(data, name).sources) if data is not None else {}
 
 
 def _offsets_to_read(stream: StreamHandle, plan: RecoveryPlan, batch_id: int) -> dict[str, str | None]:
-    """Where the sources of the query continue."""
     offsets = read_offsets(stream, plan, batch_id)
     sources = plan.sources if isinstance(plan, Restore | Rewind) else None
     return offsets if sources is None else sources.offsets(offsets)
 
 
 def topic_offsets(text: str | None) -> TopicOffsets | None:
-    """Parse a Kafka source's offset; None for any other."""
     try:
         return {
             str(topic): {str(partition): int(offset) for partition, offset in partitions.items()}
@@ -186,7 +179,6 @@ def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) ->
 
 
 def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
-    """Let the next batch of a new live directory begin at chosen offsets."""
     batch_id = live.positions().commit
     if batch_id is None:
         raise RestoreError(f"{live.url} has no committed batch, so its sources have no position to change.")

@@ -1,7 +1,7 @@
 """Determines whether each source still has what a start would read again.
 
-A file source does not report missing files: Spark reads what is there and commits the batch. So each file that the log
-of a source, the journal or the snapshot names for these batches is looked up first, and its modification time compared.
+A file source does not report missing files: Spark commits the batch without them. So each file that the log of a
+source, the journal or the snapshot names for these batches is looked up first, and its modification time compared.
 
 Spark knows a file that it has read by its path, and forgets those that are older by `maxFileAge` than the newest one: a
 forgotten file that is put back or written again is a new one.
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SHOWN = 5
-# The newest folders of files that were read before.
 _FOLDERS_LOOKED_IN = 100
 
 
@@ -78,7 +77,7 @@ class InputStatus(StrEnum):
 
 @dataclass(frozen=True)
 class SourceInput:
-    """What is read again from one source; `reason` is a sentence, or empty."""
+    """`reason` is a sentence, or empty."""
 
     source: str
     kind: str
@@ -110,7 +109,6 @@ class _Again:
     """The batches that are read again.
 
     Attributes:
-        offsets: The offset of each source after the last kept batch.
         goes_back: Whether committed batches are undone or replayed.
         is_named: Whether the files of all these batches are known.
         kept: The files that kept batches have read.
@@ -237,7 +235,6 @@ def _read_once_more(
     existing: Mapping[str, int | None],
     session: SparkSession | None,
 ) -> list[str]:
-    """Files of the kept batches that Spark would take for new ones."""
     kept = again.kept[key]
     max_age = age_ms(identity.options.get("maxfileage", DEFAULT_MAX_AGE) if identity is not None else DEFAULT_MAX_AGE)
     times = [*(each.modified_at_ms for each in kept), *existing.values()]
@@ -276,7 +273,6 @@ def _snapshot_logs(stream: StreamHandle, plan: RecoveryPlan) -> _Files:
 
 
 def _files_in(directory: LiveDirectory, first: Mapping[str, int]) -> _Files | None:
-    """The files in a live directory's logs after some positions; None if unreadable."""
     try:
         return {source: files_after(directory.folder, source, position) for source, position in first.items()}
     except (FileNotFoundError, LiveDirectoryError, StorageAccessError):
@@ -305,7 +301,6 @@ _SAME_MS = 1_000
 
 
 def age_ms(text: str) -> int | None:
-    """Spark's option `maxFileAge` in ms; None if unreadable."""
     found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
     unit = _UNITS.get(found.group(2) or "ms") if found is not None else None
     return int(int(found.group(1)) * unit) if found is not None and unit is not None else None
@@ -316,14 +311,12 @@ def changed(files: Iterable[SourceFile], existing: Mapping[str, int | None]) -> 
 
 
 def forgotten(kept: Sequence[SourceFile], newest_ms: int, max_age_ms: int) -> list[SourceFile]:
-    """Files that Spark no longer remembers after reading one of this modification time."""
     return [each for each in kept if each.modified_at_ms is not None and each.modified_at_ms < newest_ms - max_age_ms]
 
 
 def read_once_more(
     forgotten_files: Iterable[SourceFile], existing: Mapping[str, int | None], newest_ms: int, max_age_ms: int
 ) -> list[str]:
-    """Of the forgotten files, those that Spark takes for new ones."""
     since = newest_ms - max_age_ms
     return sorted(
         {

@@ -1,4 +1,4 @@
-"""Changes of a query's sources (`map_sources`): where each continues or begins, for the plan and for people."""
+"""Changes of a query's sources (`map_sources`): where each continues or begins."""
 
 from __future__ import annotations
 
@@ -124,7 +124,6 @@ def _positions(
 
 
 def source_changes(stream: StreamHandle, plan: RecoveryPlan) -> tuple[str, ...]:
-    """What a start does with each source, one message each; empty if it changes none."""
     if not isinstance(plan, Restore | Rewind) or plan.sources is None or plan.to_batch is None:
         return ()
     sources = plan.sources

@@ -26,11 +26,8 @@ _WITHOUT_ROWS = ": it begins without rows"
 
 
 class Fate(StrEnum):
-    """What a migration does with an operator's state."""
-
     KEEP = "keep"
     MIGRATE = "migrate"
-    # It begins without rows.
     ADD = "add"
     DROP = "drop"
     REFUSE = "refuse"
@@ -41,9 +38,8 @@ class Decision:
     """About one operator, or a watermark.
 
     Attributes:
-        was: Its place among the operators of the former plan; `now` likewise, None if it has none.
+        was: Its place among the operators of the former plan, and `now` of the new one; None: it has none.
         why: What differs; empty if nothing does.
-        rule: The user's, by which it is migrated.
     """
 
     fate: Fate
@@ -61,11 +57,7 @@ class Decision:
 def evolve(
     before: PlanDescription, after: PlanDescription, rules: Sequence[StateMigration] = ()
 ) -> tuple[Decision, ...]:
-    """In the order of the old plan, then of the new one.
-
-    Raises:
-        OptionError: A rule names no operator with state.
-    """
+    """In the order of the old plan, then of the new one; OptionError if a rule names no operator with state."""
     old, new = before.operators, after.operators
     found: list[Decision] = []
     kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)
@@ -209,7 +201,6 @@ def refused_reasons(decisions: Sequence[Decision]) -> list[str]:
 
 class _Buffer(NamedTuple):
     names: tuple[str, ...]
-    # Of a group without rows.
     starts: tuple[int | float | bool | None, ...]
 
 
@@ -273,7 +264,6 @@ def ruled_operators(
     olds: Sequence[Operator],
     news: Sequence[Operator],
 ) -> list[RuledOperator]:
-    """The operators whose rows the user's rules give; likewise."""
     old_number, new_number = (_numbers(plan, stored) for plan, stored in ((before, olds), (after, news)))
     return [
         RuledOperator(
@@ -326,7 +316,6 @@ def _values(
 
 
 def _places(decision: Decision, operator: PlanOperator, stored: Sequence[Mapping[str, Any]]) -> dict[str, slice]:
-    """Where each function has its buffer."""
     found, at = {}, 0
     for text, _ in operator.values:
         buffer = _BUFFERS.get(_function(text))

@@ -1,4 +1,4 @@
-"""Gives a changed query the state that it starts with: what still means something, or what its input makes of it."""
+"""Gives a changed query its state: what still means something, or what its input makes of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PlannedMigration:
     def graft(
         self, source: LiveDirectory, place: LiveDirectory, watch: Watch, report: Callable[[str], None]
     ) -> Iterator[Graft]:
-        """The operators of the new code for the state of a directory, made at `place`, which is deleted at the end."""
+        """The operators of the new code for the state of a directory; `place` is deleted at the end."""
         given = place.sibling(".given")
         for each in (place, given):
             each.delete()
@@ -75,7 +75,6 @@ class PlannedMigration:
             given.delete()
 
     def messages(self) -> list[str]:
-        """What it does, one line each."""
         if self.decisions is None:
             differences = describe_differences(plan_differences(self.before, self.after))
             return [f"the state is built from all input that was read so far. {differences}"]
@@ -94,11 +93,7 @@ def state_migration(
     *,
     rules: Sequence[StateMigration] = (),
 ) -> PlannedMigration | None:
-    """The migration that a start is to carry out; None if its options ask for none, or the plans agree.
-
-    Raises:
-        PlanChangedError: The state cannot be migrated.
-    """
+    """None if the start asks for no migration, or the plans agree; PlanChangedError if the state cannot be migrated."""
     if not (start_from.migrate_state or start_from.bootstrap_state):
         return None
     old = old_plan(record, recovery)
@@ -129,7 +124,6 @@ def state_migration(
 
 
 def refuse_two_rewrites(stream_id: str, shape: StateShape | None) -> None:
-    """Refuse to migrate state that is also to be stored in another shape."""
     if shape is not None:
         raise StateRewriteError(
             f"Stream {stream_id!r} is not started, nothing was changed: its state would be migrated, and rewritten as "
@@ -138,7 +132,6 @@ def refuse_two_rewrites(stream_id: str, shape: StateShape | None) -> None:
 
 
 def refuse_gone_input(writer: DataStreamWriter, live: LiveDirectory) -> None:
-    """Refuse to build state from sources that no longer have all input that was read."""
     found: list[str] = []
     for key, identity in keyed(source_identities(writer) or ()).items():
         if identity.kind not in (FILE, KAFKA, *GENERATED):

@@ -29,13 +29,6 @@ _SELECTION = re.compile(r"(?P<upstream>\+?)(?P<stream>[^+,\s]+)(?P<downstream>\+
 
 @dataclass(frozen=True)
 class StreamGraph:
-    """Streams of a catalog, each after those that it reads.
-
-    Attributes:
-        order: Upstream first.
-        edges: Between them.
-    """
-
     order: tuple[str, ...]
     edges: tuple[Edge, ...]
 
@@ -80,14 +73,12 @@ def reached(start: Iterable[str], steps: Sequence[tuple[str, str]]) -> set[str]:
 
 
 def graph_of(catalog: Catalog, selection: str) -> StreamGraph:
-    """See `select`. A stream is named by its id or asset key."""
     streams = catalog.streams.all()
     names = {each.asset_key: each.stream_id for each in streams} | {each.stream_id: each.stream_id for each in streams}
     return select(selection, names, edges_in(catalog))
 
 
 def line_of(catalog: Catalog, graph: StreamGraph, given: Mapping[str, Point] | None = None) -> RecoveryLine:
-    """The recovery line over the retained snapshots of a graph; `given` are points to use instead."""
     readers = {edge.reader for edge in graph.edges}
     points = {stream: points_of(catalog, stream, reads=stream in readers) for stream in graph.order}
     return recovery_line(
@@ -96,7 +87,6 @@ def line_of(catalog: Catalog, graph: StreamGraph, given: Mapping[str, Point] | N
 
 
 def points_of(catalog: Catalog, stream_id: str, *, reads: bool) -> list[Point]:
-    """The restorable snapshots of a stream, newest first; `reads`: it reads others of the graph."""
     return [point_of(catalog, each, reads=reads) for each in catalog.snapshots.restorable(stream_id)]
 
 
@@ -112,7 +102,6 @@ def point_of(catalog: Catalog, snapshot: SnapshotRecord, *, reads: bool = True) 
 
 
 def point_of_plan(catalog: Catalog, stream_id: str, plan: RecoveryPlan) -> Point:
-    """Where a start goes back to."""
     if plan.to_batch is None:
         return EMPTY
     if plan.snapshot is not None:
@@ -147,7 +136,6 @@ class ReaderOfStream:
 
 
 def downstream_readers(catalog: Catalog, stream_id: str, plan: RecoveryPlan) -> tuple[ReaderOfStream, ...]:
-    """What a start that goes back means for the streams downstream, upstream first."""
     graph = graph_of(catalog, f"{stream_id}+")
     if len(graph.order) == 1:
         return ()
@@ -181,7 +169,6 @@ def _progress(reads: Iterable[Read], kept: Mapping[str, Point]) -> str:
 
 
 def _now(catalog: Catalog, stream_id: str, edges: Sequence[Edge]) -> Point:
-    """The position of a stream as its live directory shows it."""
     stream = catalog.streams.get(stream_id)
     begins = begins_of(catalog, stream_id)
     reads: tuple[Read, ...] | None = ()

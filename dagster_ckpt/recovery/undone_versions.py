@@ -1,8 +1,8 @@
 """Starts of a stream that reads the table of another one, after that one went back.
 
 A roll-back of a Delta table leaves the undone versions in its log. A streaming source would read them, and then fail at
-the commit that removes their rows. A source that has not read them continues behind that commit: it reads the rolled
-back version as a table, from the first file that it lacks.
+the commit that removes their rows. One that has not read them continues behind that commit, with the first file that it
+lacks.
 
 An Iceberg source follows the ancestors of the current snapshot, so it never sees what was undone.
 """
@@ -31,17 +31,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# Of a source that reads a version from its first file on.
 _FROM_ITS_START = -1
 _READ_CHANGES = frozenset({"readchangefeed", "readchangedata"})
 
 
 def refuse_unrestored_upstream(catalog: Catalog, stream_id: str, sources: Sequence[SourceIdentity] | None) -> None:
-    """Refuse a start that would read rows of a table that the start of its writer is about to undo.
-
-    Raises:
-        RestoreError: There is such a table.
-    """
+    """RestoreError if a start would read rows of a table that the start of its writer is about to undo."""
     edges = edges_to(catalog, stream_id, keyed(sources)) if sources else []
     for edge in edges:
         if edge.kind is not EdgeKind.TABLE:
@@ -134,7 +129,6 @@ def _undone_ahead(folder: str | None, text: str | None) -> UndoneAhead | None:
 
 
 def _behind(session: SparkSession, folder: str, text: str, ahead: UndoneAhead) -> tuple[Mapping[str, Any] | None, str]:
-    """The offset behind a roll-back, in the words of `DeltaSourceOffset`; or why there is none."""
     was = delta_offset(text)
     if was is None or ahead.obstacle:
         return None, ahead.obstacle

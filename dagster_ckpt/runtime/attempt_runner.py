@@ -1,4 +1,4 @@
-"""Carries out the coordinator's decisions about attempts: batch boundary, threads, catalog, cleanup.
+"""Carries out the coordinator's decisions about attempts.
 
 The order makes crashes harmless: storage writes data, then metadata; the catalog records the snapshot; the coordinator
 learns of it; only then are older checkpoints subsumed.
@@ -71,8 +71,6 @@ class _Running:
     Attributes:
         started_after_batch: An aligned attempt waits for the next commit.
         aligned_only: The query's mode does not allow a snapshot to include a running batch.
-        cut_ordered: A thread already cuts and uploads it.
-        alignment_ms: How long it waited for its batch boundary.
     """
 
     attempt: Attempt
@@ -185,7 +183,7 @@ class AttemptRunner:
             return True
 
     def start(self, attempt: Attempt) -> list[Event]:
-        """Record an attempt, whose cut waits for its batch boundary; if impossible, returns a failure event."""
+        """If the attempt is impossible, returns a failure event."""
         snapshot_id = str(uuid.uuid4())
         try:
             self._running[attempt.number] = self._recorded(attempt, snapshot_id)
@@ -248,7 +246,7 @@ class AttemptRunner:
         log_transition(stream_id, message, level=logging.WARNING)
 
     def abort(self, action: Abort) -> list[Event]:
-        """Abort an attempt; returns a failure event if no thread works on it."""
+        """Returns a failure event if no thread works on the attempt."""
         running = self._running.pop(action.number, None)
         if running is None:
             return []
@@ -297,7 +295,7 @@ class AttemptRunner:
                 return events
 
     def subsume_checkpoints(self) -> list[Event]:
-        """Delete the checkpoints that the newest one subsumes, in the background.
+        """In the background.
 
         Not before this execution has committed a batch, having loaded the state.
         """
@@ -328,7 +326,7 @@ class AttemptRunner:
         return self._completed.get(number)
 
     def close(self, why: str) -> None:
-        """Abort all attempts, wait for their threads, and answer pending requests with the reason."""
+        """Waits for the threads of all attempts, and answers pending requests with the reason."""
         for running in self._running.values():
             running.aborted.set()
             running.span.end(f"the query ended: {why}")

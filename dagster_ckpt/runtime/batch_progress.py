@@ -1,4 +1,4 @@
-"""The progress of a running query: reports, positions in its live directory, journal of planned batches."""
+"""The progress of a running query."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ class PositionWatch:
         return self._seen
 
     def latest(self) -> Positions:
-        """The current positions; in object storage, those after the last reported batch."""
         is_new = self._log.latest is not self._seen_after or self._clock() >= self._seen_at_ms + LOOK_AGAIN_MS
         if self._seen is None or is_new or self._live.local_path is not None:
             return self.look()

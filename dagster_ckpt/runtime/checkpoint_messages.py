@@ -1,4 +1,4 @@
-"""What the coordinator and its driver exchange: attempts, events, actions, failure reasons. Times are monotonic."""
+"""What the coordinator and its driver exchange. Times are monotonic."""
 
 from __future__ import annotations
 
@@ -96,7 +96,6 @@ class CheckpointFailureReason(Enum):
 
     @staticmethod
     def of(error: Exception, *, after_cut: bool) -> CheckpointFailureReason:
-        """The reason for an error before an attempt's cut, or in its upload."""
         match error:
             case NothingCommittedError():
                 return CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
@@ -147,8 +146,6 @@ class CheckpointFailureReason(Enum):
 
 @dataclass(frozen=True)
 class StartAttempt:
-    """Start an attempt, then report its cut and its end."""
-
     attempt: Attempt
 
 
@@ -188,7 +185,7 @@ class FailQuery:
 
 @dataclass(frozen=True)
 class StopQuery:
-    """Stop the query for good: its savepoint is complete."""
+    """Its savepoint is complete."""
 
     number: int
 
@@ -203,7 +200,7 @@ class _At:
 
 @dataclass(frozen=True)
 class QueryStarted(_At):
-    """From now on requests are accepted; the periodic timer starts."""
+    """From now on requests are accepted."""
 
 
 @dataclass(frozen=True)
@@ -246,21 +243,21 @@ class Triggered(_At):
 
 @dataclass(frozen=True)
 class CutTaken(_At):
-    """The cut of an attempt exists, which ends its triggering phase."""
+    """It ends the triggering phase of the attempt."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class AttemptCompleted(_At):
-    """A snapshot is stored, published and restorable."""
+    """The snapshot is restorable."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class AttemptFailed(_At):
-    """An attempt, perhaps aborted, ended without a snapshot; `detail` is the root cause."""
+    """The attempt may have been aborted; `detail` is the root cause."""
 
     number: int
     reason: CheckpointFailureReason

@@ -51,8 +51,6 @@ UNLIMITED = 2**31 - 1
 
 
 class FailureTally(NamedTuple):
-    """Failures in a row with the one to record, and how many are tolerated."""
-
     consecutive: int
     tolerable: int
 
@@ -83,7 +81,7 @@ class FailureCounter:
         return True
 
     def tally(self, number: int, kind: TriggerKind, reason: Reason) -> FailureTally | None:
-        """The streak including a failure about to be recorded; None if that does not count."""
+        """With a failure about to be recorded; None if that does not count."""
         if self._tolerable >= UNLIMITED or not _counts(kind, reason):
             return None
         if self._last_success is not None and number <= self._last_success:
@@ -91,7 +89,6 @@ class FailureCounter:
         return FailureTally(len(self._counted | {number}), self._tolerable)
 
     def succeeded(self, number: int) -> None:
-        """Reset the counter unless a later attempt already succeeded."""
         if self._last_success is None or number > self._last_success:
             self._last_success = number
             self._counted.clear()
@@ -141,7 +138,6 @@ class PendingAttempts:
             self._triggering = None
 
     def end(self, number: int) -> Attempt | None:
-        """None if it is not pending."""
         self.cut_taken(number)
         return self._pending.pop(number, None)
 
@@ -169,10 +165,10 @@ def subsumed_by(completed: Attempt) -> Callable[[Attempt], bool]:
 
 
 class CheckpointCoordinator:
-    """Decides when to take snapshots of one stream: events in, actions out, without thread, I/O or clock.
+    """Flink's `CheckpointCoordinator` for one streaming query, across its restarts.
 
-    The counterpart of Flink's `CheckpointCoordinator` for one streaming query, across its restarts. The driver carries
-    out the returned actions in order, and sends a `Tick` at `next_deadline_ms`.
+    It has no thread, I/O or clock. The driver carries out the returned actions in order, and sends a `Tick` at
+    `next_deadline_ms`.
 
     A request is answered exactly once: by `Refuse`, by the `Abort` of its attempt, or by the driver when it reports the
     end of a pending attempt.
@@ -196,7 +192,6 @@ class CheckpointCoordinator:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When a `Tick` is due; None if nothing waits."""
         deadlines = (self._timer.due_at_ms(self._now_ms), self._pending.next_expiry_ms)
         return min((at_ms for at_ms in deadlines if at_ms is not None), default=None)
 
@@ -213,12 +208,10 @@ class CheckpointCoordinator:
         return self._decider.waiting
 
     def failure_tally(self, attempt: Attempt, reason: Reason) -> FailureTally | None:
-        """How an attempt's failure would count; None if it does not."""
         return self._failures.tally(attempt.number, attempt.kind, reason)
 
     @property
     def consecutive_failures(self) -> int:
-        """Those that count, since the last success."""
         return self._failures.consecutive
 
     def handle(self, event: Event) -> list[Action]:

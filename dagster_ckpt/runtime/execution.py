@@ -1,4 +1,4 @@
-"""Running a stream in this process until it ends: start the query, supervise it, restart it in place."""
+"""Running a stream in this process until it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dagster_ckpt.values.program import running_program
 
 
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
-    """Run a stream until it ends, is stopped or canceled, or its restart strategy does not restart it.
+    """Run a stream, with its restarts in place.
 
     On return the last execution has ended in the catalog. The caller applies retention.
     """
@@ -164,7 +164,7 @@ class StreamRun:
 def await_restart(
     stream: StreamHandle, request: RunRequest, lease: LeaseKeeper, execution_id: str, end: QueryEnd
 ) -> Outcome | None:
-    """Wait until a failed query may start again; returns the outcome if no restart follows."""
+    """Returns the outcome if no restart follows."""
     # The catalog dates the failures. A monotonic clock measures the delay.
     now_ms = stream.catalog.now_ms()
     failures = stream.catalog.executions.failures_since_manual_start(stream.stream_id)

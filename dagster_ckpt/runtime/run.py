@@ -1,4 +1,4 @@
-"""What a run of a stream is asked to do, how its queries end, and what stops a start before its query runs."""
+"""What a run of a stream is asked to do, and how its queries end."""
 
 from __future__ import annotations
 
@@ -43,10 +43,7 @@ class EndKind(Enum):
     FINISHED: Stopped with a savepoint.
     ENDED_BY_ITSELF: It processed all of a bounded input.
     SUSPENDED: A user stopped it in order to start it again later.
-    CANCEL_REQUESTED: A user canceled it through the catalog.
-    INTERRUPTED: The surrounding process was interrupted.
     FAILED: The query failed, or too many checkpoints did.
-    LEASE_LOST: Another execution is the writer.
     SAVEPOINT_FAILED: The savepoint that it was stopped for failed; it is restarted.
     STALLED: It made no progress for longer than the stream allows, or its JVM did not answer.
     """
@@ -76,7 +73,7 @@ class QueryEnd:
 
     @staticmethod
     def requested_by(request: RequestRecord, when: str = "") -> QueryEnd | None:
-        """The end that a request asks for, if any; `when` follows its reason."""
+        """`when` follows its reason."""
         kind = _ENDS_BY_REQUEST.get(request.kind)
         reason = f"{request.kind.value.lower()} requested by {request.origin}{when}"
         return QueryEnd(kind, reason) if kind is not None else None
@@ -116,7 +113,7 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The last query and execution of a run; `terminal_failure` is why a failed query is not restarted."""
+    """`terminal_failure` is why a failed query is not restarted."""
 
     end: QueryEnd
     execution_id: str

@@ -81,7 +81,7 @@ _ENDS = {
 def record_end(
     catalog: Catalog, lease: LeaseRecord, execution_id: str, end: QueryEnd, *, asked_by: RequestRecord | None = None
 ) -> bool:
-    """Record how the query of an execution ended, unless it has already ended.
+    """An execution that has already ended is unchanged.
 
     A request for this end is answered in the same transaction, so that a process killed after the answer stays stopped.
     False if it was withdrawn: nothing is recorded, and the query must continue.
@@ -98,7 +98,7 @@ def record_end(
 def stop_before_restart(
     catalog: Catalog, lease: LeaseRecord, execution_id: str, end: QueryEnd, *, asked_by: RequestRecord | None = None
 ) -> bool:
-    """Record that a failed or dead execution is not restarted: the stream is canceled or suspended.
+    """For a failed or dead execution, which is not restarted.
 
     False if there was nothing to stop, or the request was withdrawn.
     """
@@ -127,7 +127,7 @@ def record_death(catalog: Catalog, execution: ExecutionRecord) -> ExecutionRecor
 
 
 def settle_run(stream: StreamHandle, outcome: Outcome, *, is_canceled: bool = False) -> RetentionReport | None:
-    """Do what is left after a run has released its lease; None if the stream may continue."""
+    """After the run has released its lease; None if the stream may continue."""
     state = _ENDS[outcome.end.kind].terminal
     if outcome.end.kind is EndKind.INTERRUPTED and is_canceled:
         state = TerminalState.CANCELED
@@ -144,7 +144,7 @@ def settle_run(stream: StreamHandle, outcome: Outcome, *, is_canceled: bool = Fa
 def settle_execution(
     stream: StreamHandle, execution_id: str, state: TerminalState, *, failure: str | None = None
 ) -> RetentionReport:
-    """Apply retention for the state in which a stream ended, and record that nothing is left to do.
+    """Apply retention for the state in which a stream ended.
 
     May be repeated. `failure`: why a FAILED execution is not restarted.
     """
@@ -162,7 +162,7 @@ class Settlement:
         self._executions = stream.catalog.executions
 
     def query_ended(self, execution_id: str, end: QueryEnd) -> QueryEnd:
-        """Record the end of a query; LEASE_LOST if the catalog refuses it."""
+        """LEASE_LOST if the catalog refuses to record it."""
         try:
             record_end(self._stream.catalog, self._lease.record, execution_id, end)
             status = self._request.interrupted_as() if end.kind is EndKind.INTERRUPTED else None
@@ -179,7 +179,7 @@ class Settlement:
     def start_stopped(
         self, execution_id: str, end: QueryEnd, asked_by: RequestRecord | None, message: str
     ) -> QueryEnd | None:
-        """Record that a start was stopped before its query, and answer the requests that wait for it.
+        """Also answers the requests that wait for the start.
 
         None if the request `asked_by` was withdrawn meanwhile: start again. `message` is for the log and the request
         that asked for the start.
@@ -205,7 +205,7 @@ class Settlement:
             self._executions.record_terminal_failure(execution_id, reason)
 
     def failed(self, execution_id: str, reason: str, *, settled: bool = False) -> None:
-        """Record a failure; LeaseLostError explains it: a successor was changing the files."""
+        """LeaseLostError explains it: a successor was changing the files."""
         try:
             self._executions.end(self._lease.record, execution_id, ExecutionStatus.FAILED, reason, settled=settled)
         except LeaseLostError:
@@ -237,7 +237,6 @@ class RetryQueue:
         self._pending: deque[Change] = deque()
 
     def run(self, change: Change) -> None:
-        """Apply a write after all pending ones, now if possible."""
         self._pending.append(change)
         self.retry()
 

@@ -49,7 +49,6 @@ class QueryInactivity:
 
     @staticmethod
     def of_record(record: object) -> QueryInactivity | None:
-        """From an execution's progress, if it is there."""
         if not isinstance(record, Mapping):
             return None
         try:

@@ -1,4 +1,4 @@
-"""Starts a query: fence the predecessor, choose a recovery point, check the start, prepare the live directory.
+"""Starts a query.
 
 If a start fails, its point is examined. Damage is noted in the catalog, and the start tries the next point.
 """
@@ -390,7 +390,7 @@ class Start:
 
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:
-    """Start the query; exactly once into Kafka needs a transactional sink."""
+    """Exactly once into Kafka needs a transactional sink."""
     executions = partial(stream.catalog.executions.of_stream, stream.stream_id)
     owner = StreamOwner(stream.catalog.deployment_id, stream.stream_id, executions)
     return start_query(with_transactions(writer, owner, live), stream.name, live)

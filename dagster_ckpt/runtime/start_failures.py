@@ -68,7 +68,7 @@ class StartFailures:
         return True
 
     def examined(self, live: LiveDirectory, end: QueryEnd) -> QueryEnd:
-        """The end of a failed query, with what was found in its live directory; damage is noted."""
+        """With what was found in the live directory; damage is noted."""
         if self._request.interrupted() or not is_suspicious_end(end.trace or end.reason):
             return end
         try:
@@ -163,7 +163,6 @@ def unloadable_state(
 
 
 def _without_checksum(live: LiveDirectory) -> list[str]:
-    """The state files of a resume that only loading can judge."""
     needed = cut(live, carry_in_flight=False).needed
     state = [
         file

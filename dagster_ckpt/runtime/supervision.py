@@ -199,7 +199,6 @@ class Supervisor:
             )
 
     def _handle(self, event: Event) -> None:
-        """Also handles the events that the actions cause."""
         inbox = deque([event])
         while inbox:
             handled = inbox.popleft()

@@ -1,4 +1,4 @@
-"""What a run reports through OpenTelemetry: the metrics of its stream, read from the catalog, and its spans.
+"""What a run reports through OpenTelemetry.
 
 The program that runs the stream may have set up the SDK. Otherwise it is set up here, if the environment names an
 endpoint.

@@ -1,4 +1,4 @@
-"""What triggers a snapshot: requests, the rule that picks the next one, and the periodic trigger."""
+"""What triggers a snapshot."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TriggerOrigin(Enum):
 
 @dataclass(frozen=True)
 class TriggerRequest:
-    """One request for a snapshot; without an id, it is of the coordinator itself."""
+    """Without an id, it is of the coordinator itself."""
 
     request_id: str | None
     kind: TriggerKind

@@ -17,13 +17,11 @@ from dagster_ckpt.spark.query.description import quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Of the writer's options, what concerns the query.
 _NOT_OF_FILES = ("path", "checkpointlocation")
 _AS_TEXT = ("csv", "json", "text", "xml")
 
 
 def rows_in_files(folder: str, asked: AskedBatch) -> BatchRows:
-    """What the batch's entry in the log of a file sink lists."""
     files = files_of_batch(folder, asked.batch_id)
     if files is None:
         return BatchRows(None, _without_entry(folder, asked.batch_id))
@@ -53,7 +51,6 @@ def _without_entry(folder: str, batch_id: int) -> str:
 
 
 def version_of_batch(table: FileIO, asked: AskedBatch) -> int | None:
-    """The version of a Delta table that committed the batch."""
     try:
         return DeltaLog(table).version_of(asked.query_id, asked.batch_id) if asked.query_id is not None else None
     except FileNotFoundError:
@@ -61,7 +58,6 @@ def version_of_batch(table: FileIO, asked: AskedBatch) -> int | None:
 
 
 def rows_in_delta(folder: str, table: FileIO, asked: AskedBatch) -> BatchRows:
-    """The rows in the files that the batch's version of a Delta table added."""
     version = version_of_batch(table, asked)
     if version is None:
         return BatchRows(None, f"no readable commit of the Delta table {folder} is of the batch")
@@ -73,7 +69,6 @@ def rows_in_delta(folder: str, table: FileIO, asked: AskedBatch) -> BatchRows:
 
 
 def rows_in_iceberg(table: str, history: IcebergHistory, asked: AskedBatch) -> BatchRows:
-    """The rows that the batch's snapshot of an Iceberg table added."""
     found = history.snapshot_of(asked.query_id, asked.batch_id) if asked.query_id is not None else None
     if found is None:
         return BatchRows(None, f"no snapshot of the Iceberg table {table} is of the batch, or it has expired")
@@ -88,5 +83,5 @@ def rows_in_iceberg(table: str, history: IcebergHistory, asked: AskedBatch) -> B
 
 
 def _like(rows: DataFrame, like: DataFrame) -> DataFrame:
-    """The columns of the replay; others that the table has say nothing about the batch."""
+    """Other columns of the table say nothing about the batch."""
     return rows.select(*(quoted(name) for name in like.columns if name in rows.columns))

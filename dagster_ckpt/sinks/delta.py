@@ -2,9 +2,9 @@
 
 After a roll-back the query continues under a new id: the table still skips the undone batches of the old one.
 
-Delta drops a write whose `txnAppId` and `txnVersion` it has already; `delta_transaction` sets them to the query's id
-and the batch, as Delta's own sink does. The session forgets the version after the first write (`autoReset`), so that
-Delta refuses a second one. Writes of one batch have names, not numbers: changed code may make another write first.
+Delta drops a write whose `txnAppId` and `txnVersion` it has already; `delta_transaction` sets them as Delta's own sink
+does. The session forgets the version after the first write (`autoReset`), so that Delta refuses a second one. Writes of
+one batch have names, not numbers: changed code may make another write first.
 """
 
 from __future__ import annotations
@@ -232,18 +232,17 @@ class DeltaMerge(DeltaTable):
 def delta_transaction(batch: DataFrame, batch_id: int, write: str = "") -> Iterator[None]:
     """Let a `foreachBatch` function's write to a Delta table take effect once, even if the batch is repeated.
 
-    Write through the session of the batch (`batch.sparkSession`), in one command. Name the table in the option `path`
-    of the query, as `delta:` and its folder, so that a start rolls it back with the stream. Use one `with` statement
-    for each write, and name all but one.
+    Write through `batch.sparkSession`, in one command. Name the table in the option `path` of the query, as `delta:`
+    and its folder, so that a start rolls it back with the stream. Use one `with` statement for each write, and name all
+    but one.
 
     Args:
-        batch: As Spark passes it to the function; likewise `batch_id`.
         write: Name of the write, if the function has several, in any number of tables. Keep it: under another name, a
             repeated batch is written once more.
 
     Raises:
-        OptionError: The function was not called by a streaming query, writes more than once in one `with` statement or
-            under one name, or has such a statement within another.
+        OptionError: The function was not called by a streaming query, has such a statement within another, or writes
+            twice in one statement or under one name.
 
     Example:
         >>> def upsert(batch, batch_id):

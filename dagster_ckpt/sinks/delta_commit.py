@@ -1,8 +1,7 @@
 """Commits to a Delta table on condition that it is still at the version that they were decided on.
 
 SQL's `RESTORE` reads the newest version when it begins: a process paused before it would undo a successor's commits.
-`commitLarge`, which `RESTORE` uses too, writes the version after the one decided on or fails. The actions are those of
-`RestoreTableCommand`.
+`commitLarge`, with the actions of `RestoreTableCommand`, writes the version after the one decided on or fails.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ _DIGITS = len(str(_NEVER))
 
 
 def app_id_of(query_id: str, write: str = "") -> str:
-    """The query, or one named write of its batches, to the table."""
     return f"{query_id}{_NAME_FOLLOWS}{write}" if write else query_id
 
 
@@ -43,11 +41,10 @@ class UnknownDeltaError(SinkRollbackError):
 
 
 def restore_version(session: SparkSession, folder: str, version: int, *, decided_on: int) -> None:
-    """Restore the rows of a version (-1 removes all rows), as the version after `decided_on`.
+    """Restore the rows of a version (-1: none), as the version after `decided_on`.
 
     Raises:
         VersionTakenError: Another commit has that version.
-        UnknownDeltaError: This Delta lacks an interface.
         SinkRollbackError: Data files of the version to restore were deleted.
     """
     with _Table.opened(session, folder, decided_on) as table:
@@ -107,7 +104,7 @@ def last_of_read(session: SparkSession, folder: str, version: int, unread: Seque
 
 
 def last_of_part(session: SparkSession, folder: str, version: int, was: int, index: int) -> int | None:
-    """The index of the same file, where a source that read the table of version `was` reads `version` as a whole.
+    """The index of the same file, where a source that read version `was` reads `version` as a whole.
 
     None if it would begin with other files.
     """
@@ -177,7 +174,6 @@ class _Table:
         return files.select(key.alias(_KEY), F.to_json(F.struct("*")).alias(_ADD))
 
     def ordered(self, version: int) -> DataFrame:
-        """The files of a version, with a key by which a source orders them."""
         from pyspark.sql import functions as F
 
         of_session: Any = type(self._session.range(0))

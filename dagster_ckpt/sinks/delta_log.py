@@ -1,8 +1,7 @@
 """The log of a Delta table: what its JSON commits say of a stream, and to which version it is rolled back.
 
 The sink writes a `txn` action with each batch (Delta protocol, "Transaction Identifiers": appId is the query's id,
-version the batch) and skips a batch that is not greater than the newest one (`DeltaSink.addBatch`), also after a
-restore.
+version the batch) and skips a batch not greater than the newest one (`DeltaSink.addBatch`), also after a restore.
 
 Parquet checkpoints of the log are not read: a table is not rolled back beyond them.
 """
@@ -25,7 +24,6 @@ from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
 LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
-# Searched for the table's id and the stream's newest batch.
 _COMMITS_LOOKED_AT = 200
 # The predicate of a statement without a WHERE.
 _NO_PREDICATE = (None, "[]", '["true"]')
@@ -38,9 +36,7 @@ class DeltaCommit:
     Attributes:
         batches: By query id (`txn` actions).
         restored_to: For a RESTORE, the version of its files.
-        empties: It removed all rows.
         is_roll_back: This package undid batches with it.
-        changes: It changed rows, schema or settings.
     """
 
     version: int
@@ -60,8 +56,7 @@ class DeltaPlan:
 
     Attributes:
         version: To restore; -1 is before the first, None if nothing has to be undone.
-        others: Versions of others that this would undo too.
-        reaches_back: Whether the readable commits are sufficient to decide.
+        reaches_back: The readable commits are sufficient to decide.
     """
 
     decided_on: int
@@ -86,11 +81,7 @@ class UndoneAhead:
 
 
 class DeltaLog:
-    """The JSON commits of a table, each read once.
-
-    Raises:
-        FileNotFoundError: There are none.
-    """
+    """The JSON commits of a table, each read once; FileNotFoundError if there are none."""
 
     def __init__(self, table: FileIO) -> None:
         self._table = table
@@ -139,7 +130,6 @@ class DeltaLog:
         return next((batch for batch in batches if batch is not None), None)
 
     def version_of(self, query_id: str, batch_id: int) -> int | None:
-        """The newest version that a query committed for a batch."""
         versions = (version for version in sorted(self._versions, reverse=True))
         return next((each for each in versions if self.commit(each).batches.get(query_id) == batch_id), None)
 
@@ -152,7 +142,7 @@ class DeltaLog:
         return 0 in self._versions
 
     def identity(self) -> str | None:
-        """If a recent commit or checksum file (Delta 4) has it."""
+        """None unless a recent commit or checksum file (Delta 4) has it."""
         for version in range(self.newest, max(self.oldest, self.newest - _COMMITS_LOOKED_AT) - 1, -1):
             found = _identity_in(self._table, version)
             if found is not None:
@@ -181,7 +171,6 @@ class DeltaLog:
 
         Args:
             skips_changes: The source goes on after commits that remove rows, such as a roll-back.
-            rewound: Whether the stream ever went back.
         """
         read = self._last_read(offset)
         if not self.oldest - 1 <= read <= self.newest:
@@ -195,9 +184,9 @@ class DeltaLog:
         return ReadOfSink(batch, sum(self.commit(version).batch_of(own) is not None for version in undone))
 
     def undone_ahead(self, offset: DeltaOffset) -> UndoneAhead | None:
-        """What a roll-back of this package undid after the versions that a source has read; None if nothing.
+        """What a roll-back of this package undid after the versions that a source has read.
 
-        Also None if the source has read undone versions.
+        None if nothing, or if the source has read undone versions.
         """
         read = self._last_read(offset)
         if not self.oldest - 1 <= read < self.newest:
@@ -215,7 +204,6 @@ class DeltaLog:
             at = self._before(at)
         if roll_back < 0:
             return None
-        # A part of the last version may be unread.
         is_part = offset.index >= 0 and not offset.is_initial
         unread = self._added_rows(offset.version)[offset.index + 1 :] if is_part else []
         for version in reversed(kept):
@@ -225,7 +213,6 @@ class DeltaLog:
         return UndoneAhead(roll_back, tuple(unread))
 
     def _last_read(self, offset: DeltaOffset) -> int:
-        """Perhaps in part."""
         return offset.version if offset.index >= 0 or offset.is_initial else offset.version - 1
 
     def _shown_of(self, version: int) -> tuple[int, list[int]]:
@@ -245,14 +232,12 @@ class DeltaLog:
         return at == version
 
     def _before(self, version: int) -> int:
-        """The version that this one continues."""
         commit = self.commit(version)
         if commit.restored_to is not None:
             return commit.restored_to
         return -1 if commit.is_roll_back and commit.empties else version - 1
 
     def _has_roll_back(self, version: int) -> bool:
-        """Whether the history of a version has one, as far as it is looked at."""
         looked_at = range(version, max(self.oldest, version - _COMMITS_LOOKED_AT) - 1, -1)
         return any(self._before(at) != at - 1 for at in looked_at)
 

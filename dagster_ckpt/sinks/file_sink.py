@@ -1,7 +1,4 @@
-"""Spark's file sink (Parquet, JSON, CSV, ...): its log numbers the batches, and is rolled back with the query.
-
-Part files that the log does not list are leftovers.
-"""
+"""Spark's file sink (Parquet, JSON, CSV, ...): its log numbers the batches, and is rolled back with the query."""
 
 from __future__ import annotations
 
@@ -70,7 +67,7 @@ class SinkLog:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Part files, and the log that decides which of them are needed.
+    """Part files, and the log that decides which of them are needed; the others are leftovers.
 
     Attributes:
         files: Listed before the log: a file committed in between is then in the log.
@@ -177,13 +174,10 @@ class FileSink(Sink):
 
 
 def part_files(path: str) -> list[PartFile]:
-    """Named like those of Spark's file sink."""
     return sorted((file for file in _all_files(path) if _PART.fullmatch(file.name)), key=lambda file: file.path)
 
 
 def storage_time_ms(path: str) -> int | None:
-    """None if nothing dates the files of the folder."""
-    # Hidden, so that readers ignore it.
     return open_file_io(path).clock_ms(f".dagster_ckpt-probe-{uuid.uuid4().hex}")
 
 
@@ -244,7 +238,6 @@ def fork_output(
 
 
 def copied_files(old: str, new: str, entries: Sequence[SinkEntry]) -> frozenset[str]:
-    """In the log of `new` after `fork_output`."""
     return frozenset(url_of(new, name_below(old, where)) for where in files_of(entries, old))
 
 

@@ -66,7 +66,6 @@ def needed_entries(names: Mapping[int, str]) -> range:
 
 
 def has_beginning(names: Mapping[int, str]) -> bool:
-    """Whether everything before the first needed entry is there."""
     first = needed_entries(names).start
     return first == 0 or names[first].endswith(COMPACT)
 
@@ -157,7 +156,7 @@ def logged_batch(path: str) -> int | None:
 
 
 def begin_log(path: str, batch_id: int, *, still_mine: StillMine = nullcontext) -> None:
-    """A log that lists no file and ends at a batch, in a folder that may not exist; repeatable."""
+    """Write `_beginning` in a folder that may not exist; repeatable."""
     roll_back(path, -1, (), still_mine=still_mine)
     roll_back(path, batch_id, _beginning(batch_id), still_mine=still_mine)
 
@@ -180,10 +179,9 @@ class Past(StrEnum):
 
 @dataclass(frozen=True)
 class SinkLogAtHand:
-    """The files that a log lists, up to the requested batch and in later entries.
+    """The files that a log lists, up to the requested batch and in later entries (`later`).
 
-    Attributes:
-        later: With all earlier files after a compaction.
+    After a compaction, `later` has all earlier files too.
     """
 
     last_batch: int | None
@@ -198,7 +196,6 @@ class SinkLogAtHand:
 
 
 def past_of(at_hand: SinkLogAtHand, noted: frozenset[str]) -> Past:
-    """Pure."""
     if at_hand.last_batch is None:
         return Past.NONE
     known = at_hand.up_to | at_hand.later
@@ -229,13 +226,11 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
 
 
 def committed_files(path: str) -> list[str]:
-    """As local paths or URLs."""
     urls = [unquote(url) for url in read_log_at_hand(path, -1).later]
     return [str(local_path(url) or url) for url in urls]
 
 
 def files_of_batch(path: str, batch_id: int) -> list[str] | None:
-    """The part files that one batch added; None if its entry was merged into later ones or is missing."""
     folder = open_file_io(path)
     names = log_entries(folder)
     if batch_id not in names:
@@ -243,7 +238,6 @@ def files_of_batch(path: str, batch_id: int) -> list[str] | None:
     entry = folder.read(f"{LOG}/{names[batch_id]}")
     files = listed(entry, f"{path}/{LOG}/{names[batch_id]}")
     if names[batch_id].endswith(COMPACT):
-        # It lists the files of all batches.
         before = {number: name for number, name in names.items() if number < batch_id}
         needed = needed_entries(before)
         if not has_beginning(before) or any(number not in before for number in range(needed.start, batch_id)):
@@ -263,7 +257,6 @@ def listed_by(entry: SinkEntry, path: str) -> dict[str, object]:
 
 
 def listed(data: bytes, where: str) -> dict[str, object]:
-    """As the entry spells them, with their sizes."""
     return {str(line.get("path")): line.get("size") for line in parse_log_lines(data, where)}
 
 
@@ -319,7 +312,6 @@ def url_of(folder: str, name: str) -> str:
 
 
 def name_below(folder: str, where: str) -> str:
-    """Relative to the folder."""
     root, file = local_path(folder), local_path(unquote(where))
     if root is not None and file is not None and file.is_relative_to(root):
         return file.relative_to(root).as_posix()

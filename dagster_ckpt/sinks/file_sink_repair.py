@@ -2,8 +2,8 @@
 
 A log of another query or timeline is not damaged: only the guard judges it.
 
-A repair relocates the log after its folder was moved or copied, or rebuilds it from a snapshot. Both only write entries
-whose part files exist with the listed length, delete only the Hadoop checksum of an entry that changes, and are
+A repair relocates the log after its folder was moved or copied, or rebuilds it from a snapshot. It only writes entries
+whose part files exist with the listed length, deletes only the Hadoop checksum of an entry that changes, and is
 repeatable.
 """
 
@@ -89,7 +89,6 @@ def damaged_log(path: str, captured: Sequence[SinkEntry], committed: int | None 
 
 
 def missing_part_files(path: str, captured: Sequence[SinkEntry]) -> list[str]:
-    """Missing, or of another length."""
     return _absent(open_file_io(path), _Noted.of(captured, path).files)
 
 
@@ -149,7 +148,6 @@ def _trouble(folder: FileIO, name: str, noted: _Noted) -> str | _Stranger | None
 
 
 def _is_anothers(name: str, files: _Files, noted: _Noted) -> bool:
-    """Whether an entry lists files that the snapshot, complete up to its batch, does not."""
     if (entry_id(name) or 0) <= noted.last:
         return not files.keys() <= noted.files.keys()
     # A later compact entry has all before, within the sink's retention time.
@@ -285,12 +283,7 @@ def _examine_entries(folder: FileIO, names: Mapping[int, str]) -> Iterator[Findi
 
 @dataclass(frozen=True)
 class Relocation:
-    """A log whose paths were written for another folder.
-
-    Attributes:
-        files: How many the entries list elsewhere.
-        old_place: The folder of the first of them.
-    """
+    """A log whose paths were written for another folder: `files` of them, the first in `old_place`."""
 
     folder: str
     entries: tuple[SinkEntry, ...]
@@ -299,7 +292,6 @@ class Relocation:
 
 
 def plan_relocation(folder: str) -> Relocation:
-    """By the files' unique names and lengths."""
     there = open_file_io(folder)
     names = entry_ids(there.list(LOG))
     if not names:
@@ -339,7 +331,6 @@ def relocate(relocation: Relocation) -> None:
 
 
 def is_moved_log(folder: str, captured: Sequence[SinkEntry]) -> bool:
-    """By the uuids in their names."""
     noted = {bare(path) for entry in captured for path in listed_by(entry, folder)}
     last = max((entry_id(entry.name) or 0 for entry in captured), default=-1)
     try:
@@ -387,7 +378,6 @@ def plan_rebuilt_log(folder: str, captured: Sequence[SinkEntry], committed: int 
                 "the sink back."
             )
     whole = {**at_hand, **{number: entry.name for number, entry in noted.items()}}
-    # A later compact entry has everything before it.
     needed = needed_entries(whole)
     reached = max(noted, default=-1)
     if needed.start > reached and has_beginning(whole):
@@ -407,7 +397,6 @@ def rebuild_log(rebuilt: RebuiltLog, still_mine: StillMine) -> None:
 
 
 def is_intact(there: FileIO, name: str) -> bool:
-    """It can be parsed and matches Hadoop's checksum, if any."""
     data = there.read(f"{LOG}/{name}")
     try:
         parse_log_lines(data, name)

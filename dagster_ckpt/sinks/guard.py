@@ -1,8 +1,4 @@
-"""Decides who owns a sink before a start, restore, rewind, fork, roll-back or clean-up changes it.
-
-A sink is changed or continued only if the query about to start names it, and catalog, stream and the sink's own log
-agree on who wrote it.
-"""
+"""Decides who owns a sink before it is changed: see "Ownership of sinks" in docs/internals.md."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ class Start(StrEnum):
     """Kind of start, as seen by a sink.
 
     TO_SNAPSHOT, TO_BATCH: Back to a snapshot, or to a batch in the live directory.
-    EMPTY: With empty state.
     FORKED: With the state of another stream, whose output it does not own.
     CLEAN: Nothing is started: files that no log lists are deleted.
     """
@@ -37,7 +32,6 @@ class Start(StrEnum):
 class Verdict(StrEnum):
     """What happens to the log of a folder.
 
-    LEAVE: The query does not write there.
     CONTINUE: It is at the query's batch.
     ROLL_BACK: It goes back to the batch, or is emptied for a start with empty state.
     BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole.
@@ -83,14 +77,12 @@ class SinkFacts:
         originals: It is the output of the stream that a fork or an import comes from.
         anothers: By the catalog, another stream wrote there last.
         mapped: The start is not an import, or the import maps a sink to the folder.
-        last: Newest batch of its log, if any.
+        last: Newest batch of its log.
         planned: Newest planned batch of the query, if known, read after the log.
-        blank: Its log lists no file.
         past: Relation of its log to the snapshot's; for a fork, to the log that it gets.
         left_behind: The snapshot's timeline is abandoned: the log may have diverged since.
         has_log: It is a file sink. In another kind, only what its own stream wrote is undone.
         former: An earlier execution of this stream wrote there, and a later one elsewhere.
-        trouble: Why its log cannot be continued.
     """
 
     start: Start
@@ -124,7 +116,6 @@ class Judgement:
 
 
 def judge(sink: Sink, facts: SinkFacts) -> Judgement:
-    """Pure."""
     if not facts.named:
         return Judgement(sink, Verdict.LEAVE)
     if facts.originals:
@@ -239,14 +230,13 @@ _RULES = {
 
 @dataclass(frozen=True)
 class NamedSinks:
-    """The sinks of the query about to start that can be rolled back; `is_seen` if they come from the query itself."""
+    """Those of the query about to start that can be rolled back; `is_seen` if they come from the query itself."""
 
     sinks: tuple[Sink, ...]
     is_seen: bool
 
     @staticmethod
     def of(output: NamedOutput | None, last_sinks: Sequence[Sink], noted: Sequence[Sink] = ()) -> NamedSinks:
-        """Without a description, those to which the stream is known to write."""
         if output is None:
             known = [sink for sink in (*last_sinks, *noted) if sink.rolls_back]
             return NamedSinks(tuple(distinct(known)), is_seen=False)
@@ -262,6 +252,5 @@ class NamedSinks:
 
 
 def _may_be_that_of(sink: Sink, output: NamedOutput) -> bool:
-    """Whether a query whose description names no place may write there."""
     described = described_sink(replace(output, place=sink.place))
     return described is not None and described.is_same(sink) and not isinstance(sink, FileSink)

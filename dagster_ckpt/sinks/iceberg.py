@@ -122,7 +122,6 @@ class IcebergTable(TableSink):
             return None
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """On any timeline of the table."""
         try:
             return self._history().last_batch(query_id) if query_id is not None else None
         except FileNotFoundError:
@@ -212,11 +211,6 @@ class IcebergTable(TableSink):
         )
 
     def _history(self) -> IcebergHistory:
-        """From its catalog, or else its newest metadata file.
-
-        Raises:
-            FileNotFoundError: There is no such table.
-        """
         session = active_session()
         try:
             opened = OpenIcebergTable.find(session, self.table) if session is not None else None
@@ -253,8 +247,6 @@ _TO_EXAMINE_AGAIN = ("CommitFailedException", "CommitStateUnknownException", "Va
 
 
 class OpenIcebergTable:
-    """As its catalog had it when it was opened."""
-
     def __init__(self, jvm: Any, table: Any) -> None:
         self._jvm = jvm
         self._table = table
@@ -276,7 +268,6 @@ class OpenIcebergTable:
 
     @property
     def metadata(self) -> str:
-        """As JSON, when opened."""
         with _asking(self.name):
             return str(self._jvm.org.apache.iceberg.TableMetadataParser.toJson(self._base))
 

@@ -1,8 +1,8 @@
 """The snapshots of an Iceberg table, and to which of them it is rolled back. Reads values only.
 
 A streaming write stores query id and epoch (the batch) in its snapshot's summary, and skips an epoch not greater than
-that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). After a roll-back the query
-has a new id.
+that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). So the query has a new id
+after a roll-back.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from dagster_ckpt.spark.query.table_sources import IcebergOffset
 from dagster_ckpt.values.untrusted import inflated, number_in, reading
 
 METADATA_FOLDER = "metadata"
-# In the summaries of this package's own snapshots.
 FENCE, EMPTIED = "dagster-ckpt.fence", "dagster-ckpt.emptied"
 _MAIN = "main"
 _QUERY = "spark.sql.streaming.queryId"
 _EPOCH = "spark.sql.streaming.epochId"
-# The zlib `wbits` value for a gzip header.
 _GZIP = 31
 # Iceberg refuses a commit if the clocks of two writers differ by more.
 _CLOCKS_DIFFER_MS = 60_000
@@ -55,10 +53,8 @@ class IcebergPlan:
     """What a roll-back would do to a table.
 
     Attributes:
-        moves: Whether anything has to be undone, or done again.
         snapshot_id: To make current; None if all rows are deleted. The newest of the branch if not `reaches_back`.
-        others: Snapshots of others that this would undo too.
-        reaches_back: Whether the remaining snapshots are sufficient to decide.
+        reaches_back: The remaining snapshots are sufficient to decide.
         branch: The stream's; None for main. Not certain if not `reaches_back`.
     """
 
@@ -75,8 +71,6 @@ class _Ref(BaseModel):
 
 
 class MainEntry(BaseModel):
-    """Since when a snapshot was the current one."""
-
     snapshot: int = Field(alias="snapshot-id")
     at_ms: int = Field(default=0, alias="timestamp-ms")
 
@@ -127,12 +121,10 @@ class IcebergHistory:
         return max((batch for batch in batches if batch is not None), default=None)
 
     def snapshot_of(self, query_id: str, batch_id: int) -> IcebergSnapshot | None:
-        """The newest one that a query committed for a batch, on any timeline."""
         found = [each for each in self._snapshots.values() if each.batch_of([query_id]) == batch_id]
         return max(found, key=lambda each: each.at_ms, default=None)
 
     def newest_batch_shown(self, own: Collection[str]) -> tuple[int | None, bool]:
-        """In main or a branch; and whether it is certain."""
         heads = [self._current, *(self._snapshots.get(head) for head in self._branches.values())]
         newest: list[int] = []
         is_certain = True
@@ -147,7 +139,6 @@ class IcebergHistory:
         return max(newest, default=None), is_certain
 
     def read_up_to(self, offset: IcebergOffset, own: Collection[str]) -> ReadOfSink:
-        """How far a source has read the batches of a stream."""
         at = self._snapshots.get(offset.snapshot_id)
         if offset.is_before_the_first or (offset.reads_table and offset.position == 0):
             return ReadOfSink()
@@ -171,7 +162,6 @@ class IcebergHistory:
         return ReadOfSink(None, undone)
 
     def batch_after(self, to: RollBack) -> int | None:
-        """None if nothing moves, or it is unknown."""
         own = to.own_ids
         found = self.plan(to)
         if not found.reaches_back or not found.moves:
@@ -210,11 +200,9 @@ class IcebergHistory:
         return (name, found[name]) if name is not None and found[name] > of_main else (None, of_main)
 
     def _is_in_reach_of_log(self, at_ms: int) -> bool:
-        """Whether the log of main would have a snapshot committed then, had it been current."""
         return self._log_begins_ms is not None and at_ms > self._log_begins_ms + _CLOCKS_DIFFER_MS
 
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
-        """The snapshot with the rows up to a batch; None if the stream has none."""
         if batch_id < 0:
             return None
         ofquery = [each for each in self._snapshots.values() if query_id is not None and _is_batch_of(each, query_id)]
@@ -233,7 +221,6 @@ class IcebergHistory:
         return None
 
     def _back(self, wanted: IcebergSnapshot | None, own: Collection[str], batch_id: int) -> IcebergPlan:
-        """To a snapshot, or, without one, undo the batches above `batch_id`."""
         oldest: IcebergSnapshot | None = None
         foreign: list[int] = []
         others: list[int] = []
@@ -252,7 +239,6 @@ class IcebergHistory:
             elif each.changes_rows:
                 foreign.append(each.id)
         if last is not None and last.parent is not None and self._parent(last) is None:
-            # Older snapshots have expired.
             return IcebergPlan(reaches_back=False)
         if oldest is None:
             return IcebergPlan()
@@ -272,7 +258,6 @@ class IcebergHistory:
         return IcebergPlan(True, wanted.id, tuple(sorted(others)))
 
     def _from(self, snapshot: IcebergSnapshot | None) -> Iterator[IcebergSnapshot]:
-        """The snapshot first."""
         seen: set[int] = set()
         # A damaged snapshot may be its own ancestor.
         while snapshot is not None and snapshot.id not in seen:

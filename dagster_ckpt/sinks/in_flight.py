@@ -1,12 +1,8 @@
 """Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
 
-The delivery guarantees of a restored query follow from that, and from its execution mode.
-
-Some sinks (`OnRepeat.SKIPS`: the file sink, a Delta table) skip a batch that they already have *without running it*: no
-state is written, and Spark commits the batch. If a sink has batch N+1 when the query continues after N, then the
-complete state of N+1 is available, or the sink is rolled back to N, or the query is not started. Checkpoint format v2
-identifies state by ids that only the missing commit would contain, so there the sink must go back: Spark 4.3 does not
-even resume in place (`assertion failed: CheckpointInfo length: 0`).
+See "The batch in flight" in docs/internals.md. Checkpoint format v2 identifies state by ids that only the missing
+commit would contain, so there the sink must go back: Spark 4.3 does not even resume in place (`assertion failed:
+CheckpointInfo length: 0`).
 """
 
 from __future__ import annotations
@@ -36,7 +32,6 @@ BEFORE_THE_FIRST_BATCH = -1
 class InFlight(StrEnum):
     """What happens to the batch after the committed one.
 
-    RUN: The sink does not have it.
     SKIPPED: The sink has it, and its state is available or the query keeps none.
     ROLL_BACK: The sink has it without its state: it goes back, and Spark runs the batch again.
     REFUSE: As ROLL_BACK, but the sink cannot be rolled back.
@@ -55,7 +50,6 @@ class Unfinished:
     """What a live directory has of the batch in flight.
 
     Attributes:
-        batch_id: The newest committed batch; -1 before the first.
         planned: The offsets of the next batch exist: exactly it is run again.
         unique_ids: State is in checkpoint format v2.
         state_is_there: The complete state after the next batch.
@@ -69,7 +63,6 @@ class Unfinished:
 
 
 def decide_in_flight(at: Unfinished, *, in_sink: bool, can_go_back: bool) -> InFlight:
-    """Pure."""
     if not in_sink:
         return InFlight.RUN
     has_its_state = not at.stateful or (at.state_is_there and not at.unique_ids)
@@ -80,14 +73,13 @@ def decide_in_flight(at: Unfinished, *, in_sink: bool, can_go_back: bool) -> InF
 
 @dataclass(frozen=True)
 class Decision:
-    """For one sink; `batch_id` is the committed batch."""
+    """`batch_id` is the committed batch."""
 
     sink: Sink
     batch_id: int
     what: InFlight
 
     def forecast(self) -> SinkForecast | None:
-        """None if the sink does not have the batch."""
         told, next_batch = self.sink.told, self.batch_id + 1
         has = f"It has batch {next_batch} already, which is not committed"
         match self.what:
@@ -146,7 +138,6 @@ def keeps_state(live: LiveDirectory) -> bool:
 def forecast_in_flight(
     live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool = True
 ) -> list[SinkForecast]:
-    """Of the sinks that have the batch in flight."""
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     return [forecast for each in found if (forecast := each.forecast()) is not None]
 
@@ -176,11 +167,7 @@ def settle_in_flight(
 
 
 def refuse_skipped_batch(live: LiveDirectory, sinks: Sequence[str], *, roll_back_tables: bool) -> list[Decision]:
-    """Refuse a start if a sink would skip a batch whose state is missing and cannot be rolled back.
-
-    Raises:
-        RowsAtRiskError: There is such a sink.
-    """
+    """RowsAtRiskError if a sink would skip a batch whose state is missing, and cannot be rolled back."""
     found = _decided(live, sinks, roll_back_tables=roll_back_tables)
     stops = (InFlight.REFUSE, InFlight.FOREIGN)
     forecasts = [each.forecast() for each in found if each.what in stops]
@@ -227,11 +214,11 @@ class Guarantee(StrEnum):
 
 @dataclass(frozen=True)
 class Guarantees:
-    """They require sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
+    """For sources that return the same rows for the same offsets (files, Kafka, rate; not a socket).
 
     Attributes:
         state: Also for its position in the input.
-        unaligned: Whether a snapshot may include the batch in flight, so that exactly it is replayed.
+        unaligned: A snapshot may include the batch in flight, so that exactly it is replayed.
     """
 
     mode: ExecutionMode
@@ -267,7 +254,6 @@ _AT_LEAST_ONCE_MODES = {
 
 
 def guarantees(mode: ExecutionMode, sinks: Sequence[str]) -> Guarantees:
-    """`sinks` as progress names them; none means unknown."""
     exactly, at_least = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE
     if mode is ExecutionMode.REAL_TIME:
         why = (
@@ -298,5 +284,4 @@ def _unsure(sink: Sink) -> str:
 
 
 def can_replay_a_batch(sinks: Sequence[str]) -> bool:
-    """Whether every sink shows a repeated batch once."""
     return all(sink.shows_rows_once for sink in sinks_of(sinks))

@@ -1,4 +1,4 @@
-"""Finds the kind of a sink by Spark's name for it. `register_sink` adds a kind of your own.
+"""Finds the kind of a sink by Spark's name for it.
 
 Spark calls every `foreachBatch` query `ForeachBatchSink`. The package adds the writer's option `path` or `table`, as in
 `ForeachBatchSink[sqlite:/data/totals.db]`, for a kind of sink of your own to recognize.
@@ -45,7 +45,6 @@ class MemorySink(Sink):
 
 class ForeachBatchSink(Sink):
     names = re.compile(r"ForeachBatchSink(\[(?P<place>.+)\])?")
-    # As far as is known.
     knows_queries = True
 
     reason = (
@@ -121,15 +120,9 @@ _registered: list[type[Sink]] = []
 def register_sink(kind: type[Sink]) -> type[Sink]:
     """Teach the package a kind of sink. Can be used as a decorator.
 
-    The kind registered last is asked first, and the built-in kinds last. Register it where the streams are defined, so
-    that every process that starts, forks, rewinds or examines one imports it. A kind of the same module and name is
+    The kind registered last is asked first, the built-in kinds last. Register it where the streams are defined, so that
+    every process that starts, forks, rewinds or examines one imports it. A kind of the same module and name is
     replaced, so that a code location can be reloaded.
-
-    Args:
-        kind: A subclass of `Sink`, such as a `TableSink`, with its own `names` (or `of`).
-
-    Raises:
-        OptionTypeError: It is no such subclass.
 
     Example:
         >>> from dagster_ckpt import register_sink
@@ -158,7 +151,6 @@ def sinks_of(names: Sequence[str]) -> list[Sink]:
 
 
 def described_sink(output: NamedOutput | None) -> Sink | None:
-    """None if its name cannot be known before the start."""
     if output is not None and output.sink is not None:
         return sink_of(output.sink)
     if output is None or output.place is None:
@@ -168,7 +160,6 @@ def described_sink(output: NamedOutput | None) -> Sink | None:
 
 
 def output_of(names: Sequence[str]) -> NamedOutput:
-    """The first of the reported sinks that can be rolled back."""
     sink = next((sink for sink in sinks_of(names) if sink.rolls_back), None)
     return NamedOutput("", sink.place, sink.name) if sink is not None else NamedOutput("", None)
 
@@ -178,13 +169,11 @@ def forecast(name: str, replay: Replay) -> SinkForecast:
 
 
 def captured_sinks(properties: Mapping[str, Any]) -> list[Sink] | None:
-    """None if the snapshot does not say which sinks its query wrote to."""
     described = properties.get("sinks")
     return [FileSink.at(str(sink["path"])) for sink in described] if isinstance(described, list) else None
 
 
 def other_sinks(properties: Mapping[str, Any]) -> list[Sink] | None:
-    """Named, not captured; None if the snapshot does not say."""
     named = properties.get("other_sinks")
     return sinks_of([str(sink) for sink in named]) if isinstance(named, list) else None
 
@@ -194,12 +183,10 @@ def sinks_in(properties: Mapping[str, Any]) -> list[Sink]:
 
 
 def names_of_others(sinks: Sequence[str]) -> list[str]:
-    """The sinks that a cut does not capture, for a snapshot's properties."""
     return [sink.name for sink in sinks_of(sinks) if not isinstance(sink, FileSink)]
 
 
 def logs_in_snapshot(store: SnapshotStore, location: str) -> dict[str, list[SinkEntry]]:
-    """By folder."""
     properties = store.manifest(location).header.properties
     return logs_of_sinks(properties, _files(store, location) if captured_sinks(properties) else {})
 

@@ -67,7 +67,7 @@ class SinkEffect(StrEnum):
 
 @dataclass(frozen=True)
 class SinkForecast:
-    """The expected effect on one sink, why, and how to make it exact."""
+    """How the rows of a sink fare, why, and how to make it exact."""
 
     sink: str
     effect: SinkEffect
@@ -81,7 +81,6 @@ class Replay:
 
     Attributes:
         to_batch: The batch to which the query goes back; -1 is before the first.
-        query_id: That of the query before the start.
         in_flight: The batch after `to_batch` if exactly its rows are replayed.
         log_entries: Log of each file sink in a snapshot, by folder; None: the sink's own log counts.
         query_ids: All ids that the stream's query has had.
@@ -115,11 +114,8 @@ class RollBack:
     Attributes:
         batch_id: The last batch that the sink keeps; -1 keeps none.
         entries: The sink's log in a snapshot; None: the sink's own memory counts.
-        query_id: The query that committed that batch, if known.
-        query_ids: All ids that the stream's query has had.
         may_repeat: A new query id was requested: a table with later writes of others stays as it is, and gets the
             batches again.
-        roll_back_tables: As in `Replay`.
     """
 
     batch_id: int
@@ -169,7 +165,6 @@ class AskedBatch:
     """A batch whose rows are looked for in a sink.
 
     Attributes:
-        query_id: Of the query that wrote it, if known.
         like: The rows that a replay of the batch gave.
         output_format: Of the writer, such as `parquet`; `options` are its own.
         scratch: Folder that the sink may write to; deleted afterwards.
@@ -207,8 +202,6 @@ class Sink:
 
     Attributes:
         names: The names that Spark gives such a sink; the group `place` is its folder, topic or table.
-        noun: What it is, for messages.
-        on_repeat: What it does with a batch that it already has.
         is_proven: Whether a test with the real sink shows that.
         rolls_back: Whether `roll_back` brings it back to an earlier batch.
         knows_queries: Whether it keeps the batches of different queries apart, so that several streams may write there.
@@ -270,10 +263,7 @@ class Sink:
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
         """What is now at its place; None if it has no identity, or if that cannot be told from here.
 
-        Without `query_ids`, no batch is looked for.
-
-        Raises:
-            StorageAccessError: It cannot be reached.
+        Without `query_ids`, no batch is looked for. StorageAccessError if the place cannot be reached.
         """
         return None
 
@@ -302,7 +292,6 @@ class Sink:
         return None
 
     def told(self, effect: SinkEffect, reason: str, advice: str = "") -> SinkForecast:
-        """A forecast for this sink."""
         return SinkForecast(self.name, effect, reason, advice)
 
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
@@ -325,11 +314,7 @@ class Sink:
         )
 
     def check_roll_back(self, to: RollBack) -> None:
-        """Refuse a roll-back that is known to be impossible, before anything is changed.
-
-        Raises:
-            SinkRollbackError: It is.
-        """
+        """Raise a SinkRollbackError before anything is changed, if the roll-back is known to be impossible."""
 
     def roll_back(self, to: RollBack, still_mine: StillMine) -> None:
         """Undo all batches after `to.batch_id`. The next start repeats an interrupted roll-back.

@@ -1,8 +1,4 @@
-"""Tables that remember batches and can go back: one decision for all of them.
-
-One `verdict` decides whether a start may roll a table back, what the preview says, and why a start is refused (cases:
-tests/sinks/table_verdicts.yaml).
-"""
+"""Tables that remember batches and can go back. Cases of `verdict`: tests/sinks/table_verdicts.yaml."""
 
 from __future__ import annotations
 
@@ -45,11 +41,9 @@ class TablePlan:
     """What a roll-back to a batch would do to a table.
 
     Attributes:
-        moves: Whether anything has to be undone, or brought back.
         how: Begins a sentence, such as "The table is restored to version 3".
         command: For a person to do the same; may be empty.
         others: What others have written since and would lose, such as "versions 4, 5"; may be empty.
-        obstacle: Why it cannot be done.
         basis: What `commit` needs, such as the table's version at the time.
     """
 
@@ -71,8 +65,6 @@ class Step(StrEnum):
 
 @dataclass(frozen=True)
 class TableVerdict:
-    """What a start does to a table, and what becomes of its rows."""
-
     step: Step
     effect: SinkEffect
     reason: str
@@ -147,8 +139,6 @@ class TableSink(Sink):
 
         Raises:
             VersionTakenError: The table was changed since.
-            SinkRollbackError: It cannot be done.
-            StorageAccessError: The table cannot be reached.
         """
         raise NotImplementedError(f"{type(self).__name__} is a TableSink but does not define commit.")
 
@@ -196,7 +186,6 @@ class TableSink(Sink):
         for _ in range(_ATTEMPTS):
             plan = self.plan(to)
             if plan is None:
-                # Nothing was ever written.
                 return
             # A successor's writes are no reason to refuse.
             with still_mine():

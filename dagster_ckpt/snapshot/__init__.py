@@ -1,4 +1,1 @@
-"""The snapshot format and snapshot stores: write, read, share and delete the bytes of snapshots.
-
-Nothing here knows Spark or the lifecycle of a stream. Start with docs/snapshot-format.md and `store.py`.
-"""
+"""The snapshot format and its stores, without Spark or streams. Start with docs/snapshot-format.md and `store.py`."""

@@ -19,17 +19,15 @@ import msgspec
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotTooLargeError
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 
-# They bound the memory of a reader for any input.
+# These bound the memory of a reader for any input.
 BLOCK_FILES = 1024
 BLOCK_BYTES = 1024 * 1024
 # At most 0.6 MB each. Lookups in path order need one at a time of each snapshot that contributed blocks.
 _DECODED_BLOCKS = 16
 # Digests hardly compress; level 1 takes a third of the time of 6.
 _COMPRESSION_LEVEL = 1
-# zlib's `wbits` for a gzip header.
 _GZIP = 31
 _REFERENCE = re.compile(r"(\.\./shared/)?[0-9A-Za-z][0-9A-Za-z._-]*")
-# Names between single slashes, none of which is `.` or `..`.
 _PLAIN_PATH = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[^/\0]+(?:/(?!\Z)|\Z))+")
 _PATH_BYTES = 4096
 _NAME_BYTES = 255
@@ -55,12 +53,7 @@ class FileEntry(NamedTuple):
 
 
 class ObjectUse(NamedTuple):
-    """How a snapshot uses a data object.
-
-    Attributes:
-        length: Least length of the object, in bytes.
-        used: Bytes in it that belong to files of the snapshot.
-    """
+    """`length`: least length of the object; `used`: bytes in it that belong to files of the snapshot."""
 
     length: int = 0
     used: int = 0
@@ -78,8 +71,6 @@ class Block:
     Attributes:
         packed: Entries as lines of JSON, compressed with gzip.
         stable: Whether the next snapshot will probably contain all of them.
-        inline_length: End offset of the last inlined file.
-        uses: Data objects, relative to the snapshot's directory.
     """
 
     packed: bytes
@@ -156,7 +147,6 @@ class Block:
 
     @property
     def entries(self) -> Mapping[str, FileEntry]:
-        """By path, in order."""
         return _decoded(self.packed)
 
 
@@ -204,8 +194,6 @@ class BlockBuilder:
 
 
 class Paths:
-    """Each path occurs once, and none is a folder of another."""
-
     def __init__(self) -> None:
         self._files: set[str] = set()
         self._folders: set[str] = set()

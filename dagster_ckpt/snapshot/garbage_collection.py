@@ -1,7 +1,6 @@
 """Delete snapshots and the remains of crashes, but no byte that another snapshot needs.
 
-A deletion can be interrupted at any point (docs/snapshot-format.md, section 5): `_metadata` is renamed to `_deleting`,
-which hides the snapshot and keeps its references; then its objects are deleted, then `_deleting`.
+A deletion can be interrupted at any point: see docs/snapshot-format.md, section 5.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ SAVEPOINT = "savepoint-"
 DELETING_NAME = "_deleting"
 # First object of a savepoint until it is complete: distinguishes a crashed savepoint from a user's copy in progress.
 INCOMPLETE_NAME = "_incomplete"
-# To which savepoint set a savepoint belongs.
 SET_NAME = "_set"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
@@ -84,7 +82,7 @@ def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -
 
 @dataclass(frozen=True)
 class Garbage:
-    """`age_ms` is the time since its last change."""
+    """`age_ms` counts from its last change."""
 
     location: str
     reason: str
@@ -98,7 +96,6 @@ def storage_time_ms(file_io: FileIO) -> int | None:
 
 
 def probe_name() -> str:
-    """For an object deleted at once; a sweep deletes what is left of it."""
     return f"{_PROBE}{uuid.uuid4().hex}.tmp"
 
 
@@ -109,8 +106,8 @@ class Sweep:
     Objects are listed before the snapshots are read, so those of a snapshot published meanwhile count as used.
 
     Attributes:
-        now_ms: The time by the storage's clock, ms since the epoch.
-        older_than_ms: Minimum age: younger objects may belong to an attempt in progress.
+        now_ms: By the storage's clock, since the epoch.
+        older_than_ms: Younger objects may belong to an attempt in progress.
         under_way: Numbers of attempts whose process is alive: their objects are kept.
     """
 
@@ -121,7 +118,6 @@ class Sweep:
     under_way: frozenset[int] = frozenset()
 
     def stream(self, protected: Iterable[str]) -> list[Garbage]:
-        """Of crashed checkpoints and deletions."""
         file_io = self.file_io
         candidates = {
             f"{SHARED}/{name}": changed
@@ -191,7 +187,6 @@ class Sweep:
         return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
 
     def _changes(self, directory: str) -> dict[str, int | None]:
-        """By name; None for a directory, or if it is unknown."""
         found: dict[str, int | None] = {}
         for name, entry in self.file_io.list(directory, hidden=True).items():
             with suppress(FileNotFoundError):
@@ -250,7 +245,6 @@ def _disposable(file_io: FileIO, objects: frozenset[str], directory: str, protec
 
 
 def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
-    """None if the references of a snapshot are unknown."""
     used: set[str] = set()
     wanted = set(protected)
     for directory in sorted({*listed} | wanted):

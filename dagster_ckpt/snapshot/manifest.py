@@ -39,13 +39,11 @@ def checkpoint_directory(number: int) -> str:
 
 
 def checkpoint_number(directory: str) -> int | None:
-    """None if the name is not a checkpoint's."""
     match = _CHECKPOINT.fullmatch(directory)
     return int(match[1]) if match is not None else None
 
 
 def object_name(directory: str, reference: str) -> str:
-    """In the parent folder of a snapshot's `directory`."""
     return posixpath.normpath(posixpath.join(directory, reference))
 
 
@@ -56,9 +54,7 @@ class SnapshotHeader(BaseModel):
     """Header of a snapshot.
 
     Attributes:
-        number: Number of the attempt that took it.
-        created_at_ms: When the attempt began, ms since the epoch.
-        batch_id: The batch after which a restored query resumes.
+        created_at_ms: When the attempt began, since the epoch.
         properties: The caller's; nothing in this package reads it.
     """
 
@@ -76,7 +72,7 @@ class SnapshotHeader(BaseModel):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Header and files of a snapshot, the oldest blocks first."""
+    """The oldest blocks first."""
 
     header: SnapshotHeader
     blocks: tuple[Block, ...] = ()
@@ -91,7 +87,6 @@ class Manifest:
 
     @property
     def uses(self) -> dict[str, ObjectUse]:
-        """Relative to its directory."""
         return merge_uses(self.blocks)
 
     @property
@@ -99,11 +94,9 @@ class Manifest:
         return frozenset(name for block in self.blocks for name in block.uses)
 
     def object_sizes(self, file_io: FileIO, directory: str) -> dict[str, int]:
-        """By name in its parent folder `file_io`, from one listing."""
         return file_io.sizes([object_name(directory, name) for name in self.uses])
 
     def unusable_objects(self, file_io: FileIO, directory: str, sizes: Mapping[str, int] | None = None) -> list[str]:
-        """Missing or truncated, by `object_sizes`."""
         uses = {object_name(directory, name): use for name, use in self.uses.items()}
         sizes = self.object_sizes(file_io, directory) if sizes is None else sizes
         problems = []
@@ -121,7 +114,6 @@ class Manifest:
 
     @property
     def full_bytes(self) -> int:
-        """That a restore writes."""
         return sum(block.full_bytes for block in self.blocks)
 
     @property
@@ -175,8 +167,6 @@ _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Metadata:
-    """The manifest, and the inlined files back to back."""
-
     manifest: Manifest
     inline: bytes
 
@@ -211,7 +201,6 @@ def _one_key_a_line(described: dict[str, Any]) -> str:
 
 
 def decode_metadata(data: bytes, location: str) -> Metadata:
-    """Decode and validate; `location` is for messages."""
     with _opened(data, location) as (archive, described):
         header = SnapshotHeader.model_validate(described["header"])
         manifest = Manifest(header, tuple(_blocks(_member(archive, FILES_NAME), described["blocks"])))
@@ -226,7 +215,7 @@ def decode_metadata(data: bytes, location: str) -> Metadata:
 
 
 def decode_references(data: bytes, location: str) -> dict[str, int]:
-    """Each data object with the bytes that the snapshot needs of it. Does not decode the list of files."""
+    """Bytes that the snapshot needs of each data object, without decoding the list of files."""
     with _opened(data, location) as (_, described):
         uses = described["objects"]
         return {name: _length(uses[name]) for name in _listed_objects(described)}
@@ -265,7 +254,6 @@ def _length(use: object) -> int:
 
 @contextmanager
 def _opened(data: bytes, location: str) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any]]]:
-    """With checksum and version checked, and the content of `manifest.json`."""
     if len(data) < len(_ZIP_MAGIC) + _CHECKSUM_BYTES:
         raise _corrupt(location, f"it ends after {len(data)} bytes, so it is truncated")
     if not data.startswith(_ZIP_MAGIC):

@@ -70,8 +70,6 @@ class StoreLayout:
 
     Attributes:
         stream_root: URL of the folder with `chk-<n>/_metadata` and `shared/`.
-        savepoint_root: URL of the savepoint folder; None if none is configured.
-        max_bytes: Size limit of a checkpoint; None: no limit.
     """
 
     stream_id: str
@@ -205,7 +203,6 @@ class ObjectSnapshotStore:
         try:
             metadata, sizes = self._remembered.get(folder) or (read_metadata(file_io, directory), None)
         except (SnapshotNotFoundError, SnapshotCorruptError):
-            # The snapshot is then written in full.
             return None
         self._remember(folder, metadata, sizes)
         return BaseSnapshot(metadata, file_io, directory, file_io.url == self._stream_io.url, sizes)
@@ -237,10 +234,7 @@ class ObjectSnapshotStore:
         progress: Progress = lambda _done, _total: None,
         again: bool = False,
     ) -> StoredSnapshot:
-        """Copy a snapshot of another storage byte for byte, without those of its objects that are here already.
-
-        `again` writes these too.
-        """
+        """Copy a snapshot of another storage byte for byte; its objects that are here already only with `again`."""
         source_io, directory = source._at(location)
         root = self._layout.stream_root if checkpoint_number(directory) is not None else self._layout.savepoint_root
         if root is None:
@@ -253,7 +247,6 @@ class ObjectSnapshotStore:
         return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
 
     def set_of(self, location: str) -> bytes | None:
-        """What `put_set` wrote."""
         file_io, directory = self._at(location)
         try:
             return file_io.read(f"{directory}/{SET_NAME}")
@@ -261,7 +254,7 @@ class ObjectSnapshotStore:
             return None
 
     def put_set(self, location: str, content: bytes | None) -> None:
-        """Note beside a savepoint, until it is deleted, to which savepoint set it belongs; None: to none."""
+        """Note to which savepoint set a savepoint belongs; None: to none."""
         file_io, directory = self._at(location)
         if content is not None:
             file_io.write(f"{directory}/{SET_NAME}", [content])
@@ -358,7 +351,6 @@ class ObjectSnapshotStore:
 
 
 def _folder(location: str) -> str:
-    """Given that or the path of its metadata."""
     return normalised(location).removesuffix(f"/{METADATA_NAME}")
 
 

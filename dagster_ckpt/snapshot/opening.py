@@ -73,7 +73,6 @@ def open_store(
 
 
 def stream_folders(storage: CheckpointStorage) -> list[str]:
-    """The ids of streams with checkpoints, sorted."""
     location = getattr(storage, "checkpoint_location", None)
     if not isinstance(location, StoragePath):
         raise OptionError(
@@ -133,11 +132,9 @@ def _custom(storage: CustomCheckpointStorage, stream_id: str) -> SnapshotStore:
 
 
 def _fallback(factory: Callable[..., Any], storage: CustomCheckpointStorage) -> dict[str, Any]:
-    """Parameters of the factory that the settings do not set."""
     try:
         parameters = inspect.signature(factory).parameters
     except ValueError:
-        # Some classes written in C have no readable signature.
         return {}
     configured = {name: value for name, value in vars(storage.deployment).items() if value not in (None, -1, {})}
     return {name: value for name, value in configured.items() if name in parameters and name not in storage.settings}

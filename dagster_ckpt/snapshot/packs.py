@@ -18,8 +18,7 @@ from dagster_ckpt.snapshot.reuse import ContentCheck, Source
 
 # Smaller pieces cost more than they save.
 CHUNK_BYTES = 1024 * 1024
-# A call per file costs more than its bytes. Aborts are not checked within a batch, and each read from an object store
-# may be slow.
+# A call per file costs more than its bytes. Within a batch aborts are not checked, and each read may be slow.
 _TOGETHER_FILES = 50
 _TOGETHER_BYTES = 256 * 1024
 # Equal files of one snapshot are stored once, as far as this many digests show.
@@ -28,7 +27,6 @@ _REMEMBERED_DIGESTS = 1_024
 # Below this size a second thread costs more than it saves.
 BYTES_WORTH_A_THREAD = 16 * 1024 * 1024
 
-# Name of a data object, and an offset in it.
 Place = tuple[str, int]
 Create = Callable[[str], AbstractContextManager[BinaryIO]]
 
@@ -38,7 +36,6 @@ class PackTask:
     """Files that one worker writes.
 
     Attributes:
-        name: Unique prefix of the names of its data objects.
         files: Each is removed when it is written, to free its memory.
         target_bytes: Size from which a data object takes no further file. A file is never split.
     """
@@ -79,7 +76,6 @@ class Packed:
 
     @staticmethod
     def joined(parts: Iterable[Packed]) -> Packed:
-        """The parts must be in order."""
         entries, written = BlockBuilder(), 0
         for part in parts:
             entries.add_all(part.entries)
@@ -88,7 +84,6 @@ class Packed:
 
 
 def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Packed:
-    """`create` opens a data object by name."""
     with _PackWriter(task, create, callbacks) as writer:
         while task.files:
             callbacks.check_aborted()
@@ -101,7 +96,6 @@ def write_packs(task: PackTask, create: Create, callbacks: PackCallbacks) -> Pac
 
 
 def pack_names(task: PackTask) -> list[str]:
-    """Names that a task may create, in order; equal files may leave the last ones unused."""
     count, length = 0, task.target_bytes + 1
     for file in task.files:
         if not count or length + file.size > task.target_bytes:
@@ -115,7 +109,7 @@ class PackRunner(Protocol):
         """Number of tasks to create."""
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
-        """Write every task. Files are in order of path within a task and from task to task."""
+        """Files are in order of path within a task and from task to task."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +175,6 @@ class _PackWriter:
         self._open = contextlib.ExitStack()
         self._stream: BinaryIO | None = None
         self._length = 0
-        # Where content is stored, by digest.
         self._places: dict[str, Place] = {}
         self._packs: list[str] = []
         self._pending: list[bytes] = []
@@ -228,7 +221,6 @@ class _PackWriter:
         self._add(file, digest.hexdigest(), place)
 
     def _is_stored(self, file: Source, digest: str) -> bool:
-        """If the content is stored already."""
         place = self._callbacks.stored_at(file, digest) or self._places.get(digest)
         if place is None:
             return False
@@ -242,7 +234,6 @@ class _PackWriter:
         self.entries.add(entry, stable=file.stable)
 
     def _new_place(self, size: int) -> Place:
-        """In the open data object, or in a new one."""
         if self._stream is None or self._length + size > self._task.target_bytes:
             self._flush()
             self._open.close()
@@ -263,7 +254,6 @@ class _PackWriter:
 
 
 def _next_small(files: deque[Source]) -> list[Source]:
-    """Empty if a large file is next."""
     some: list[Source] = []
     size = 0
     while files and len(some) < _TOGETHER_FILES and (not some or size + files[0].size <= _TOGETHER_BYTES):

@@ -19,7 +19,6 @@ from dagster_ckpt.snapshot.packs import CHUNK_BYTES
 from dagster_ckpt.snapshot.writer import METADATA_NAME
 
 WriteEntry = Callable[[FileEntry, Iterable[bytes]], None]
-# Large enough that reopening the object does not matter.
 _SHARE_BYTES = 16 * 1024 * 1024
 
 
@@ -101,7 +100,6 @@ def verify_snapshot(file_io: FileIO, directory: str, *, deep: bool = True) -> li
 
 
 def _shares(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
-    """As work items."""
     for _, group in groupby(entries, key=lambda entry: entry.object):
         share: list[FileEntry] = []
         for entry in group:

@@ -26,13 +26,9 @@ def copy_snapshot(
 
     Args:
         source: The parent folder of the snapshot, with all objects that it may share.
-        target: The same in the other storage.
-        width: How many objects to copy concurrently.
-        progress: Called with (done, all) after each object.
         again: Also write the objects that are there: a byte of them differs.
 
     Raises:
-        SnapshotCorruptError: An object of the original is missing.
         StorageAccessError: Another snapshot of that name is there.
     """
     name = posixpath.join(directory, METADATA_NAME)

@@ -20,14 +20,14 @@ class ContentCheck(Protocol):
         """Pass the next piece of the file."""
 
     def trouble(self) -> str | None:
-        """What is wrong with the whole file; None if it is intact."""
+        """None if the whole file is intact."""
 
 
 class Source(Protocol):
     """One file to put into a snapshot.
 
-    If an earlier snapshot has the same path with the same identity or token, the bytes are not read. Otherwise the
-    content is compared.
+    With the path and the identity or token of an earlier snapshot's file, it is not read; otherwise the content is
+    compared.
     """
 
     @property
@@ -36,7 +36,7 @@ class Source(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes; a stream of another length is rejected."""
+        """A stream of another length is rejected."""
 
     @property
     def identity(self) -> str | None:
@@ -57,7 +57,7 @@ class Source(Protocol):
         """All bytes, or more than `size` if the file has grown; for small files."""
 
     def check(self) -> ContentCheck | None:
-        """A check that new bytes must pass; None if the file carries no checksums."""
+        """New bytes must pass it; None if the file carries no checksums."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,6 @@ class SourceFile:
 # An object with a smaller share in use is written again, at a cost of at most a third of what its deletion frees.
 SPARSE = 0.25
 
-# Returns the new reference to an object of the base, or None if it cannot be shared.
 ShareObject = Callable[[str], str | None]
 
 
@@ -118,7 +117,6 @@ class BaseSnapshot:
 
     @property
     def can_be_extended(self) -> bool:
-        """As they are, in another snapshot."""
         stable = self.manifest.stable_blocks
         return self.same_folder and bool(stable) and all(self.usable_objects.issuperset(part.uses) for part in stable)
 
@@ -138,7 +136,6 @@ class Reuse:
         self._lock = threading.Lock()
 
     def unchanged(self, file: Source) -> FileEntry | None:
-        """Certainly unchanged: it need not be read."""
         entry = self._entry(file)
         if entry is None or entry.size != file.size:
             return None
@@ -158,7 +155,6 @@ class Reuse:
         return entry is not None and entry.size == file.size and entry.object is not None
 
     def stored_at(self, file: Source, digest: str) -> tuple[str, int] | None:
-        """If the content turns out to be unchanged."""
         entry = self._entry(file)
         if entry is None or entry.object is None or (entry.size, entry.digest) != (file.size, digest):
             return None
@@ -171,7 +167,6 @@ class Reuse:
         return self._base.manifest.find(file.path, stable=not self._extends)
 
     def _reference(self, reference: str) -> str | None:
-        """In the new snapshot; None if the object is not shared."""
         with self._lock:
             if reference not in self._references:
                 is_usable = reference in self._usable

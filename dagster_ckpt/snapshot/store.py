@@ -1,4 +1,4 @@
-"""`SnapshotStore`: the interface of every snapshot store, including user-defined ones."""
+"""`SnapshotStore`: the interface of every snapshot store."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ from dagster_ckpt.snapshot.writer import Progress, Stage
 
 @dataclass(frozen=True)
 class StoredSnapshot:
-    """A snapshot that is complete in storage.
-
-    Attributes:
-        full_bytes: Bytes that a restore writes.
-        incremental_bytes: Bytes written for it.
-    """
+    """A snapshot that is complete in storage."""
 
     location: str
     full_bytes: int
@@ -35,8 +30,8 @@ class StoredSnapshot:
 class SnapshotStore(Protocol):
     """The snapshots of one stream. Thread-safe.
 
-    A location is the URL of a snapshot's folder; the path of its `_metadata` is accepted too. Every
-    method raises StorageAccessError if the storage cannot be used.
+    A location is the URL of a snapshot's folder, or the path of its `_metadata`. Every method raises StorageAccessError
+    if the storage cannot be used.
     """
 
     def check_access(self) -> None:
@@ -66,7 +61,6 @@ class SnapshotStore(Protocol):
 
         Raises:
             SnapshotTooLargeError: The snapshot exceeds the store's size limit.
-            SnapshotAbortedError: `should_abort` returned true.
         """
 
     def write_savepoint(
@@ -84,25 +78,15 @@ class SnapshotStore(Protocol):
         """Write a savepoint, which depends on no other snapshot.
 
         Args:
-            target_directory: Target folder, if not the configured one.
             base: Location of a snapshot whose bytes the storage can link or copy.
-            stage: As for a checkpoint.
             progress: Called now and then with the number of files written, and to write.
-
-        Raises:
-            SnapshotAbortedError: `should_abort` returned true.
         """
 
     def base(self, location: str | None) -> BaseSnapshot | None:
         """None if it is missing or broken, or if this store does not share."""
 
     def manifest(self, location: str) -> Manifest:
-        """The manifest of a snapshot.
-
-        Raises:
-            SnapshotNotFoundError: There is no snapshot.
-            SnapshotCorruptError: Its metadata is truncated or modified.
-        """
+        """SnapshotNotFoundError, or SnapshotCorruptError if the metadata is truncated or modified."""
 
     def extract(
         self,
@@ -120,12 +104,11 @@ class SnapshotStore(Protocol):
             missing: Called with the files; returns those whose bytes the caller needs.
 
         Raises:
-            SnapshotNotFoundError: There is no snapshot.
             SnapshotCorruptError: Data is missing or was modified.
         """
 
     def verify(self, location: str, *, deep: bool = True) -> list[str]:
-        """Problems of a snapshot; an empty list means that it is intact."""
+        """Problems; empty if the snapshot is intact."""
 
     def checkpoints(self) -> list[str]:
         """Including broken ones, oldest first."""
@@ -139,10 +122,9 @@ class SnapshotStore(Protocol):
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> int | None:
         """Delete a snapshot, and those of its shared bytes that no other snapshot refers to.
 
-        Returns the freed bytes, if they are known.
+        Returns the freed bytes, if they are known. A missing snapshot is not an error.
 
         Args:
-            location: A missing snapshot is not an error.
             protected: Snapshots whose bytes must be kept, besides those that `checkpoints` lists.
 
         Raises:
@@ -157,17 +139,10 @@ class SnapshotStore(Protocol):
         protected: Iterable[str] = (),
         dry_run: bool = False,
     ) -> list[Garbage]:
-        """Delete objects that no snapshot refers to and that are old enough; returns each with the reason.
-
-        Args:
-            older_than_ms: Minimum age by the storage's clock; younger objects may belong to an attempt in progress.
-            under_way: Numbers of attempts whose process is alive: their objects are kept.
-            protected: As in `discard`.
-        """
+        """Delete old objects that no snapshot refers to; returns each with the reason. Parameters: `Sweep`."""
 
 
 def read_files(store: SnapshotStore, location: str, only: Callable[[str], bool]) -> dict[str, bytes]:
-    """By path; for small files."""
     files: dict[str, bytes] = {}
 
     def keep(entry: FileEntry, chunks: Iterable[bytes]) -> None:

@@ -23,9 +23,7 @@ from dagster_ckpt.snapshot.packs import PackCallbacks, PackRunner, PackTask, Thr
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Reuse, Source
 
 METADATA_NAME = "_metadata"
-# See `SnapshotStore.write_checkpoint`.
 Stage = Callable[[list[Source]], Sequence[Source]]
-# See `SnapshotStore.write_savepoint`.
 Progress = Callable[[int, int], None]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
 PACKS_PER_SNAPSHOT = 64
@@ -42,10 +40,8 @@ class WriteOptions:
     Attributes:
         inline_threshold: Files smaller than this many bytes are stored in the metadata; None: all files.
         inline_limit_bytes: Maximum total size of inlined files; further ones go into a data object.
-        pack_target_bytes: Size from which a data object takes no further file.
         pack_least_bytes: The same for small snapshots, because object stores write small objects faster: up to
             `PACKS_PER_SNAPSHOT` data objects of this size are created before they grow.
-        object_prefix: Prefix of data object names, relative to the snapshot's directory.
     """
 
     inline_threshold: int | None = 20_480
@@ -57,11 +53,7 @@ class WriteOptions:
 
 @dataclass(frozen=True)
 class WrittenSnapshot:
-    """`incremental_bytes` were written for it, including metadata.
-
-    Attributes:
-        sizes: Of its data objects, by name in the parent folder, as listed before it became visible.
-    """
+    """`incremental_bytes` include metadata; `sizes` are of its data objects, as listed before it became visible."""
 
     metadata: Metadata
     incremental_bytes: int
@@ -85,9 +77,8 @@ def write_snapshot(
 ) -> WrittenSnapshot:
     """Write a snapshot: data objects first, then `_metadata` atomically (docs/snapshot-format.md, section 4).
 
-    A crash leaves either unreferenced data objects or a complete snapshot. After an error the written objects are
-    removed, unless `_metadata` may be visible. The cost of a snapshot that `extends` its base depends only on the new
-    files. Parameters: `SnapshotStore.write_checkpoint`.
+    A crash leaves either unreferenced data objects or a complete snapshot; after an error the written objects are
+    removed, unless `_metadata` may be visible. Parameters: `SnapshotStore.write_checkpoint`.
     """
     writer = _Writer(file_io, directory, header, options, base, extends=extends)
 
@@ -158,7 +149,6 @@ class _Writer:
         self._publishing = False
 
     def share(self, files: Iterable[Source]) -> list[Source]:
-        """Share files that are certainly unchanged; returns the rest, in path order."""
         rest = []
         # From the end, so that each file is released at once.
         left = sorted(files, key=_path_of, reverse=True)
@@ -294,7 +284,6 @@ class _Writer:
             return True
 
     def _share_object(self, reference: str) -> str | None:
-        """The new reference to an object of the base."""
         base = self._base
         if base is None or base.same_folder:
             return reference
@@ -307,7 +296,6 @@ class _Writer:
 
     def _may_inline(self, size: int, inlined: int | None = None) -> bool:
         threshold = self._options.inline_threshold
-        # An empty file needs no object.
         if threshold is None or size == 0:
             return True
         inlined = len(self._inline) if inlined is None else inlined
@@ -317,7 +305,6 @@ class _Writer:
         return self._options.inline_threshold is None or inlined <= self._options.inline_limit_bytes
 
     def _tasks(self, files: Sequence[Source], runner: PackRunner) -> list[PackTask]:
-        """In order, in tasks of about equal size."""
         total = sum(file.size for file in files)
         shares = runner.width(total)
         share = total // shares + 1
@@ -338,8 +325,6 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Objects:
-    """Creates the data objects of a snapshot, in any process."""
-
     file_io: FileIO
     directory: str
 

@@ -1,4 +1,4 @@
-"""Everything that knows Spark: `checkpointLocation` directories, sessions, queries, and diagnosis.
+"""What knows Spark: `checkpointLocation` directories, sessions, queries, and diagnosis; it never imports Dagster.
 
-Nothing here imports Dagster. PySpark is imported inside functions: reading live directories does not require it.
+PySpark is imported inside functions: reading live directories does not require it.
 """

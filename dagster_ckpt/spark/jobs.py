@@ -30,8 +30,6 @@ _Result = TypeVar("_Result")
 
 
 class JobProgress:
-    """Set by the working thread, reported by the waiting one."""
-
     def __init__(self, report: Callable[[str], None], every_s: float | None = None) -> None:
         self.step = ""
         self._report = report
@@ -138,7 +136,6 @@ class ExecutorCopy:
 
 
 def executors_above(total_bytes: int) -> ExecutorCopy | None:
-    """None without an application."""
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context

@@ -1,8 +1,8 @@
 """What a query of Spark asks of the object store that holds its checkpoint directory: counted, kept here as data.
 
-Counted between S3A and a server with Spark 4.1.4 and Hadoop 3.4.2 (tests/object_storage/test_live_in_s3.py counts
-again). Hadoop's S3A has no rename: Spark's file manager writes each file under another name, copies and deletes it, and
-looks for folders before and after.
+Counted with Spark 4.1.4 and Hadoop 3.4.2 (tests/object_storage/test_live_in_s3.py counts again). Hadoop's S3A has no
+rename: Spark's file manager writes each file under another name, copies and deletes it, and looks for folders before
+and after.
 """
 
 from __future__ import annotations
@@ -35,16 +35,12 @@ class Requests:
 
 
 class StateFiles(StrEnum):
-    """How a query writes its state."""
-
     CHANGELOGS = "RocksDB with changelogs"
     ROCKSDB = "RocksDB without changelogs"
     HEAP = "heap"
 
 
 class Part(StrEnum):
-    """A part of a checkpoint directory, or of a sink's folder, to which every batch adds."""
-
     OFFSETS = "offset log"
     COMMITS = "commit log"
     SOURCES = "log of a file source"
@@ -81,14 +77,7 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True)
 class QueryShape:
-    """What the requests of a query depend on.
-
-    Attributes:
-        stores: State stores times their partitions.
-        source_logs: File sources.
-        sink_logs: File sinks.
-        has_checksums: Whether Spark writes checksums of state files.
-    """
+    """What the requests of a query depend on; `stores` are state stores times their partitions."""
 
     batches_a_day: float
     stores: float
@@ -98,7 +87,6 @@ class QueryShape:
     has_checksums: bool
 
     def a_day(self) -> Mapping[str, Requests]:
-        """By what asks."""
         logs = {
             Part.OFFSETS: 1,
             Part.COMMITS: 1,

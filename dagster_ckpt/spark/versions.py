@@ -189,7 +189,6 @@ def spark_packages(*formats: TableFormat | str) -> str:
         formats: `delta`, `iceberg`, or both.
 
     Raises:
-        OptionError: There is no such format.
         SparkNotFoundError: PySpark is not installed.
         UnsupportedSparkError: No release of a format runs on the installed Spark.
 

@@ -1,4 +1,4 @@
-"""The rows of a query's state, read and written with Spark; `spark/checkpoint_dir/` handles the files without it.
+"""The rows of a query's state, read (`reading.py`) and written (`rewriting.py`) with Spark.
 
-Start with `reading.py` for keys and values, and `rewriting.py` for another shape or other rows.
+`spark/checkpoint_dir/` handles the files without it.
 """

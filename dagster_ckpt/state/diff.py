@@ -34,7 +34,6 @@ class StateDifference:
     """What one state differs in.
 
     Attributes:
-        name: The state, as in the second of the two if it has it.
         rows: `change`, `key` (and `map_key`), the value `before` and `after`, and for how many equal `rows` (1 except
             for join sides).
         note: Why every row differs, if the two cannot be compared.
@@ -47,7 +46,6 @@ class StateDifference:
 
     @cached_property
     def counts(self) -> Mapping[Change, int]:
-        """Rows by change; computed once."""
         from pyspark.sql import functions as F
 
         totals = self.rows.groupBy(CHANGE).agg(F.sum(ROWS).alias(ROWS))
@@ -73,7 +71,6 @@ def differences(
 
 
 def paired(before: Sequence[StateName], after: Sequence[StateName]) -> list[tuple[StateName | None, StateName | None]]:
-    """Side by side: same operator number and name."""
     old = {(name.operator_id, name.state): name for name in before}
     new = {(name.operator_id, name.state): name for name in after}
     return [(old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())]
@@ -143,7 +140,6 @@ def _by_keys(before: StateFrame, after: StateFrame, *, is_comparable: bool) -> D
 
 
 def _by_rows(before: StateFrame, after: StateFrame) -> DataFrame:
-    """For keys with several rows: how often each whole row occurs."""
     from pyspark.sql import functions as F
 
     old, new = (frame.content.withColumn(ROWS, F.lit(sign).cast("long")) for frame, sign in ((before, -1), (after, 1)))

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _DEFAULT = "default"
-# Spark's errors for a missing column or field.
 _NO_SUCH_COLUMN = ("UNRESOLVED_COLUMN", "FIELD_NOT_FOUND")
 _ENCODING = PINNED_SINCE_OPERATOR_METADATA
 
@@ -65,7 +64,6 @@ class PlannedEdit:
         return store.operator_id in {name.operator_id for name in self.states}
 
     def apply(self, store: StateStoreName, rows: DataFrame) -> DataFrame:
-        """The rows to write instead: see `rewrite_state`."""
         from pyspark.sql import functions as F
 
         if not self.changes(store):
@@ -94,7 +92,6 @@ class PlannedEdit:
 
 
 def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
-    """Check an edit before anything is written."""
     wanted = reader.select(edit.operator)
     states, skipped = list(wanted), []
     if edit.forget is not None:
@@ -110,7 +107,6 @@ def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
 
 
 def check_edited(planned: Sequence[PlannedEdit], difference: StateDifference, after: StateReader) -> None:
-    """Check that a state differs in the rows that the edits name, and in no other."""
     from pyspark.sql import functions as F
 
     unasked, name = difference.rows, difference.name

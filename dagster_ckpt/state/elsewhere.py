@@ -31,7 +31,7 @@ _ADVICE = (
 
 
 class StateElsewhere(StateReader):
-    """The state of a query after a batch, from Parquet files; their folder must exist while frames are computed."""
+    """From Parquet files; their folder must exist while frames are computed."""
 
     def __init__(
         self, spark: SparkSession, live: LiveDirectory, batch_id: int, places: Mapping[StateName, tuple[StateKind, str]]
@@ -41,11 +41,9 @@ class StateElsewhere(StateReader):
 
     @cached_property
     def states(self) -> tuple[StateName, ...]:
-        """In the operators' order."""
         return tuple(self._places)
 
     def frame(self, name: StateName) -> StateFrame:
-        """The rows of one of `states`."""
         kind, place = self._places[name]
         return StateFrame(name, kind, self._spark.read.parquet(f"file://{place}"))
 
@@ -54,12 +52,9 @@ class StateElsewhere(StateReader):
 def readers_of(
     spark: SparkSession, live: LiveDirectory, batch_ids: Sequence[int], report: Report = _LOG.info
 ) -> Iterator[dict[int, StateReader]]:
-    """Readers of the state after some batches of a directory that no query uses: by the session, or by the rewriter.
+    """By the session, or by the rewriter, of a directory that no query uses; UnsupportedSparkError if neither can.
 
     For the rewriter the directory must be on a local disk: another Spark would need other jars for an object store.
-
-    Raises:
-        UnsupportedSparkError: Neither can.
     """
     try:
         readers = {each: StateReader(spark, live, each) for each in batch_ids}
@@ -88,7 +83,6 @@ def _read(
 
 
 def states_written(spark: SparkSession, order: Mapping[str, Any]) -> dict[str, object]:
-    """The rewriter's part: carry out an order to read."""
     live, found = LiveDirectory(order["read"]), []
     for batch_id in order["batches"]:
         with readable(live, batch_id) as copy:

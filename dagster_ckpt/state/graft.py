@@ -1,7 +1,7 @@
 """Another query's operators for a stopped query, and the rows that they take from its state.
 
-A row of a state store is an `UnsafeRow` (see `unsafe_rows.py`). A value is changed as bytes: its fields are taken by
-position, so its key, and with it its partition, stays exactly as it is.
+A value is changed as bytes of an `UnsafeRow` (see `unsafe_rows.py`): its fields are taken by position, so its key, and
+with it its partition, stays exactly as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Format of a value in its slot.
 _NUMBERS = {"boolean": "?", "byte": "b", "short": "h", "integer": "i", "long": "q", "float": "f", "double": "d"}
 _IN_SLOT = (*_NUMBERS, "date", "timestamp", "timestamp_ntz")
 _APART = ("string", "binary")
@@ -43,8 +42,6 @@ class TakenRows:
     """The rows that an operator takes.
 
     Attributes:
-        operator: Number of the former operator.
-        width: Number of fields of its values.
         values: How its values are made; empty: they stay as they are.
     """
 
@@ -60,7 +57,6 @@ class Graft:
     Attributes:
         state: A directory in which no query runs, with these operators.
         rows: By their number; operators that are not in `given` either have the rows of that directory.
-        plan: Of that query.
         given: Likewise, places of Parquet files with the rows of an operator, as `RowChange` returns them.
     """
 
@@ -92,12 +88,10 @@ def can_widen(was: str, now: str) -> bool:
 
 
 def is_known(kind: str) -> bool:
-    """Whether the bytes of a type can be taken."""
     return kind in _IN_SLOT or kind in _APART or kind.startswith("decimal")
 
 
 def with_values(rows: DataFrame, wanted: TakenRows) -> DataFrame:
-    """The rows of a store as bytes, with other values."""
     from pyspark.sql import functions as F
 
     if not wanted.values:
@@ -108,7 +102,6 @@ def with_values(rows: DataFrame, wanted: TakenRows) -> DataFrame:
 
 
 def taken(row: bytes, width: int, values: Sequence[Taken]) -> bytes:
-    """An `UnsafeRow` made from one of `width` fields."""
     fields = _fields_of(row, width)
     bits = (len(values) + 63) // 64 * 8
     head, tail = bytearray(bits + 8 * len(values)), bytearray()

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 HEAP_CODEC = "lz4"
 _WORD = 8
 _LENGTH = struct.Struct(">i")
-# snappy-java: magic, version, oldest compatible version.
 _SNAPPY_HEADER = 16
 _CHUNK = 1 << 20
 _ROWS_A_BATCH = 4_096
@@ -80,7 +79,6 @@ def _refuse(where: str, why: str) -> LiveDirectoryError:
 
 
 def heap_snapshot(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    """Uncompressed."""
     for key, value in rows:
         yield b"".join((_LENGTH.pack(len(key)), key, _LENGTH.pack(len(value)), value))
     yield _END

@@ -30,12 +30,12 @@ _OF_FUNCTIONS = "transformWithState"
 class StateMigration:
     """Your rule for the state of an operator, where the former state alone does not say what the new one is.
 
-    A start with `migrate_state` carries it out if the operator differs from the former one, so the rule can stay in
-    the code.
+    A start with `migrate_state` carries it out if the operator differs from the former one, so the rule can stay in the
+    code.
 
     Attributes:
-        operator: Of the new code, as `dagster-ckpt check` lists it: its number, or its name, such as
-            `aggregation by country`.
+        operator: Of the new code, as `dagster-ckpt check` lists it: its number, or its name, such as `aggregation by
+            country`.
         using: Gets the rows of the former operator, with the columns `key` and `value` as `StreamState.rows` has them,
             or None if there was none. Returns the rows of the new one, with the same columns; fields are taken by
             position. A total needs no `key`, a `dropDuplicates` no `value`.
@@ -63,8 +63,6 @@ class StateMigration:
 
 @dataclass(frozen=True)
 class RuledOperator:
-    """An operator of the new code with its rule, and the former one, if there is one."""
-
     rule: StateMigration
     name: str
     operator: Operator
@@ -86,8 +84,6 @@ def write_ruled_rows(
     """Write the rows that a rule gives to Parquet files, as `RowChange` returns rows; returns their number.
 
     Args:
-        source: The state of the former code.
-        made: The operators of the new code.
         watch: Called several times a second; an exception cancels the Spark jobs.
     """
     _refuse_other_stores(ruled, made)

@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class StateKind(StrEnum):
-    """What the rows of a state are: one for each key (`VALUE`, `LIST` with all elements), or for each key of a map.
+    """One row for each key (`VALUE`, `LIST` with all elements), or for each key of a map.
 
     A `JOIN_SIDE` has a row for each kept row, and `TIMERS` one for each timer, so a key may have several.
     """
@@ -59,7 +59,6 @@ class StateName:
 
     Attributes:
         state: Name of the store; the side for a join, the variable for transformWithState, or `timers`.
-        options: Options of Spark's reader that select it.
     """
 
     operator_id: int
@@ -89,7 +88,6 @@ class StateFrame:
 
     @property
     def content(self) -> DataFrame:
-        """Without the partition, which says nothing about the state."""
         return self.rows.drop(PARTITION)
 
     def where(self, condition: str) -> DataFrame:
@@ -150,11 +148,9 @@ class StateReader:
 
     @cached_property
     def states(self) -> tuple[StateName, ...]:
-        """In the operators' order."""
         return tuple(name for operator, stores in self._operators for name in _states(operator, stores))
 
     def select(self, operator: int | str | None = None, state: str | None = None) -> list[StateName]:
-        """An error if there is none. `operator` is a number or name."""
         wanted = None if operator is None else str(operator)
         found = [
             name
@@ -293,7 +289,6 @@ def _with_type(kind: DataType) -> DataType:
 
 
 def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
-    """A failure is reported as that of the directory."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -307,6 +302,5 @@ def attempt(read: Callable[[], _T], live: LiveDirectory, what: str) -> _T:
 
 
 def cause_in(error: Exception) -> str:
-    """The first line of Spark's error that says what happened, without py4j's introduction."""
     lines = [line.removeprefix(": ") for line in str(error).strip().splitlines()] or [type(error).__name__]
     return next((line for line in lines if not line.startswith("An error occurred while calling")), lines[0])

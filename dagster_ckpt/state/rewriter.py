@@ -1,11 +1,11 @@
 """Who rewrites state: Spark's `StateRewriter` (4.2.1 and 4.3.0) in this session, or another Spark in a child process.
 
-`StateRewriter` writes the rows that a function returns for each state store. Ours ignores the offered frame, a reading
-of the directory to be filled, and returns rows of the source, which may have another shape.
+`StateRewriter` writes the rows that a function returns for each state store. Ours ignores the offered frame and returns
+rows of the source, which may have another shape.
 
-A rewrite reads files and writes files, so the Spark that does it need not be the one that runs the query, which may be
-3.5, 4.0, 4.1 or Spark Connect. The other one runs in a child process: this Python with another PySpark before its own,
-or another interpreter. The child ends with this process, because a successor may own the stream by then.
+The Spark that rewrites need not be the one that runs the query (3.5, 4.0, 4.1 or Spark Connect). Another one runs in a
+child process: this Python with another PySpark, or another interpreter. The child ends with this process, because a
+successor may own the stream by then.
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ from dagster_ckpt.state.stopped_state import StateIds, state_session
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# A state store in a plan.
 _STORE_IN_PLAN = re.compile(r"\[operatorId=(\d+)\]\[storeName=([^\]]+)\]")
 _ARGUMENTS = 8
 _CLASS = "org.apache.spark.sql.execution.streaming.state.StateRewriter"
-# Operator number and store name to rows.
 RowsOf = Callable[[int, str], "DataFrame"]
 
 
@@ -63,10 +61,7 @@ def require_rewriter(spark: SparkSession) -> None:
 
 
 class _RowsForSpark:
-    """A `scala.Function1` that returns the rows of each store that Spark's rewriter asks for.
-
-    `error` keeps what went wrong: Spark only reports that a Python function failed.
-    """
+    """A `scala.Function1` that returns the rows of each store; `error` keeps what Spark does not report."""
 
     def __init__(self, rows_of: RowsOf, writing: SparkSession) -> None:
         self._rows_of = rows_of
@@ -100,8 +95,6 @@ class _RowsForSpark:
         return "rows of the state to rewrite"
 
     class Java:
-        """Read by py4j."""
-
         implements: ClassVar[list[str]] = ["scala.Function1"]
 
 
@@ -172,7 +165,7 @@ def _arities(spark: SparkSession) -> list[int]:
 VARIABLE = "DAGSTER_CKPT_REWRITER"
 _TAKEN_OVER = "_DAGSTER_CKPT_IN_REWRITER"
 _POLL_S = 0.2
-# The child keeps to what the session was started with, as far as it concerns files and their formats.
+# The child keeps these of the session's settings: they concern files and their formats.
 _PASSED_ON = ("spark.hadoop.", "spark.sql.streaming.stateStore.")
 _OF_ANOTHER_SPARK = ("SPARK_HOME", "PYSPARK_", "SPARK_CONNECT_", "_PYSPARK_")
 
@@ -195,7 +188,6 @@ class Rewriter:
         return Rewriter(place) if named or place.is_dir() else None
 
     def command(self) -> list[str]:
-        """The command of the child."""
         return [self._interpreter, "-m", "dagster_ckpt.state.rewriting"]
 
     @property
@@ -209,7 +201,7 @@ class Rewriter:
             os.execve(command[0], command, {**self.environment(), _TAKEN_OVER: "1"})
 
     def environment(self) -> dict[str, str]:
-        """Its environment: this one, without what names the Spark of this process."""
+        """Without what names the Spark of this process."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_ANOTHER_SPARK)}
         paths = [str(self.place)] if self.place.is_dir() else []
         root = Path(__file__).parents[2]
@@ -224,17 +216,12 @@ class Rewriter:
 
 
 def installed_place() -> Path:
-    """The folder of `dagster-ckpt rewriter install`; it need not exist."""
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
     return Path(data) / "dagster_ckpt/rewriter"
 
 
 def install_rewriter(report: Callable[[str], None]) -> Path:
-    """Install PySpark into the folder of the rewriter, with pip. Replaces what is there.
-
-    Raises:
-        StateRewriteError: pip failed.
-    """
+    """With pip, into the folder of the rewriter, whose content is replaced; StateRewriteError if pip fails."""
     place = installed_place()
     place.parent.mkdir(parents=True, exist_ok=True)
     release = next(each for each in reversed(RELEASES) if each.has(Feature.STATE_REWRITER))
@@ -257,11 +244,7 @@ def install_rewriter(report: Callable[[str], None]) -> Path:
 
 
 def rewriter_for(spark: SparkSession, *, changes_rows: bool = False) -> Rewriter | None:
-    """What rewrites the state of a session's query: another Spark, or None for the session itself.
-
-    Raises:
-        UnsupportedSparkError: Neither can.
-    """
+    """Another Spark, or None for the session itself; UnsupportedSparkError if neither can."""
     can_itself = release_of(spark.version).has(Feature.STATE_REWRITER) and is_classic_session(spark)
     if can_itself or changes_rows:
         require_rewriter(spark)
@@ -279,8 +262,6 @@ def rewriter_for(spark: SparkSession, *, changes_rows: bool = False) -> Rewriter
 
 @dataclass(frozen=True)
 class Written:
-    """What the child has written; see `rewriting.Rewritten`."""
-
     rewrite_id: str
     batch_id: int
     rows: Mapping[tuple[int, str, str], tuple[int, int]]
@@ -297,10 +278,10 @@ def rewrite_elsewhere(
     watch: Watch,
     report: Callable[[str], None],
 ) -> Written:
-    """Let the rewriter fill a new directory. On any error, it is deleted.
+    """Let the rewriter fill a new directory, which is deleted on any error.
 
-    A directory that is not on a local disk is copied to this machine, rewritten there, and copied back: another
-    Spark would need other jars for the same object store.
+    One that is not on a local disk is copied to this machine, rewritten there, and copied back: another Spark would
+    need other jars for the same object store.
     """
     try:
         if source.local_path is not None and target.local_path is not None:
@@ -331,7 +312,6 @@ def _near(files: LiveDirectory, place: str) -> LiveDirectory:
 
 
 def settings_of(spark: SparkSession) -> dict[str, str]:
-    """The settings of a session that the rewriter shares."""
     found = {row.key: row.value for row in spark.sql("SET").collect()}
     return {name: str(value) for name, value in found.items() if name.startswith(_PASSED_ON)}
 
@@ -387,7 +367,6 @@ def ask(
 
 @contextmanager
 def _child(rewriter: Rewriter, order: object) -> Iterator[tuple[subprocess.Popen[str], SimpleQueue[Any]]]:
-    """The child, and what it says; None at its end. Killed on leaving, if it still runs."""
     process = subprocess.Popen(
         rewriter.command(),
         env=rewriter.environment(),

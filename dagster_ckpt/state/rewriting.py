@@ -1,11 +1,10 @@
 """Rewrite the state of batch N in one directory as batch N of another: in another shape, or with other rows.
 
-The batch keeps its number, so sinks, sources and watermarks do not notice. (Spark's own `repartition` adds a batch, and
-misplaces the row of an aggregation without a key.) Spark's `StateRewriter` writes RocksDB, tasks of this package heap
-state. Finally, count and hash of the rows of each store and partition are compared with the source.
+The batch keeps its number, so sinks, sources and watermarks do not notice; Spark's own `repartition` adds a batch, and
+misplaces the row of an aggregation without a key. Spark's `StateRewriter` writes RocksDB, tasks of this package heap
+state. Count and hash of the rows of each store and partition are compared with the source.
 
-As a program, this is the child process in which another Spark rewrites (`rewriter.py`): orders and answers are lines of
-JSON.
+As a program, this is the child process of `rewriter.py`: orders and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """The rows that a store is to have, and the partition in which the query looks for each."""
+    """The partition is where the query looks for a row."""
 
     rows: DataFrame
     partition: Column
@@ -87,7 +86,6 @@ def compare_rows(
     wanted: Callable[[Operator, StateStoreName], PlacedRows],
     written: Callable[[Operator, StateStoreName], DataFrame],
 ) -> dict[StateStoreName, StoreDigest]:
-    """By partition, in Spark jobs; returns the content."""
     from pyspark.sql import functions as F
 
     found = {}
@@ -118,7 +116,6 @@ def _total(partitions: Mapping[int, StoreDigest]) -> StoreDigest:
 
 
 def check_directories(rewritten: StoppedState, partitions: int) -> None:
-    """Check that the new state has exactly one directory for each partition."""
     for operator in rewritten.operators:
         names = rewritten.live.folder.list(f"{STATE}/{operator.number}")
         found = {number for name in names if (number := number_in(name)) is not None}
@@ -144,7 +141,7 @@ class Rewritten:
 
     Attributes:
         rewrite_id: No snapshot of the directory shares state with one from before.
-        stores: The stores that were written and compared, without copied ones.
+        stores: Written and compared, without copied ones.
     """
 
     live: LiveDirectory
@@ -159,12 +156,10 @@ class Rewritten:
 
     @property
     def rows(self) -> int:
-        """Rows that were compared."""
         return sum(each.rows for each in self.stores.values())
 
 
 def shape_in(live: LiveDirectory) -> StateShape | None:
-    """From its newest log entries; None without state."""
     pinned, partitions, commit = pinned_state(live), pinned_partitions(live), live.positions().commit
     if pinned.provider is None or partitions is None or commit is None:
         return None
@@ -191,21 +186,17 @@ def rewrite_state(
     watch: Watch = no_op,
     report: Report = lambda _message: None,
 ) -> Rewritten:
-    """Rewrite the state after the newest batch of a directory into a new directory.
+    """Rewrite the state after the newest batch of a directory into a new directory, which is deleted on any error.
 
-    Executors do it, or for a Spark without `StateRewriter` another Spark: see `rewriter.py`.
-
-    The batch in flight is replayed there. On any error, the new directory is deleted.
+    Executors do it, or for a Spark without `StateRewriter` another Spark: see `rewriter.py`. The batch in flight is
+    replayed there.
 
     Args:
         spark: Its settings of the state store apply.
-        source: No query runs in it.
         target: To be created; executors must reach both by these URLs.
-        shape: How to store the state; None as before.
         change_rows: Which rows to write; not called for a limit, which has only a counter.
         graft: Another query's operators; with them `shape` is ignored.
         watch: Called several times a second; an exception cancels the Spark jobs.
-        report: Called with the progress every few seconds.
     """
     elsewhere = rewriter_for(spark, changes_rows=change_rows is not None)
     # An error would delete what is built.
@@ -229,8 +220,7 @@ def rewrite_state(
     progress = JobProgress(report)
     rewrite = _Rewrite(spark, state, target, shape, change_rows, progress, state.batch_id)
     if before.provider == HEAP and rewrite.written and (moves or shape.provider == HEAP):
-        # Heap files hold only bytes; Spark's reader of RocksDB decodes the keys, which decide the
-        # partition.
+        # Heap files hold only bytes; Spark's reader of RocksDB decodes the keys, which decide the partition.
         staged = target.sibling(".staged")
         staged.delete()
         try:
@@ -252,7 +242,6 @@ def _carry_out(
     is_edit: bool = False,
     plan: Mapping[str, Any] | None = None,
 ) -> Rewritten:
-    """Everything but the state is of the `frame`."""
     rewrite_id, began, target, shape = str(uuid.uuid4()), time.monotonic(), rewrite.target, rewrite.shape
     try:
         write_skeleton(
@@ -380,7 +369,6 @@ class _Rewrite:
         self.progress.step = f"{what} {store}, store {stores.index(store) + 1} of {len(stores)}"
 
     def partition_of(self, operator: Operator) -> Column:
-        """Where the query looks for a row of an operator."""
         from pyspark.sql import functions as F
 
         if operator.single_partition:
@@ -389,11 +377,9 @@ class _Rewrite:
         if not is_given and self.shape.partitions == self.before.partitions:
             # Converts heap state without decoding its keys.
             return F.spark_partition_id()
-        # Spark's rule.
         return F.pmod(F.hash(PARTITION_KEY), F.lit(self.shape.partitions))
 
     def rows(self, session: SparkSession, operator: Operator, store: StateStoreName) -> DataFrame:
-        """Partitioned as Spark looks for them."""
         if operator.number in self.taken:
             return self.take(session, operator, store)
         given = self.given.get(operator.number)

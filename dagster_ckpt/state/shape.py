@@ -39,15 +39,12 @@ class StateShape:
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state of a query, as far as the decision needs it."""
-
     shape: StateShape
     operators: tuple[str, ...]
     settings: Mapping[str, str]
 
     @staticmethod
     def of_properties(properties: Mapping[str, Any]) -> StoredState | None:
-        """From the properties in a snapshot's header; None for a stateless query."""
         operators = properties.get("state_operators") or ()
         provider, partitions = properties.get("state_store_provider"), properties.get("state_partitions")
         if not operators or not provider or not partitions:
@@ -69,7 +66,6 @@ class WantedShape:
     checkpoint_format: int | None = None
 
     def of(self, shape: StateShape) -> StateShape:
-        """The target shape for state of another shape."""
         wanted = {name: value for name, value in vars(self).items() if value is not None}
         changed = replace(shape, **wanted)
         # Only RocksDB has format v2.
@@ -77,7 +73,6 @@ class WantedShape:
 
 
 def check_rewrite(stored: StoredState, wanted: StateShape, *, changes_rows: bool = False) -> None:
-    """Check that a rewrite can store some state in another shape, or in the same with other rows."""
     why = _why_not(stored, wanted, moves=changes_rows or wanted.partitions != stored.shape.partitions)
     if why is not None:
         raise StateRewriteError(

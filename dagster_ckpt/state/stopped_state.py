@@ -59,8 +59,6 @@ StateIds = Mapping[int, tuple[tuple[str, ...], ...]]
 
 @dataclass(frozen=True)
 class StoppedState:
-    """The state of a query that does not run, after its newest committed batch."""
-
     live: LiveDirectory
     cut: Cut
 
@@ -91,7 +89,6 @@ class StoppedState:
 
     @cached_property
     def stored(self) -> StoredState | None:
-        """None for a stateless query."""
         return StoredState.of_properties(self.cut.properties)
 
 
@@ -176,7 +173,6 @@ def _settings(offsets: OffsetEntry, shape: StateShape, *, is_rewritten: bool) ->
 
 
 def write_state_ids(target: LiveDirectory, batch_id: int, state_ids: StateIds) -> None:
-    """In the commit of a rewritten directory, for checkpoint format v2."""
     path = f"{COMMITS}/{batch_id}"
     target.folder.write(path, [with_state_ids(target.folder.read(path), f"{target.url}/{path}", state_ids)])
 
@@ -227,10 +223,7 @@ def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
 
 
 def rows_of(session: SparkSession, state: StoppedState, operator: Operator, store: StateStoreName) -> DataFrame:
-    """The rows of a store as bytes, in one partition for each of the state.
-
-    Rows of RocksDB have a partition key too: see `RowChange`.
-    """
+    """As bytes, in one partition for each of the state; RocksDB's with a partition key, see `RowChange`."""
     from pyspark.sql import functions as F
 
     assert state.stored is not None
@@ -255,8 +248,8 @@ def rows_of(session: SparkSession, state: StoppedState, operator: Operator, stor
     return rows
 
 
-# The last column of the key of session windows (`StreamingSessionWindowStateManager`), whose rows of one key RocksDB
-# finds by the columns before it, and which has no part in the choice of the partition.
+# The last column of the key of session windows (`StreamingSessionWindowStateManager`). RocksDB finds the rows of one
+# key by the columns before it; it has no part in the choice of the partition.
 SESSION_START = "sessionStartTime"
 _SESSION = "sessionWindowStateStoreSaveExec"
 # Spark treats aggregations, duplicates and state of functions alike here: the whole key decides.
@@ -265,10 +258,10 @@ _ANY_OTHER = "stateStoreSave"
 
 @contextmanager
 def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
-    """A copy of a directory of Spark 3.5, with the metadata of operators that Spark 4 would have written.
+    """A copy of a directory of Spark 3.5, with the metadata of operators that Spark's reader of state needs.
 
-    Spark's reader of state needs it. It is left out of a result: Spark 3.5 has no use for it, and a later Spark that
-    continues the query writes its own. The copy is deleted at the end.
+    The copy is deleted at the end. The metadata is left out of a result: Spark 3.5 has no use for it, and a later Spark
+    that continues the query writes its own.
     """
     copy = state.live.sibling(".described")
     copy.delete()
@@ -300,7 +293,6 @@ def readable(live: LiveDirectory, batch_id: int) -> Iterator[LiveDirectory]:
 
 
 def without_description(target: LiveDirectory) -> None:
-    """Delete the metadata from a directory that was made of the copy."""
     for number in batch_ids(target.folder, STATE):
         target.sibling(f"/{STATE}/{number}/_metadata").folder.delete_all()
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
-# Format and width of types that fit into a slot or an array element.
 _FIXED = {
     "boolean": ("<?", 1),
     "tinyint": ("<b", 1),
@@ -137,7 +136,6 @@ def _array(values: Sequence[Any], kind: EncodedType) -> bytes:
 
 
 def _data(value: Any, kind: EncodedType) -> bytes:
-    """For a value that does not fit into a slot."""
     if kind in _TEXT:
         return value.encode() if isinstance(value, str) else bytes(value)
     name, inner = kind

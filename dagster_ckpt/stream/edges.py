@@ -71,11 +71,7 @@ class EdgeKind(StrEnum):
 
 @dataclass(frozen=True)
 class Edge:
-    """A source of stream `reader` reads a sink of stream `upstream`.
-
-    Attributes:
-        options: Of the source, as far as they decide what it reads.
-    """
+    """A source of `reader` reads a sink of `upstream`."""
 
     reader: str
     source: str
@@ -114,7 +110,6 @@ _READS = TypeAdapter(tuple[Read, ...])
 
 
 def reads_in(properties: Mapping[str, Any]) -> tuple[Read, ...] | None:
-    """None if a snapshot does not record them."""
     try:
         return _READS.validate_python(properties[READS])
     except (KeyError, ValidationError):
@@ -139,7 +134,7 @@ def edges_of(
 
 
 def edges_in(catalog: Catalog) -> list[Edge]:
-    """Between all streams of a catalog, from what their newest executions reported."""
+    """From what their newest executions reported."""
     written = catalog.executions.newest_by_other("")
     return [
         edge
@@ -149,7 +144,6 @@ def edges_in(catalog: Catalog) -> list[Edge]:
 
 
 def edges_to(catalog: Catalog, reader: str, sources: Mapping[str, SourceIdentity]) -> list[Edge]:
-    """Those of a stream that reads these sources."""
     return _edges(reader, sources, catalog.executions.newest_by_other(reader)) if sources else []
 
 
@@ -203,7 +197,6 @@ def _relation(identity: SourceIdentity, sink: Sink, table_id: str | None) -> tup
 
 
 def _name_of(sink: Sink) -> str:
-    """As a source calls it."""
     if not isinstance(sink, KafkaSink | TransactionalKafkaSink):
         return sink.place or ""
     place = KafkaPlace.parse(sink.place or "")
@@ -236,7 +229,6 @@ def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, byte
 
 
 def reads_of_live(catalog: Catalog, edges: Iterable[Edge], live: LiveDirectory) -> list[Read]:
-    """How far the sources of a query, running or not, have read now."""
     known = [each for each in edges if each.kind is not EdgeKind.UNKNOWN]
     newest = live.positions().offset if any(each.kind is not EdgeKind.FILES for each in known) else None
     offsets = read_offset_entry(live.folder, newest).sources if newest is not None else {}
@@ -251,7 +243,7 @@ def reads_of_live(catalog: Catalog, edges: Iterable[Edge], live: LiveDirectory) 
 def reads_at_cut(
     catalog: Catalog, stream_id: str, identities: object, files: Iterable[NeededFile]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Properties of a snapshot of these files; `identities` are the recorded ones of its sources."""
+    """`identities` are the recorded ones of the sources."""
     found = identities_of_record(identities)
     if found is None:
         return {}

@@ -1,4 +1,4 @@
-"""A stream as its operators and its executions see it: its settings and its directories."""
+"""A stream as its operators and its executions see it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ class BuiltDirectory:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it never got its final name."""
         return "." in self.live.url.rpartition("/")[2]
 
 
@@ -58,11 +57,9 @@ class StreamHandle:
     """Everything that an operation on one stream needs.
 
     Attributes:
-        stream_id: Stable id of the streaming asset; the name of its folder in storage.
         asset_key: Dagster asset key as a user string ("a/b"), or the name outside Dagster.
         live_root: The stream's live directories are `<live_root>/<stream_id>/live-<generation>-<token>`.
-        executor_copy_bytes: Spark's executors copy snapshots that write more bytes than this, and must reach live
-            directories and snapshots by the same URLs. None: the supervising process copies.
+        executor_copy_bytes: Executors copy snapshots that write more bytes. None: the supervising process copies.
         backend: None: the session's settings, unchecked. Its `transfer_threads` copy files.
         state_partitions: None: those of the state, or of the session for a query without state.
         stall_timeout_ms: Fails the run after this long without progress; None: never.
@@ -101,7 +98,7 @@ class StreamHandle:
         return LiveDirectory(f"{self.live_folder}/live-{generation}-{token}")
 
     def new_live_directory(self, generation: int, token: int) -> LiveDirectory:
-        """The next unused live directory, even if the catalog (`generation`) has lost track."""
+        """Unused, even if the catalog (`generation`) has lost track."""
         newest = max((built.generation for built in self.live_directories()), default=0)
         return self.live_directory(max(generation, newest) + 1, token)
 

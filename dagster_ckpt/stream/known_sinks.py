@@ -62,7 +62,6 @@ def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, A
 
 
 def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:
-    """From an execution's progress or a snapshot's properties."""
     entries = record.get(SINK_IDS)
     for name, entry in entries.items() if isinstance(entries, dict) else ():
         if isinstance(entry, dict) and sink.is_same(sink_of(str(name))):
@@ -114,7 +113,6 @@ def sinks_written(stream: StreamHandle) -> list[str]:
 
 
 def sinks_of_snapshot(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, ...]:
-    """As Spark names them."""
     properties = snapshot.properties or (
         stream.store.manifest(snapshot.location).header.properties if snapshot.location else {}
     )
@@ -139,7 +137,6 @@ def query_ids_in(catalog: Catalog, stream_id: str) -> list[str]:
 
 
 def identities_of_sinks(execution: ExecutionRecord) -> dict[str, str]:
-    """The ids of its tables and topics, by the names of the sinks."""
     found = (execution.progress or {}).get(SINK_IDS)
     entries = found.items() if isinstance(found, dict) else ()
     return {str(name): str(each["id"]) for name, each in entries if isinstance(each, dict) and each.get("id")}
@@ -175,7 +172,6 @@ def damaged_sink_logs(
 
 
 def lacks_the_log(snapshot: SnapshotRecord, damaged: Sequence[DamagedLog]) -> str | None:
-    """Why a recovery cannot go back to a snapshot: it lacks a damaged log."""
     captured = captured_sinks(snapshot.properties)
     if captured is None:
         return None
@@ -199,7 +195,6 @@ def with_moved_logs(logs: Mapping[str, Sequence[SinkEntry]], sinks: Sequence[Sin
 
 
 def is_moved_output(stream: StreamHandle, sink: FileSink, ours: Sequence[Sink]) -> bool:
-    """Whether a folder has the captured log of another folder of the stream."""
     folders = [each.folder for each in ours if isinstance(each, FileSink)]
     return any(is_moved_log(sink.folder, _captured(stream, folder)) for folder in folders)
 

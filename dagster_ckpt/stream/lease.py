@@ -91,7 +91,7 @@ def acquire(
 
 
 def acquire_for(catalog: Catalog, stream_id: str, verb: str, origin: str, *, above: int = 0) -> AcquiredLease:
-    """`acquire` for one operation on a stream whose query does not run; `verb` and `origin` name the holder."""
+    """For a stream whose query does not run; `verb` and `origin` name the holder."""
     return acquire(catalog, stream_id, this_holder(f"{verb}-{uuid.uuid4()}", origin, None), above=above)
 
 
@@ -170,7 +170,7 @@ class LeaseKeeper:
 
     @property
     def lost(self) -> LeaseLostError | None:
-        """Why this process is no longer the writer, if so.
+        """Why this process is no longer the writer.
 
         Decided by the clock: the renewing thread may hang in a catalog call.
         """

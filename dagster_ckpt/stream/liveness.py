@@ -23,7 +23,6 @@ from dagster_ckpt.stream.pods import pod_has_ended, this_pod
 
 # The JVM ends when the Python side of its pipe closes.
 JVM_GRACE_S = 10.0
-# Heartbeats come every two seconds.
 LIVELY_MS = 15_000
 # An unobservable process without a lease counts as inactive after this silence, longer than a driver applies retention
 # after releasing its lease.
@@ -53,7 +52,7 @@ class Liveness(Enum):
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, distinct from any other with its pid. Without `start_ticks` (since boot), nothing can be proven."""
+    """Without `start_ticks` (since boot), nothing can be proven."""
 
     pid: int
     start_ticks: int | None
@@ -143,7 +142,7 @@ def process_of(record: LeaseRecord | ExecutionRecord | LaunchRecord) -> ProcessI
 
 
 def jvm_of(lease: LeaseRecord) -> ProcessIdentity | None:
-    """The JVM of a lease's holder. Nothing can be proven of an `UNSEEN_JVM`."""
+    """Nothing can be proven of an `UNSEEN_JVM`."""
     if lease.jvm_pid is None:
         return None
     return ProcessIdentity(lease.jvm_pid, lease.jvm_start_ticks, lease.host, lease.boot_id)

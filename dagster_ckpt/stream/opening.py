@@ -1,4 +1,4 @@
-"""Open streams by the catalog's record of them, without the code of their queries."""
+"""Opens streams without the code of their queries."""
 
 from __future__ import annotations
 
@@ -23,26 +23,24 @@ from dagster_ckpt.values.storage_path import location_url
 
 
 class StreamSource(Protocol):
-    """Opens the streams of a catalog."""
-
     @property
     def catalog(self) -> Catalog: ...
 
     def id_of(self, stream: str) -> str:
-        """A stream's id, without opening its storage; StreamNotFoundError if there is none."""
+        """StreamNotFoundError if there is none. Opens no storage."""
 
     def on_storage(self) -> list[str]:
         """Ids of streams that may have state, known to the catalog or not."""
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """Open a stream, by its id or the key of an asset that it writes; StreamNotFoundError if there is none.
+        """By its id or the key of an asset that it writes; StreamNotFoundError if there is none.
 
         With `new_like`, one that never started gets the settings of that stream.
         """
 
 
 def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
-    """The storage at a path or URL, or as an object; savepoints go to `savepoints` in it."""
+    """At a path or URL, savepoints go to its folder `savepoints`."""
     if not isinstance(storage, str):
         return storage
     root = location_url("storage", storage).rstrip("/")
@@ -51,13 +49,7 @@ def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
 
 @dataclass(frozen=True)
 class RecordedStreams:
-    """Streams with the settings that the catalog recorded when they last ran.
-
-    Attributes:
-        storage: Credentials for the recorded storages, and the storage of streams without one.
-        live_root: Folder of live directories of streams without a recorded one.
-        options: Checkpointing options by stream id, in place of recorded ones.
-    """
+    """Streams with the settings that the catalog recorded when they last ran."""
 
     catalog: Catalog
     storage: CheckpointStorage | None = None

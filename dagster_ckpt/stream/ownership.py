@@ -104,7 +104,6 @@ IF_LOST = (
 
 
 def owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """The deployment that marked the stream's folder of live directories."""
     try:
         return LiveDirectory(stream.live_folder).folder.read(OWNER, _LONGEST_OWNER).decode(errors="replace").strip()
     except FileNotFoundError:
@@ -117,7 +116,6 @@ def lies_elsewhere(stream: StreamHandle, record: StreamRecord) -> bool:
 
 
 def other_owner_of_live_folder(stream: StreamHandle) -> str | None:
-    """`owner_of_live_folder`, unless it is this deployment."""
     owner = owner_of_live_folder(stream)
     return owner if owner != stream.catalog.deployment_id else None
 
@@ -172,7 +170,7 @@ def refuse_unfinished_adoption(record: StreamRecord) -> None:
 
 
 def unclaimed_directory(stream: StreamHandle, snapshot: SnapshotRecord | None) -> str | None:
-    """The adopted directory of a snapshot if its query may still run: it exists, and was never taken over."""
+    """The adopted directory if its query may still run: it exists, and was never taken over."""
     directory = (snapshot.properties if snapshot is not None else {}).get(ADOPTED_FROM)
     if not isinstance(directory, str):
         return None
@@ -199,7 +197,6 @@ def refuse_unclaimed(stream: StreamHandle, snapshot: SnapshotRecord | None) -> N
 
 
 def claim_of(live: LiveDirectory) -> str | None:
-    """Who has taken a checkpoint directory over, as text."""
     try:
         data = live.folder.read(CLAIM, _LONGEST_CLAIM)
     except FileNotFoundError:

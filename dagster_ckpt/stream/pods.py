@@ -1,4 +1,4 @@
-"""Kubernetes: which pod a process runs in, and whether another pod has ended.
+"""Which pod a process runs in, and whether another pod has ended.
 
 A replaced pod does not exist or has another UID, and one whose containers have all terminated runs nothing. A pod takes
 part if its manifest passes its name, namespace and UID in the variables below (Downward API), and its service account
@@ -61,7 +61,6 @@ class Pod:
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> Pod | None:
-        """This process's pod, if its manifest says so."""
         parts = [environment.get(name, "") for name in (POD_NAMESPACE, POD_NAME, POD_UID)]
         return Pod(*parts) if all(part and not set(part) & set("/ ") for part in parts) else None
 
@@ -156,7 +155,6 @@ _api = KubernetesApi()
 
 
 def pod_has_ended(recorded_boot: str | None) -> bool:
-    """Whether the pod in a boot's recorded identity is proven to have ended."""
     pod = Pod.recorded(recorded_boot)
     if pod is None or pod == Pod.of(os.environ):
         return False

@@ -78,7 +78,7 @@ class RecordedSettings:
 
 @dataclass(frozen=True)
 class RecordedRestartStrategy(DecidingRestartStrategy):
-    """A restart strategy whose code is elsewhere; only its description is known."""
+    """Its code is elsewhere."""
 
     description: str = _UNKNOWN_RESTART
 

@@ -1,4 +1,4 @@
-"""Snapshots of a stream: names, numbers, holds, and those that the catalog does not list."""
+"""Snapshots of a stream."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _retained_kind(snapshot: SnapshotRecord) -> RetainedKind:
 
 
 def is_owned_by_stream(snapshot: SnapshotRecord) -> bool:
-    """Whether the stream deletes it: a checkpoint, or a savepoint that a start claimed."""
+    """The stream deletes a checkpoint, and a savepoint that a start claimed."""
     return snapshot.kind is SnapshotKind.CHECKPOINT or snapshot.claimed
 
 
@@ -94,7 +94,7 @@ HOLD_TTL_MS = 60_000
 def holding(
     catalog: Catalog, snapshots: Sequence[SnapshotRecord | None], reader: str, *, ttl_ms: int = HOLD_TTL_MS
 ) -> Iterator[None]:
-    """Hold snapshots for the duration of the context; None and unregistered ones are skipped.
+    """None and unregistered snapshots are skipped.
 
     Raises SnapshotNotFoundError if one was deleted after it was listed. The catalog shows the `reader`; the holds of a
     killed process last `ttl_ms`.
@@ -121,7 +121,6 @@ def holding(
 
 @contextmanager
 def holding_location(stream: StreamHandle, location: str, reader: str) -> Iterator[None]:
-    """Hold the listed snapshot there, if any."""
     known = stream.catalog.snapshots.at_location(stream.stream_id, location)
     with holding(stream.catalog, [known], reader):
         yield
@@ -207,7 +206,7 @@ def readable_manifest(stream: StreamHandle, location: str) -> Manifest | None:
 
 
 def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> SnapshotRecord:
-    """An unregistered snapshot, as far as its header describes it."""
+    """As far as the header describes it."""
     return SnapshotRecord(
         snapshot_id=header.snapshot_id,
         stream_id=header.stream_id,

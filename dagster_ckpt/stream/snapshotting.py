@@ -1,4 +1,4 @@
-"""Take one snapshot, of a running or a stopped query: cut the live directory, store the cut, describe and record it."""
+"""Take one snapshot, of a running or a stopped query."""
 
 from __future__ import annotations
 
@@ -44,10 +44,8 @@ class SnapshotOrder:
     """The description of a snapshot to take.
 
     Attributes:
-        number: From the stream's counter; the `n` of `chk-<n>`.
         carry_in_flight: Include the planned offsets of the running batch (unaligned).
         base: Location of a snapshot whose bytes may be shared, if any.
-        sinks: As named in the query's progress.
         renews: The checkpoint at `base`, if nothing need be written for the same position.
     """
 
@@ -116,7 +114,6 @@ def renewable(stream: StreamHandle, base: SnapshotRecord | None) -> SnapshotReco
 
 
 def _is_unchanged(stream: StreamHandle, base: BaseSnapshot, header: SnapshotHeader) -> bool:
-    """Whether a checkpoint with this header would equal its base, which is whole."""
     before = base.manifest.header
     if (before.kind, before.batch_id, before.query_id) != (header.kind, header.batch_id, header.query_id):
         return False
@@ -236,9 +233,7 @@ class BatchFigures:
     """Figures of the query up to one batch.
 
     Attributes:
-        rows: Input rows since the previous snapshot, as far as this execution saw them.
         watermark: Event-time watermark as ISO-8601, if any.
-        lags: Records waiting in each partition of the Kafka topics that it reads.
     """
 
     rows: int | None = None
@@ -280,13 +275,12 @@ def provenance(stream: StreamHandle, sinks: Sequence[str], facts: QueryFacts | N
 
 
 def trigger_properties(trigger: SnapshotTrigger, schedule: str | None) -> dict[str, object]:
-    """Why a snapshot is taken, for a catalog that is rebuilt."""
     return {"trigger": trigger.value, **({"schedule": schedule} if schedule is not None else {})}
 
 
 @dataclass(frozen=True)
 class NotRecorded:
-    """A snapshot that the catalog apparently did not record; its bytes may be deleted only if that `is_certain`."""
+    """The bytes may be deleted only if it `is_certain`."""
 
     why: str
     is_certain: bool
@@ -302,7 +296,7 @@ def record_snapshot(
     after_batch: bool = False,
     alignment_ms: int | None = None,
 ) -> SnapshotRecord | NotRecorded:
-    """Record that a snapshot is complete in storage; without a lease, one of a stream that is not running.
+    """Without a lease, the stream is not running.
 
     If the connection breaks, this sends the catalog a change that only an incomplete snapshot accepts, and reads the
     snapshot again. If the outcome stays unknown, or after the LeaseLostError that this raises, the bytes must stay, as
@@ -343,8 +337,6 @@ def record_snapshot(
 
 @dataclass(frozen=True)
 class DirectoryToAdopt:
-    """A checkpoint directory that plain Spark wrote, and the sinks of its query."""
-
     url: str
     sinks: Sequence[str] = ()
 
@@ -360,10 +352,9 @@ def savepoint_of_stopped_stream(
     adopting: DirectoryToAdopt | None = None,
     progress: Progress = lambda _done, _total: None,
 ) -> SnapshotRecord:
-    """Take a savepoint of the current state of a stream that is not running.
+    """Operators need no lease: reading at a commit is safe alongside any writer, and the number comes from the catalog.
 
-    Operators need no lease: reading at a commit is safe alongside any writer, and the number comes from the catalog. A
-    run that is about to start its query passes its own. `adopting` is cut instead of the live directory. `trigger`
+    A run that is about to start its query passes its own. `adopting` is cut instead of the live directory. `trigger`
     counts if no schedule requests it; `progress` gets the numbers of written and of all files.
     """
     record = stream.catalog.streams.get(stream.stream_id)

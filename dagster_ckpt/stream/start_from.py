@@ -1,4 +1,4 @@
-"""Starting points: where a start and its Kafka sources resume, and its options for every interface."""
+"""Starting points, with the options of a start for every interface."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONGEST_LABEL = 128
 
 
 def checked_label(label: str | None) -> str | None:
-    """Validate a label: `start_from` must find the snapshot by it, unambiguously."""
+    """`start_from` must find the snapshot by it, unambiguously."""
     if label is None:
         return None
     why = _why_no_label(label)
@@ -84,8 +84,7 @@ class Described(NamedTuple):
 class StartFrom:
     """Where a start resumes, and what it may do.
 
-    Every interface takes its options, with these descriptions, from the fields below: command line, Dagster config,
-    checkpoint page, requests in the catalog, client and `run_stream`.
+    Every interface takes its options, with these descriptions, from the fields below.
 
     Example:
         >>> StartFrom("before-release-42", accept_loss=True).point
@@ -272,12 +271,11 @@ class StartFrom:
 
     @classmethod
     def of(cls, start_from: str | StartFrom) -> StartFrom:
-        """The start itself, or the start from the point that a string names."""
         return start_from if isinstance(start_from, StartFrom) else cls(start_from)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StartFrom:
-        """The start in a request row, a run's config, a command line or a form; other keys and None are ignored."""
+        """Other keys and None are ignored."""
         names = {field.name for field in fields(cls)}
         given = {name: value for name, value in record.items() if name in names and value is not None}
         # Imported here: the help of a command reads the options only.
@@ -306,7 +304,7 @@ class StartFrom:
 
     @property
     def chosen_offsets(self) -> SourceOffsets | None:
-        """Where Kafka sources continue; None: where they stopped."""
+        """None: where they stopped."""
         return SourceOffsets.parse(self.source_offsets) if self.source_offsets else None
 
     @property
@@ -316,7 +314,6 @@ class StartFrom:
 
     @property
     def changes_state(self) -> bool:
-        """Whether the state of changed code is migrated or built."""
         return self.migrate_state or self.bootstrap_state
 
     @property
@@ -332,7 +329,6 @@ class StartFrom:
 
     @property
     def batch_id(self) -> int | None:
-        """For BATCH: the batch to go back to."""
         return int(self.reference or 0) if self.point is StartPoint.BATCH else None
 
     def __str__(self) -> str:
@@ -347,7 +343,7 @@ def set_options(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StartOption(NamedTuple):
-    """A field of `StartFrom`: `kind` is bool, int, str or an enum, `default` None means no value."""
+    """A field of `StartFrom`; `default` None means no value."""
 
     name: str
     kind: type[Any]

@@ -22,8 +22,8 @@ from dagster_ckpt.values.modes import SnapshotKind
 class CheckpointStorageContract:
     """The required behaviour of a checkpoint storage, as pytest tests.
 
-    Derive a test class from it whose name begins with `Test`, and define a fixture `storage` that
-    returns the configured storage, empty at the beginning of each test.
+    Derive a class `Test…` from it and define a fixture `storage` that returns the configured storage, empty at the
+    beginning of each test.
 
     Attributes:
         outlives_the_process: Whether other processes can see what was written.
@@ -35,16 +35,15 @@ class CheckpointStorageContract:
 
     @pytest.fixture
     def storage(self) -> CheckpointStorage:
-        """The storage to test; override it."""
+        """Override this."""
         pytest.fail(f"{type(self).__name__} has no fixture `storage`: give it one that returns the storage to test.")
 
     @pytest.fixture
     def stream(self, storage: CheckpointStorage) -> TrialStream:
-        """A stream whose snapshots are in the storage."""
         return self.opened(storage)
 
     def opened(self, storage: CheckpointStorage) -> TrialStream:
-        """The stream, with its storage opened as another process or thread would."""
+        """As opened by another process or thread."""
         return TrialStream(open_store(storage, TRIAL_STREAM))
 
     # Configuration

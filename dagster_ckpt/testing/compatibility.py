@@ -30,16 +30,11 @@ def assert_compatible(
     """Assert that the code of a stream can continue from its state. Starts no query.
 
     Args:
-        stream: Stream id or asset key.
         definitions: Those of the code location, with the resources of the deployment to compare with.
         client: Instead of definitions, for a stream of a program of your own.
         query: With a client: describes the query, without starting it.
         start_from: The start that the release will request, as in `Client.restart`.
-        state_migrations: With a client: those of the code.
         allow_migration: Also accept code that needs options of the start, such as `map_sources`.
-
-    Returns:
-        The report, such as for its `options`.
 
     Raises:
         AssertionError: The code cannot continue; the message is the report.

@@ -53,7 +53,6 @@ class CompletedStream:
 
     Attributes:
         folder: Has the catalog, the snapshots and the live directory.
-        snapshots: The completed checkpoints and savepoints, newest first.
     """
 
     folder: Path
@@ -65,7 +64,7 @@ class CompletedStream:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Every row that a reader finds in the query's sink, also those of earlier runs.
+        """Every row in the query's sink, also those of earlier runs.
 
         Raises:
             OptionError: The sink cannot be read back, such as `foreachBatch`.
@@ -118,9 +117,9 @@ def run_to_completion(
 
     Args:
         stream: A `streaming_asset`, `streaming_multi_asset`, or stream of a component.
-        resources: By key, those that the function of the stream names; those of `Definitions` may be passed as they
-            are, since catalog, storage and live directory in them are replaced. Default of `pyspark`: the Spark session
-            of this process.
+        resources: By key, those that the function of the stream names. Catalog, storage and live directory in them are
+            replaced, so those of `Definitions` may be passed as they are. Default of `pyspark`: the Spark session of
+            this process.
         folder: Where catalog, snapshots and live directory go. In the folder of an earlier run, the stream continues
             where that run ended. Default: a temporary folder, deleted with the result.
         config: For the `config` parameter of the stream's function; default: its defaults.
@@ -128,7 +127,6 @@ def run_to_completion(
 
     Raises:
         OptionError: The stream has no function to call, or a resource is missing.
-        StreamFailedError: The query failed.
 
     Example:
         >>> def test_orders_are_counted(tmp_path):
@@ -192,7 +190,7 @@ def _run(
 
 
 def _state_backend(given: Any, live: Path) -> StateBackendResource:
-    """The given one, with live directories elsewhere."""
+    """With live directories elsewhere."""
     if not isinstance(given, StateBackendResource):
         return StateBackendResource(live_directory=str(live))
     fields = {name: getattr(given, name) for name in type(given).model_fields}

@@ -34,14 +34,7 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True)
 class DyingWrite:
-    """The task of the process.
-
-    Attributes:
-        storage: Where it writes.
-        number: The checkpoint.
-        files: Its files.
-        moment: When it dies.
-    """
+    """The task of the process: a checkpoint to write, and when to die."""
 
     storage: CheckpointStorage
     number: int
@@ -49,7 +42,6 @@ class DyingWrite:
     moment: Moment
 
     def do(self) -> None:
-        """Write the checkpoint, dying on the way."""
         stream = TrialStream(open_store(self.storage, TRIAL_STREAM))
         if self.moment is Moment.IN_THE_DATA:
             last = SourceFile("last", 1000, None, _die)
@@ -58,15 +50,14 @@ class DyingWrite:
             stream.stored(self.number, self.files, runner=_DiesWhenDone())
 
     def run_in_process(self) -> bool:
-        """Run it in a separate process. False if that ended normally, with the checkpoint written."""
+        """False if the process ended normally, with the checkpoint written."""
         done = subprocess.run(
             [sys.executable, "-m", __name__],
             input=pickle.dumps((sys.path, pickle.dumps(self))),
             capture_output=True,
             timeout=DEADLINE_S,
             check=False,
-            # Only this package must be importable there; the storage's modules are found through
-            # `sys.path`.
+            # Only this package must be importable there; the storage's modules are found through `sys.path`.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         if done.returncode not in (0, DIED):
@@ -75,7 +66,7 @@ class DyingWrite:
 
 
 class _DiesWhenDone(Threads):
-    """Writes every data object as usual, then kills the process."""
+    """Kills the process once every data object is written."""
 
     def __init__(self) -> None:
         super().__init__(1)

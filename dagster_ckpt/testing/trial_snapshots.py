@@ -25,7 +25,6 @@ FILES: Mapping[str, bytes] = {
 
 
 def header(number: int | None, kind: SnapshotKind = SnapshotKind.CHECKPOINT) -> SnapshotHeader:
-    """The header of a trial snapshot."""
     return SnapshotHeader(
         snapshot_id=f"snapshot-{number}",
         stream_id=TRIAL_STREAM,
@@ -38,7 +37,7 @@ def header(number: int | None, kind: SnapshotKind = SnapshotKind.CHECKPOINT) -> 
 
 
 def sources(files: Mapping[str, bytes]) -> list[Source]:
-    """Files as sources of a snapshot. Names that begin with "id-" count as identities, like RocksDB's."""
+    """Names that begin with "id-" count as identities, like RocksDB's."""
 
     def opener(data: bytes) -> Callable[[], io.BytesIO]:
         return lambda: io.BytesIO(data)
@@ -51,43 +50,33 @@ def sources(files: Mapping[str, bytes]) -> list[Source]:
 
 @dataclass(frozen=True)
 class TrialStream:
-    """A stream whose snapshots contain a few small files.
-
-    Attributes:
-        store: The store of its snapshots.
-    """
+    """A stream whose snapshots contain a few small files."""
 
     store: SnapshotStore
 
     def stored(
         self, number: int | None, files: Mapping[str, bytes], base: str | None = None, **how: Any
     ) -> StoredSnapshot:
-        """Write a checkpoint."""
         return self.store.write_checkpoint(header(number), sources(files), base=base, **how)
 
     def stored_of(self, number: int, files: Sequence[Source], **how: Any) -> StoredSnapshot:
-        """Write a checkpoint of sources."""
         return self.store.write_checkpoint(header(number), files, **how)
 
     def checkpoint(self, number: int, files: Mapping[str, bytes], base: str | None = None) -> str:
-        """Write a checkpoint; returns its location."""
         return self.stored(number, files, base).location
 
     def stored_savepoint(
         self, number: int, files: Mapping[str, bytes], target: str | None = None, base: str | None = None
     ) -> StoredSnapshot:
-        """Write a savepoint."""
         order = header(number, SnapshotKind.SAVEPOINT)
         return self.store.write_savepoint(order, sources(files), target_directory=target, base=base)
 
     def savepoint(
         self, number: int, files: Mapping[str, bytes], target: str | None = None, base: str | None = None
     ) -> str:
-        """Write a savepoint; returns its location."""
         return self.stored_savepoint(number, files, target, base).location
 
     def restored(self, location: str) -> dict[str, bytes]:
-        """The files of a snapshot."""
         files: dict[str, bytes] = {}
 
         def write(entry: FileEntry, chunks: Iterable[bytes]) -> None:

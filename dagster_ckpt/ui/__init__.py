@@ -1,4 +1,4 @@
 """The checkpoint page: a small web page over the client, which `dagster-ckpt ui` serves.
 
-The server renders HTML from the catalog and, for one snapshot, its metadata. Start with `app.py`.
+The server renders HTML from the catalog and, for one snapshot, its metadata.
 """

@@ -1,4 +1,4 @@
-"""Actions that the checkpoint page offers with `--actions`: savepoint, stop and restart, each in the background."""
+"""Actions that the checkpoint page offers with `--actions`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ActionLog:
         self._actions: deque[Action] = deque(maxlen=_REMEMBERED)
 
     def start(self, stream_id: str, title: str, now_ms: int, work: Callable[[Report], list[str]]) -> Action:
-        """Start an action. `work` receives a reporter of steps, and returns its result as messages."""
+        """`work` receives a reporter of steps, and returns its result as messages."""
         action = Action(next(self._numbers), stream_id, title, now_ms)
         with self._lock:
             self._actions.appendleft(action)

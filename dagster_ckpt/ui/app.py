@@ -1,4 +1,4 @@
-"""The ASGI application of the checkpoint page: its routes, and what a browser may do."""
+"""The ASGI application of the checkpoint page."""
 
 from __future__ import annotations
 
@@ -312,7 +312,6 @@ def checkpoint_page(client: Client, *, token: str | None = None, allowed_hosts: 
     """The checkpoint page as an ASGI application.
 
     Args:
-        client: The caller closes it.
         token: Secret that allows actions; None: the page is read-only.
         allowed_hosts: Host names of the page, so that no web site reaches it through one of its own; default: this
             machine.
@@ -348,7 +347,7 @@ def refuse_location(client: Client, stream_id: str, start: StartFrom, *, may_act
 
 
 def is_inside(location: str, folders: Iterable[str]) -> bool:
-    """Whether a location lies in one of some folders, however it is spelled; a symbolic link leads out of it."""
+    """However it is spelled; a symbolic link leads out of a folder."""
     decoded = location
     while (once := unquote(decoded)) != decoded:
         decoded = once
@@ -366,7 +365,6 @@ def is_inside(location: str, folders: Iterable[str]) -> bool:
 
 
 def _given(fields: Mapping[str, str]) -> dict[str, str]:
-    """The fields of a form that a person has filled in."""
     return {name: value for name, value in fields.items() if value}
 
 
@@ -389,7 +387,7 @@ def _is_same_origin(request: Request) -> bool:
 
 
 async def _form(request: Request) -> dict[str, str] | None:
-    """The fields of a form; None if it is too large."""
+    """None if it is too large."""
     body = b""
     async for chunk in request.stream():
         body += chunk

@@ -1,4 +1,4 @@
-"""Charts as SVG text: lines over the last checkpoints, the time line of executions, and the graph of streams."""
+"""Charts as SVG text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Point:
 
 
 def points(figures: Sequence[SnapshotFigures], name: str) -> list[Point]:
-    """The values of one figure, for a chart; the snapshots are oldest first."""
+    """The snapshots are oldest first."""
     values = ((each, getattr(each, name)) for each in figures)
     return [Point(each.completed_at_ms, float(value), each) for each, value in values if value is not None]
 

@@ -14,7 +14,7 @@ from dagster_ckpt.values.metrics import METRICS, Sample
 
 
 def exposition(samples: Iterable[Sample], accept: str) -> tuple[bytes, str]:
-    """The text and its content type, as the scraper accepts it."""
+    """Text and content type."""
     families = {
         metric: (CounterMetricFamily if metric.is_counter else GaugeMetricFamily)(
             metric.family, metric.description, labels=metric.labels

@@ -1,4 +1,4 @@
-"""What each page shows, read from the client: plain values that the templates print."""
+"""What each page shows, read from the client."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class Option:
-    """A checkpointing option; see `OptionDescription`."""
+    """See `OptionDescription`."""
 
     name: str
     value: str
@@ -132,7 +132,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Configuration:
-    """Settings as of the last start; no options if none were recorded."""
+    """As of the last start; no options if none were recorded."""
 
     stream: StreamDescription
     options: tuple[Option, ...]
@@ -141,7 +141,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SnapshotPage:
-    """A snapshot's row and, unless deleted or unreadable, its header."""
+    """Without a header if deleted or unreadable."""
 
     stream: str
     record: SnapshotRecord
@@ -248,7 +248,7 @@ def failures(client: Client, stream: str) -> Failures:
 
 
 def snapshot(client: Client, stream: str, snapshot_id: str) -> SnapshotPage:
-    """One snapshot, also a failed or deleted one."""
+    """Also a failed or deleted one."""
     described = client.describe_stream(stream, limit=1)
     record = client.catalog.snapshots.get(snapshot_id)
     if record.stream_id != described.stream_id:

@@ -28,32 +28,27 @@ class Duration(timedelta):
 
     @classmethod
     def of_days(cls, days: int) -> Duration:
-        """Return a duration of days."""
         return cls._of(days=days)
 
     @classmethod
     def of_hours(cls, hours: int) -> Duration:
-        """Return a duration of hours."""
         return cls._of(hours=hours)
 
     @classmethod
     def of_minutes(cls, minutes: int) -> Duration:
-        """Return a duration of minutes."""
         return cls._of(minutes=minutes)
 
     @classmethod
     def of_seconds(cls, seconds: int) -> Duration:
-        """Return a duration of seconds."""
         return cls._of(seconds=seconds)
 
     @classmethod
     def of_millis(cls, millis: int) -> Duration:
-        """Return a duration of milliseconds."""
         return cls._of(milliseconds=millis)
 
     @classmethod
     def of_nanos(cls, nanos: int) -> Duration:
-        """Return a duration of nanoseconds; fractions of a microsecond are dropped."""
+        """Fractions of a microsecond are dropped."""
         return cls._of(microseconds=nanos // 1_000)
 
     @classmethod
@@ -96,7 +91,7 @@ def utc_time(at_ms: int) -> str:
 
 
 def rounded_duration(duration_ms: int) -> str:
-    """A duration for a person, in the two largest units.
+    """In the two largest units, for a person.
 
     Example:
         >>> [rounded_duration(ms) for ms in (82, 1_500, 10_000, 61_500, 1_200_000, 7_260_000, 270_000_000)]
@@ -119,7 +114,6 @@ def rounded_duration(duration_ms: int) -> str:
 
 
 def checked_timezone(option: str, timezone: str) -> str:
-    """Validate the name of a time zone and return it."""
     # Slow to import; only policies that follow a calendar need it.
     import pendulum  # noqa: PLC0415
     from pendulum.tz.exceptions import InvalidTimezone  # noqa: PLC0415
@@ -132,7 +126,6 @@ def checked_timezone(option: str, timezone: str) -> str:
 
 
 def local_time(at_ms: int, timezone: str) -> pendulum.DateTime:
-    """A moment, given in ms since the epoch, in a time zone."""
     import pendulum  # noqa: PLC0415
 
     return pendulum.from_timestamp(at_ms / 1000, tz=timezone)
@@ -142,7 +135,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def size(count: int | None) -> str:
-    """A number of bytes with its unit, such as 12.3 MB."""
+    """Bytes with a unit, such as 12.3 MB."""
     if count is None:
         return "unknown size"
     value, unit = float(count), 0
@@ -155,10 +148,8 @@ Clock = Callable[[], int]
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since the epoch, UTC."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Milliseconds of a monotonic clock."""
     return time.monotonic_ns() // 1_000_000

@@ -1,7 +1,7 @@
 """Every metric of a stream, declared once.
 
-The Prometheus endpoint, the exporter of a run, the page `docs/guides/metrics.md` and the checks of dashboard and alert
-rules follow from `METRICS`. Names follow the conventions of OpenTelemetry, and Flink's metrics where it has one.
+The Prometheus endpoint, the exporter of a run, `docs/guides/metrics.md` and the checks of dashboard and alert rules
+follow from `METRICS`. Names follow OpenTelemetry, and Flink's metrics where it has one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ class Metric:
     """One metric, which has the label `stream`.
 
     Attributes:
-        name: As in OpenTelemetry, without the prefix.
         unit: In UCUM's notation.
-        kinds: The values of its label `kind`, if it has one.
-        flink: The metric of Flink that it corresponds to.
-        label: A label besides, such as `source`.
+        flink: The corresponding metric of Flink.
+        label: Another label, such as `source`.
     """
 
     name: str
@@ -39,7 +37,6 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """In OpenTelemetry."""
         return f"{PREFIX}.{self.name}"
 
     @property
@@ -49,12 +46,10 @@ class Metric:
 
     @property
     def prometheus_name(self) -> str:
-        """In Prometheus."""
         return f"{self.family}_total" if self.is_counter else self.family
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of its labels."""
         return "stream", *(("kind",) if self.kinds else ()), *((self.label,) if self.label else ())
 
 
@@ -172,7 +167,6 @@ class Sample(NamedTuple):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Its labels by name."""
         return dict(zip(self.metric.labels, (self.stream_id, self.kind), strict=False))
 
 
@@ -180,7 +174,6 @@ Change = tuple[Metric, str, int]
 
 
 def as_table() -> Iterator[str]:
-    """The table of the documentation, in Markdown."""
     yield "| in Prometheus | in OpenTelemetry | labels | meaning | in Flink |"
     yield "|---|---|---|---|---|"
     for metric in METRICS:

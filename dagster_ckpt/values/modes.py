@@ -15,8 +15,8 @@ class CheckpointingMode(Enum):
 
     Attributes:
         EXACTLY_ONCE: Snapshots are taken at committed micro-batches: the next batch is as in an uninterrupted run.
-        AT_LEAST_ONCE: Snapshots do not wait for a batch boundary: rows of the
-            running batch may be processed twice, but are never lost.
+        AT_LEAST_ONCE: Snapshots do not wait for a batch boundary: rows of the running batch may be processed twice, but
+            are never lost.
     """
 
     EXACTLY_ONCE = 0
@@ -93,7 +93,7 @@ class RecoveryClaimMode(StrEnum):
 
     Attributes:
         NO_CLAIM: The stream never deletes the savepoint. You may delete it after the stream's next checkpoint.
-        CLAIM: The stream takes ownership and deletes the savepoint like any of its checkpoints.
+        CLAIM: The stream owns the savepoint and deletes it like any of its checkpoints.
     """
 
     NO_CLAIM = "NO_CLAIM"
@@ -130,14 +130,12 @@ class DesiredState(StrEnum):
 
 
 class Semantic(Enum):
-    """Guarantees of a Kafka producer, as in `pyflink.datastream.connectors.kafka`.
-
-    Two values are tuples, as in PyFlink.
+    """Guarantees of a Kafka producer, as in `pyflink.datastream.connectors.kafka`, where two values are tuples.
 
     Attributes:
         EXACTLY_ONCE: Rows become visible exactly once.
         AT_LEAST_ONCE: Rows are acknowledged before the batch commits; a replayed batch is written again.
-        NONE: No guarantee; rows may be lost or written twice.
+        NONE: Rows may be lost or written twice.
     """
 
     EXACTLY_ONCE = (0,)
@@ -145,7 +143,7 @@ class Semantic(Enum):
     NONE = 2
 
 
-# Write in transactions, and how many per batch.
+# Whether to write in transactions, and how many per batch.
 TRANSACTIONAL_ID = "kafka.transactional.id"
 KAFKA_WRITERS = "kafka.transaction.writers"
 MOST_KAFKA_WRITERS = 1000
@@ -168,7 +166,7 @@ class KafkaDelivery:
 def kafka_delivery(
     semantic: Semantic | str, *, transactional_id: str = "dagster-ckpt", writers: int = 1
 ) -> KafkaDelivery:
-    """Return the writer options for a semantic, and the guarantee they provide.
+    """The writer options for a semantic, and the guarantee they provide.
 
     Spark's own sink (`KafkaStreamingWrite`) flushes each task's rows before the batch commits: at-least-once with
     `acks=all`. `enable.idempotence` removes only duplicates of retries within a task.
@@ -176,8 +174,8 @@ def kafka_delivery(
     For exactly-once, `dagster_ckpt` replaces Spark's sink when it starts the query; without it, the query fails.
 
     Args:
-        transactional_id: EXACTLY_ONCE: prefix of transaction and consumer group ids. Deployments that share a Kafka
-            cluster need different ones.
+        transactional_id: EXACTLY_ONCE: prefix of transaction and consumer group ids, unique among the deployments that
+            share a Kafka cluster.
         writers: EXACTLY_ONCE: parallel transactions of a batch. One makes a batch visible as a whole.
 
     Example:

@@ -1,4 +1,4 @@
-"""Which program this process runs: to roll an upgrade back, you have to find the code from before."""
+"""Program of this process: to roll an upgrade back, you have to find the code from before."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 from functools import cache
 
-# In this order; the first one is Dagster's variable of a code location.
+# In order of preference; the first one is Dagster's variable of a code location.
 _IMAGES = ("DAGSTER_CURRENT_IMAGE", "DAGSTER_CONTAINER_IMAGE")
 _COMMITS = ("DAGSTER_CLOUD_GIT_SHA", "GIT_COMMIT", "GITHUB_SHA", "CI_COMMIT_SHA")
 _GIT_TIMEOUT_S = 5
@@ -14,7 +14,6 @@ _GIT_TIMEOUT_S = 5
 
 @cache
 def running_program() -> dict[str, str]:
-    """Container image and git commit of this process, where they are known."""
     found = {"image": _first(_IMAGES), "commit": _first(_COMMITS) or _checked_out()}
     return {name: value for name, value in found.items() if value}
 
@@ -24,7 +23,6 @@ def _first(names: tuple[str, ...]) -> str | None:
 
 
 def _checked_out() -> str | None:
-    """The commit of the working directory's git work tree."""
     command = ("git", "rev-parse", "HEAD")
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S)

@@ -87,7 +87,6 @@ def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def names_a_secret(name: str) -> bool:
-    """Whether a setting holds a secret, judging by its name."""
     return _SECRET_NAME.fullmatch(name) is not None
 
 

@@ -33,7 +33,7 @@ class SourceMapping:
 
     Attributes:
         continued: A source of the query to the source of the state that it continues.
-        new: A source of the query that reads what none has read before.
+        new: Sources of the query that read what none has read before.
     """
 
     continued: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class SourceMapping:
 
     @staticmethod
     def parse(text: str) -> SourceMapping:
-        """Parse the option `map_sources`; OptionError if it is not such a list."""
+        """The option `map_sources`; OptionError if it is not such a list."""
         continued: dict[str, str] = {}
         new: dict[str, Beginning] = {}
         for each in text.split(","):
@@ -66,7 +66,6 @@ class SourceMapping:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """All sources of the query."""
         return (*self.continued, *self.new)
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ _ONE_SLASH = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
 
 
 def local_path(url: str) -> Path | None:
-    """Path of a local URL (`file:///a`, Hadoop's `file:/a`, or a plain path); None for any other URL."""
+    """Of `file:///a`, Hadoop's `file:/a` or a plain path; None for any other URL."""
     for scheme in _LOCAL_SCHEMES:
         if url.startswith(scheme):
             return Path("/" + url.removeprefix(scheme).lstrip("/"))
@@ -41,7 +41,7 @@ def with_authority(url: str) -> str:
 
 
 def has_folders(url: str) -> bool:
-    """Whether it is on a file system with real folders, not an object store."""
+    """Not so in an object store."""
     return url.partition("://")[0] in _WITH_FOLDERS
 
 
@@ -114,8 +114,6 @@ class StoragePath:
     """A directory, parsed from a URL.
 
     Attributes:
-        scheme: The file system, such as "file" or "s3".
-        authority: Host, bucket or container.
         path: Absolute path in it, without a trailing slash; empty for the root of an authority.
         user_info: Used only to open the directory.
     """
@@ -127,7 +125,7 @@ class StoragePath:
 
     @classmethod
     def parse(cls, option: str, value: object) -> StoragePath:
-        """Parse a URL: repeated and trailing slashes are dropped, "." and ".." resolved.
+        """Drop repeated and trailing slashes, and resolve "." and "..".
 
         Refused: a bare path, which depends on the machine, as in Flink; the root of a file system.
         """
@@ -158,7 +156,7 @@ class StoragePath:
 
     @property
     def url_to_open(self) -> str:
-        """The URL with user name and password; never shown or stored."""
+        """With user name and password; never shown or stored."""
         scheme, separator, rest = self.url.partition("://")
         return f"{scheme}{separator}{self.user_info}@{rest}" if self.user_info else self.url
 

@@ -58,7 +58,7 @@ class PhasedSpan:
         self._phase = _start(name, self._span)
 
     def end(self, error: str | None = None, **facts: AttributeValue | None) -> None:
-        """End it and its phase, as failed if there was an error."""
+        """Ends its phase too, both as failed if there was an error."""
         self._is_over = True
         _note(self._span, **facts)
         for each in (self._phase, self._span):

@@ -1,7 +1,6 @@
 """Parse untrusted bytes: data that may be damaged, malicious, or written by another program.
 
-Parsers raise many exception types, such as `RecursionError` for nested JSON. Readers therefore run inside `reading`
-and decompress with `inflated`.
+Parsers raise many exception types, such as `RecursionError` for nested JSON, so readers run inside `reading`.
 """
 
 from __future__ import annotations
@@ -65,11 +64,7 @@ def parser_message(error: Exception) -> str:
 
 
 def from_json(text: str | bytes | bytearray) -> Any:
-    """Parse JSON.
-
-    Raises:
-        ValueError: It is not JSON, is nested too deeply, or contains an unpaired surrogate.
-    """
+    """Parse JSON; ValueError also for deep nesting and unpaired surrogates."""
     # `json` accepts unpaired surrogates in bytes.
     text = text if isinstance(text, str) else text.decode()
     try:
@@ -82,7 +77,7 @@ def from_json(text: str | bytes | bytearray) -> Any:
 
 
 def number_in(name: str) -> int | None:
-    """Parse a number as Java's `toLong`; None for any other name."""
+    """Like Java's `toLong`; None for any other name."""
     if not (name.isascii() and name.isdecimal()) or len(name) > 19:
         return None
     number = int(name)
@@ -90,15 +85,14 @@ def number_in(name: str) -> int | None:
 
 
 def inflation_limit(packed: int) -> int:
-    """Maximum plain length of compressed bytes."""
     return _ALWAYS_INFLATED_BYTES + _INFLATION * packed
 
 
 def inflated(packed: bytes | memoryview, wbits: int = zlib.MAX_WBITS) -> bytes:
-    """Decompress deflate data, up to `inflation_limit`.
+    """Decompress deflate data.
 
     Raises:
-        ValueError: The output exceeds the limit.
+        ValueError: The output exceeds `inflation_limit`.
         EOFError: The data is truncated.
         zlib.error: The data is damaged.
     """

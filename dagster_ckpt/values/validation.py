@@ -26,10 +26,9 @@ from typing import (
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 
-# Flink's limits: counts are a Java `int`, durations a `long`.
+# Flink's limits: counts are a Java `int`, durations a `long`. The last one is the longest timedelta.
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
-# The longest timedelta.
 TIMEDELTA_MAX_MS = timedelta.max // timedelta(milliseconds=1)
 
 Member = TypeVar("Member", bound=Enum)
@@ -38,7 +37,6 @@ Value_co = TypeVar("Value_co", covariant=True)
 
 
 def type_error(option: str, value: object, allowed: str) -> OptionTypeError:
-    """The error for a value of the wrong type."""
     return OptionTypeError(f"{option} is {value!r} ({type(value).__name__}), but must be {allowed}.")
 
 
@@ -58,18 +56,16 @@ class WholeNumber:
 
     @property
     def allowed(self) -> str:
-        """The accepted values as text."""
         what = f"a whole number {self.unit}".rstrip()
         return f"{what} from {self.minimum} to {self.maximum}"
 
     def typed(self, value: object) -> int:
-        """Return an integer, also out of range, but no bool."""
+        """Accepts integers out of range, but no bool."""
         if isinstance(value, bool) or not isinstance(value, int):
             raise type_error(self.option, value, self.allowed)
         return value
 
     def checked(self, value: object) -> int:
-        """Validate the value and return it."""
         number = self.typed(value)
         if not self.minimum <= number <= self.maximum:
             raise OptionError(f"{self.option} is {value!r}, but must be {self.allowed}.")
@@ -84,7 +80,6 @@ class Milliseconds(WholeNumber):
     unit: str = "of milliseconds or a timedelta,"
 
     def typed(self, value: object) -> int:
-        """Return the duration in milliseconds."""
         if isinstance(value, timedelta):
             return value // timedelta(milliseconds=1)
         return super().typed(value)
@@ -99,7 +94,6 @@ class Switch:
     plain: ClassVar[type] = bool
 
     def checked(self, value: object) -> bool:
-        """Validate the value and return it."""
         if not isinstance(value, bool):
             raise type_error(self.option, value, self.allowed)
         return value
@@ -107,25 +101,22 @@ class Switch:
 
 @dataclass(frozen=True)
 class Choice(Generic[Member]):
-    """A member of an enum."""
-
     option: str
     enum: type[Member]
     plain: ClassVar[type] = str
 
     @property
     def allowed(self) -> str:
-        """The accepted values as text."""
         return "one of " + ", ".join(str(member) for member in self.enum)
 
     def member(self, value: object) -> Member:
-        """Validate a member and return it. As in PyFlink, a name is refused."""
+        """As in PyFlink, a name is refused."""
         if not isinstance(value, self.enum):
             raise type_error(self.option, value, self.allowed)
         return value
 
     def checked(self, value: object) -> Member:
-        """Return a member, given it or its name, as in YAML."""
+        """Accepts its name too, as in YAML."""
         if not isinstance(value, str) or isinstance(value, self.enum):
             return self.member(value)
         if value not in self.enum.__members__:
@@ -165,9 +156,7 @@ class OptionDescription(NamedTuple):
 
     Attributes:
         option: Its keyword, as in `CheckpointConfig(interval=…)`.
-        value: As set; durations in ms.
-        effect: How it takes effect.
-        explanation: What that means for this value.
+        explanation: What the effect means for this value.
     """
 
     option: str
@@ -195,7 +184,6 @@ class Option(Generic[Given_contra, Value_co]):
 
     Args:
         default: With None, the option accepts None.
-        description: A sentence for users.
         effect: Under Spark: one sentence; two, for a value and for None, 0 and False; or a function of all options.
         unset: What holds instead while it is None.
         replaces: The option that it replaces.
@@ -233,7 +221,6 @@ class Option(Generic[Given_contra, Value_co]):
         options.__dict__[self._name] = None if is_unset else self.rule.checked(value)
 
     def described(self, options: object) -> OptionDescription:
-        """The option with its value and its effect on Spark."""
         value = self.__get__(options, type(options))
         if callable(self._effect):
             return OptionDescription(self._name, value, *self._effect(options))
@@ -242,14 +229,13 @@ class Option(Generic[Given_contra, Value_co]):
 
 
 def options_of(kind: type) -> dict[str, Option[Any, Any]]:
-    """The options that a dataclass declares, by name."""
     return {each.name: getattr_static(kind, each.name) for each in fields(kind)}
 
 
 def conforming(option: str, value: Any, kind: Any) -> Any:
     """Return a value of an annotated kind, or raise.
 
-    A member of an enum is also given by its name or value, and a tuple by a list.
+    An enum's member may be its name or value, a tuple may be a list.
 
     Example:
         >>> conforming("effect", "REAL", Effect | None)
@@ -284,7 +270,7 @@ def _member(option: str, value: str, kind: type[Member]) -> Member:
 
 
 def conform_fields(declared: Any) -> None:
-    """Replace each field of a frozen dataclass by what `conforming` returns."""
+    """Apply `conforming` to each field of a frozen dataclass."""
     kinds = get_type_hints(type(declared))
     for each in fields(declared):
         name = f"{type(declared).__name__}: {each.name}"
@@ -295,11 +281,7 @@ IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)")
 
 
 def imported(option: str, path: object, allowed: str = "an import path such as 'package.module:Name'") -> Any:
-    """Import the object at "package.module:Name" or "package.module.Name".
-
-    Raises:
-        OptionError: Nothing can be imported there.
-    """
+    """Import "package.module:Name" or "package.module.Name", or raise an OptionError."""
     parts = IMPORT_PATH.fullmatch(path) if isinstance(path, str) else None
     if parts is None:
         raise OptionError(f"{option} is {path!r}, but must be {allowed}.")
@@ -316,7 +298,6 @@ _STREAM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 def checked_stream_id(stream_id: object) -> str:
-    """Validate a stream id and return it."""
     if not isinstance(stream_id, str) or not _STREAM_ID.fullmatch(stream_id):
         raise OptionError(
             f"stream_id is {stream_id!r}, which cannot name a folder. Use letters, digits, '_', '-' and '.', beginning "

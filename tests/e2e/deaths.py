@@ -29,6 +29,7 @@ class Deaths:
     restarted: dict[str, tuple[ExecutionRecord, ExecutionRecord]] = field(default_factory=dict)
     operated: dict[str, dg.DagsterRunStatus] = field(default_factory=dict)
     troubles: list[BaseException] = field(default_factory=list)
+    spare: int | None = None
 
     def __getitem__(self, death: str) -> Ending:
         if death not in self.endings:
@@ -85,6 +86,7 @@ class Deaths:
         stream = self._comes_back("SIGTERM", stream)
         kill(self.stage.worker_pid(stream))
         stream = self._comes_back("SIGKILL of the process", stream)
+        self.spare = self.stage.spare(stream)
         kill(stream.pid)
         stream = self._goes_on("SIGKILL of the driver", stream)
         kill(self.stage.lease("often_killed").jvm_pid)

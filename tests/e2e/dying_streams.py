@@ -34,6 +34,9 @@ SPARK = {
 }
 
 
+_workspace = Workspace.from_environment()
+
+
 def ticking(name: str, cleanup: ExternalizedCheckpointCleanup) -> StreamingAsset:
     """A stream that counts seconds."""
 
@@ -56,14 +59,29 @@ def in_processes_of_their_own(stream: StreamingAsset) -> Any:
     )
 
 
+@streaming_asset(
+    checkpointing=CheckpointConfig(
+        interval=1_000,
+        min_pause=200,
+        num_retained=2,
+        cleanup=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION,
+    ),
+    restart_strategy=RestartStrategies.fixed_delay_restart(20, 0),
+    standby=True,
+)
+def often_killed(context: Any, pyspark: SparkSessionResource) -> Any:
+    """A stream that writes the numbers from 0 on."""
+    numbers = pyspark.spark_session.readStream.format("rate-micro-batch").option("rowsPerBatch", 3).load()
+    written = numbers.select("value").writeStream.format("json").option("path", str(_workspace.output))
+    return written.trigger(processingTime="500 milliseconds")
+
+
 STREAMS = [
-    ticking("often_killed", ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION),
+    often_killed,
     ticking("in_own_process", ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION),
     ticking("leaves_nothing", ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION),
     ticking("retried", ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION),
 ]
-_workspace = Workspace.from_environment()
-
 defs = dg.Definitions.merge(
     stream_definitions(*STREAMS),
     dg.Definitions(

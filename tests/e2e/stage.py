@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import sqlite3
 import time
@@ -126,6 +128,24 @@ class Stage:
         worker = worker_of(self.instance, execution.run_id)
         assert worker is not None
         return worker.pid
+
+    def spare(self, execution: ExecutionRecord) -> int:
+        """Wait until the run of a stream has a spare process that is ready; returns its pid."""
+        found: list[str] = []
+
+        def is_ready() -> bool:
+            found[:] = re.findall(r"The spare process (\d+) is ready", self.log(execution.run_id))
+            return bool(found) and _lives(int(found[-1])) and int(found[-1]) != execution.pid
+
+        self.wait_for(is_ready, f"a spare process of {execution.stream_id}")
+        return int(found[-1])
+
+    def numbers_written(self) -> list[int]:
+        """The rows of the file sink, by its log."""
+        log = self.workspace.output / "_spark_metadata"
+        lines = {line for entry in log.glob("[0-9]*") for line in entry.read_text().splitlines()[1:]}
+        paths = {Path(json.loads(line)["path"].removeprefix("file://")) for line in lines}
+        return sorted(json.loads(row)["value"] for path in paths for row in path.read_text().splitlines())
 
     def await_death(self, *pids: int | None) -> None:
         for pid in pids:

@@ -101,6 +101,7 @@ def test_what_dies_below_the_run_is_started_again_within_it(deaths: Deaths, deat
     assert successor.cause is StartCause.RESTART_NEW_RUN
     assert (successor.recovery or {})["kind"] == "RESUME"
     assert successor.live_directory == before.live_directory
+    assert (successor.pid == deaths.spare) is (death == "SIGKILL of the driver")
     log = deaths.stage.log(before.run_id)
     assert ("was killed by SIGKILL" if death == "SIGKILL of the driver" else "The stream crashed") in log
 
@@ -192,6 +193,14 @@ def test_stopped_with_a_savepoint_by_its_job(deaths: Deaths) -> None:
     assert ending.checkpoints == 0
     kept = {snapshot.label for snapshot in deaths.stage.catalog.snapshots.completed("often_killed")}
     assert kept == {"trigger_savepoint", "stop_with_savepoint"}
+
+
+def test_a_stream_that_died_in_every_way_wrote_the_rows_of_an_uninterrupted_run(deaths: Deaths) -> None:
+    assert deaths["stopped with a savepoint"]
+    numbers = deaths.stage.numbers_written()
+
+    assert len(numbers) > 20
+    assert numbers == list(range(len(numbers)))
 
 
 @pytest.mark.thorough

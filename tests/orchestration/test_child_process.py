@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.child_process import Died, Raised, Returned, in_child
+from dagster_ckpt.orchestration.child_process import Died, Raised, Returned, Spare, in_child
 from dagster_ckpt.orchestration.restart_in_run import _as_raised, _why_another_may_continue
 from dagster_ckpt.orchestration.run_status import CRASHED, run_failure
 
@@ -129,3 +133,118 @@ def test_an_interrupt_reaches_the_child(tmp_path: Path) -> None:
         return signal.Signals(told[0]).name
 
     assert in_child(work, interrupted=(tmp_path / "ready").exists) == Returned("SIGINT")
+
+
+def as_ever() -> Callable[[], bool]:
+    return lambda: True
+
+
+def becomes(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def end_of(spare: Spare[Any]) -> str:
+    ends: list[str] = []
+    becomes(lambda: (ended := spare.how_it_ended()) is not None and not ends.append(ended))
+    return ends[0]
+
+
+def lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_spare_prepares_and_does_its_work_only_when_it_is_told(tmp_path: Path) -> None:
+    def prepare() -> Callable[[], bool]:
+        (tmp_path / "prepared").touch()
+        return lambda: True
+
+    def work() -> tuple[int, bool]:
+        (tmp_path / "done").touch()
+        return os.getpid(), (tmp_path / "prepared").exists()
+
+    spare = Spare(prepare, work)
+    becomes(lambda: spare.is_ready)
+    time.sleep(0.2)
+    assert (spare.how_it_ended(), (tmp_path / "done").exists()) == (None, False)
+
+    assert spare.take_over(interrupted=never) == Returned((spare.pid, True))
+
+
+def test_a_spare_that_is_not_ready_goes_on_once_it_is(tmp_path: Path) -> None:
+    def prepare() -> Callable[[], bool]:
+        becomes((tmp_path / "may").exists)
+        return lambda: True
+
+    spare = Spare(prepare, lambda: "done")
+
+    assert spare.take_over(interrupted=never, meanwhile=(tmp_path / "may").touch) == Returned("done")
+
+
+def test_a_spare_whose_preparation_fails_ends_or_does_the_work_all_the_same(tmp_path: Path) -> None:
+    def prepare() -> Callable[[], bool]:
+        becomes((tmp_path / "may").exists)
+        time.sleep(0.2)
+        raise ValueError("no memory for a JVM")
+
+    told, untold = Spare(prepare, lambda: "done"), Spare(prepare, lambda: "done")
+    assert told.take_over(interrupted=never, meanwhile=(tmp_path / "may").touch) == Returned("done")
+
+    assert end_of(untold) == "ended with exit status 1"
+
+
+def test_a_spare_that_is_of_no_use_any_more_ends() -> None:
+    assert end_of(Spare(lambda: lambda: False, lambda: None)) == "ended with exit status 1"
+
+
+def test_a_spare_that_ended_just_before_it_was_told_is_a_death() -> None:
+    spare = Spare(as_ever, lambda: None)
+    becomes(lambda: spare.is_ready)
+    os.kill(spare.pid, signal.SIGKILL)
+
+    answer = spare.take_over(interrupted=never)
+
+    assert answer == Died(spare.pid, "was killed by SIGKILL")
+
+
+def test_the_end_of_a_spare_leaves_no_process() -> None:
+    spare = Spare(as_ever, lambda: None)
+    spare.end()
+
+    assert not lives(spare.pid)
+
+
+_PARENT = """
+import os, time
+from dagster_ckpt.orchestration.child_process import Spare, in_child
+
+def prepare():
+    return lambda: True
+
+def sleeps():
+    # Of a later child, which must not keep open what the spare listens to.
+    print(os.getpid(), spare.pid, flush=True)
+    time.sleep(60)
+
+spare = Spare(prepare, lambda: None)
+in_child(sleeps, interrupted=lambda: False)
+"""
+
+
+def test_a_spare_ends_with_a_parent_that_is_killed_also_if_another_child_lives_on() -> None:
+    with subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        driver, spare = map(int, parent.stdout.readline().split())
+        parent.kill()
+        parent.wait()
+        try:
+            becomes(lambda: not lives(spare))
+            assert lives(driver)
+        finally:
+            os.kill(driver, signal.SIGKILL)

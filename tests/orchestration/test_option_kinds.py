@@ -42,6 +42,7 @@ def driver(**given: Any) -> object:
         (streaming_asset, {"restart_strategy": "FIXED_DELAY"}),
         (streaming_asset, {"stall_timeout_ms": "30000"}),
         (streaming_asset, {"restart_in_run": "false"}),
+        (streaming_asset, {"standby": "yes"}),
         (streaming_asset, {"op_tags": "dagster/priority"}),
         (streaming_asset, {"hooks": "company.alerts:page"}),
         (external, {"launch": ("spark-submit", "orders.py")}),

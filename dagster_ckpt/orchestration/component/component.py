@@ -1,4 +1,4 @@
-"""`StreamsComponent`: the streams of a code location, with their jobs, sensors and resources, and its scaffold."""
+"""`StreamsComponent`: the streams of a code location."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

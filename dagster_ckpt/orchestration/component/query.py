@@ -1,4 +1,4 @@
-"""A streaming query in YAML: sources, a transformation, a sink and a trigger, under Spark's names."""
+"""A streaming query in YAML."""
 
 from __future__ import annotations
 
@@ -147,10 +147,7 @@ class Trigger(dg.Model):
 def described(
     job: str, sources: list[Source], transform: Transform | None, sink: Sink, trigger: Trigger | None
 ) -> Describe:
-    """Create a function that defines the query on a session.
-
-    Import paths are resolved now, to report wrong ones when definitions are loaded.
-    """
+    """Import paths are resolved now, to report wrong ones when definitions are loaded."""
     function = None
     if transform is not None and transform.function is not None:
         function = imported(f"stream {job}: transform.function", transform.function)

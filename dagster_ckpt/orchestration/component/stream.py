@@ -1,4 +1,4 @@
-"""One stream in YAML: its query, options, schedules and health thresholds."""
+"""One stream in YAML."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -155,6 +155,7 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
     ] = None
     stall_timeout_ms: Annotated[int | None, describe(description_of("stall_timeout_ms"))] = None
     restart_in_run: Annotated[bool, describe(description_of("restart_in_run"))] = True
+    standby: Annotated[bool, describe(description_of("standby"))] = False
     op_tags: Annotated[dict[str, Any] | None, settings_in_yaml(description_of("op_tags"), Any)] = None
     hooks: Annotated[
         # Pydantic would take a hook, which is a named tuple, apart.

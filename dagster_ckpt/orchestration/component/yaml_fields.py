@@ -93,12 +93,12 @@ def describe(description: str) -> dg.Resolver:
 
 
 def as_text(options: Mapping[str, Scalar]) -> dict[str, str]:
-    """Options in Spark's text form (`true`, not `True`); environment variables are not resolved."""
+    """In Spark's text form (`true`, not `True`); environment variables are not resolved."""
     return {name: _text(value) for name, value in options.items()}
 
 
 def with_values(options: Mapping[str, Scalar]) -> dict[str, str]:
-    """Options in Spark's text form; environment variables are resolved."""
+    """As `as_text`; environment variables are resolved."""
     return {
         name: _value_of(name, value) if isinstance(value, dg.EnvVar) else _text(value)
         for name, value in options.items()
@@ -268,7 +268,7 @@ def _with_names(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any
 
 
 def _names(model: type[BaseModel]) -> dict[str, Any]:
-    """A schema of an object's names, recursively; it accepts anything else."""
+    """Recursively; anything else is accepted."""
     parts = {}
     for name, annotation in _fields(model).items():
         below = [_names(inner) for inner in _models(annotation)]

@@ -1,4 +1,4 @@
-"""Jobs that only read: show a stream and its state, diagnose its live directory, verify its snapshots."""
+"""Jobs that only read."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,7 @@ class DiffStateConfig(_StateConfig):
 
 
 def build_inspection_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that show a stream and its state, examine its live directory, and verify its snapshots."""
+    """Build the jobs that only read."""
     ops = StreamOps(streams)
     return [*_examination_jobs(ops), *_state_jobs(ops)]
 
@@ -375,7 +375,7 @@ def state_metadata(shown: Sequence[ShownState]) -> dict[str, Any]:
 
 
 def difference_metadata(shown: Sequence[ShownDifference]) -> dict[str, Any]:
-    """Metadata of differences of state."""
+    """Metadata of differences."""
     changes = {"added": "ADDED", "removed": "REMOVED", "changed": "CHANGED"}
     states: list[_Row] = [
         {**_name(each), **{name: each.counts[change] for name, change in changes.items()}, "note": each.note}

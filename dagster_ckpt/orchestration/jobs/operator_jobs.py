@@ -1,4 +1,4 @@
-"""Jobs that operate streams: snapshots and their retention, stop, cancel, restart, desired state, upgrades."""
+"""Jobs that operate streams."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -149,7 +149,7 @@ class ForgetKeyConfig(StreamConfig):
 
 
 def build_operator_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that take, keep and delete snapshots, stop, cancel and restart streams, and set their state.
+    """Jobs that change streams or their snapshots.
 
     The supervisor sensor launches `apply_retention_job` and `roll_back_upgrade_job`.
     """

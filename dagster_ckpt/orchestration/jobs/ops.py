@@ -1,4 +1,4 @@
-"""Makes ops and jobs of the client's methods: their configs, the stream that a run operates, and their errors."""
+"""Makes ops and jobs of the client's methods."""
 
 import builtins
 import inspect
@@ -208,7 +208,7 @@ class StreamOps:
         without: Iterable[str] = (),
         description: str | None = None,
     ) -> dg.JobDefinition:
-        """The job of a client's method, with its parameters as config and its summary as description.
+        """Its parameters become the config, its summary the description.
 
         `report` shows the result on the run's page and returns the op's output.
         """
@@ -227,7 +227,7 @@ class StreamOps:
     def call(
         self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config, **more: Any
     ) -> _Result:
-        """Call a client's method with the fields of a config, in the name of the run."""
+        """In the name of the run."""
         values = {_PARAMETERS.get(name, name): value for name, value in config}
         client = self.client(context, values.get("into") or values["stream"])
         own = {"report": context.log.info, "run_id": context.run_id}
@@ -236,12 +236,12 @@ class StreamOps:
     def call_for_all(
         self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config
     ) -> _Result:
-        """The same for a method that is not for a single stream."""
+        """For a method that is not for a single stream."""
         values = {_PARAMETERS.get(name, name): value for name, value in config}
         return method(self._client(context), **arguments(method, {"report": context.log.info, **values}))
 
     def job(self, op: dg.OpDefinition) -> dg.JobDefinition:
-        """Make a job that runs in the run's own process, with the op's description."""
+        """It runs in the run's own process."""
         name = self._names[op.name]
 
         @dg.job(
@@ -261,7 +261,7 @@ class StreamOps:
         return find_stream(self._streams, stream_id)
 
     def client(self, context: dg.OpExecutionContext, stream_id: str) -> Client:
-        """A client in the name of the run.
+        """In the name of the run.
 
         Tags the run with the stream.
         """
@@ -289,7 +289,7 @@ class StreamOps:
 
 
 def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) -> str:
-    """Show a snapshot on the run's page and in its log; returns the location."""
+    """On the run's page and in its log; returns the location."""
     location = snapshot.location or ""
     context.log.info(f"{snapshot.kind.lower()} at batch {snapshot.batch_id}: {location}")
     context.add_output_metadata(snapshot_metadata(snapshot))

@@ -1,4 +1,4 @@
-"""Ops and jobs for rewinds and forks: preview a rewind, fork, import, adopt or export a stream, clean up."""
+"""Ops and jobs for rewinds and forks."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ class CleanSinkConfig(StreamConfig):
 
 
 def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that preview rewinds, fork, import, adopt and export, and clean sinks."""
+    """Build the jobs for rewinds and forks."""
     ops = StreamOps(streams)
 
     @ops.op
@@ -88,7 +88,7 @@ def rewind_metadata(
 
 
 def report(context: dg.OpExecutionContext, key: str, messages: Sequence[str]) -> None:
-    """Report a result in the run's log and on its page."""
+    """In the run's log and on its page."""
     log_messages(context, messages)
     context.add_output_metadata({key: dg.MetadataValue.md("\n".join(f"- {message}" for message in messages))})
 
@@ -124,7 +124,7 @@ def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
 
 
 def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.MetadataValue]:
-    """Metadata of what a rewind invalidates downstream; None: unknown."""
+    """None: unknown."""
     if dependents is None:
         return {"dagster_ckpt/downstream": dg.MetadataValue.md("unknown: this run belongs to no code location")}
     rows = [

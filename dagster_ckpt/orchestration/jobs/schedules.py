@@ -1,4 +1,4 @@
-"""Cron schedules for the operator jobs: savepoints, housekeeping and verification."""
+"""Cron schedules for the operator jobs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,7 +93,6 @@ def build_savepoint_schedule(
 
 
 def _in_config(history: RetentionPolicy | None) -> dict[str, Any]:
-    """A history as fields of `HistoryConfigSchema`."""
     if history is None:
         return {}
     if isinstance(history, SavepointHistory):
@@ -158,9 +157,6 @@ def build_replication_schedule(
 
     Args:
         replication_job: `replicate_snapshots_job` of `build_operator_jobs`.
-
-    Raises:
-        OptionError: The class of your own policy has no import path, or arguments that are no plain values.
     """
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)

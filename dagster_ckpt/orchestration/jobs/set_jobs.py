@@ -1,4 +1,4 @@
-"""Jobs for streams that read each other's output: take a savepoint set, and restart from one."""
+"""Jobs for streams that read each other's output."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,7 +29,7 @@ class RestartSetConfig(dg.Config):
 
 
 def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs that take savepoint sets and restart streams from one."""
+    """Build the jobs for savepoint sets."""
     ops = StreamOps(streams)
 
     @ops.op
@@ -74,7 +74,7 @@ def set_metadata(made: SavepointSet) -> dict[str, dg.MetadataValue]:
 def _undone(
     context: dg.OpExecutionContext, ops: StreamOps, ahead: Mapping[str, RewindPreview]
 ) -> dict[str, dg.MetadataValue]:
-    """What a restart undoes by stream, and the materializations downstream of any of them."""
+    """With the materializations downstream of any stream."""
     found: dict[tuple[dg.AssetKey, str], Dependent] = {}
     is_known = True
     keys = {key for stream_id in ahead for key in ops.stream(stream_id).keys}

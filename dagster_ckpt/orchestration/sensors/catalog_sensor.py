@@ -105,7 +105,6 @@ def _reported(
 def _last_unreported(
     known: Sequence[EventRecord], snapshots: Mapping[str, SnapshotRecord], interval_ms: int
 ) -> ReportedEvent | None:
-    """The last snapshot of an ending execution, if it is a checkpoint."""
     at = next((at for at in reversed(range(len(known))) if known[at].type not in _FAILED), None)
     if at is None or known[at].type is not EventType.CHECKPOINT_COMPLETED:
         return None
@@ -176,7 +175,7 @@ class SensorCursor:
 
     @staticmethod
     def parse(text: str | None) -> SensorCursor:
-        """Parse a cursor; None or "" starts at the beginning."""
+        """None or "" starts at the beginning."""
         return SensorCursor(**json.loads(text)) if text else SensorCursor()
 
     def __str__(self) -> str:
@@ -194,14 +193,7 @@ def build_catalog_sensor(
     """Define a sensor that reports completed checkpoints and savepoints on their streaming assets, each at most once.
 
     Dagster stores a tick's events before the cursor: after a death in between, snapshots already on the asset are
-    skipped.
-
-    Args:
-        streams: Each is reported on all of its assets.
-        downstream: A job to start after new snapshots, one run at a time.
-        downstream_interval_seconds: Minimum time between two starts of it.
-        report_interval_seconds: One periodic checkpoint is reported per interval; 0: each.
-        checkpoint_page: Its address, for links.
+    skipped. The arguments are those of `stream_definitions`.
     """
     keys: dict[str, Sequence[dg.AssetKey]] = {stream.stream_id: stream.keys for stream in streams}
     # What this process knows since its last tick, by that tick.
@@ -288,7 +280,6 @@ def _tick_report(
     others: OtherDeployments,
     log: logging.Logger,
 ) -> _TickReport:
-    """Reports of the events that are not yet on their assets."""
     if not any(event.type in DECISIVE or event.type in COMPLETED for event in events):
         return _TickReport((), reported)
     jobs = sorted({event.stream_id for event in events})
@@ -374,7 +365,6 @@ def _there(
     *,
     ours: str,
 ) -> frozenset[str]:
-    """The events already on an asset."""
     doubtful = [each for each in to_report if each.event.sequence <= reported.looked_up_to]
     completed = [each.event for each in doubtful if not each.is_failure]
     failed = [each.event for each in doubtful if each.is_failure]
@@ -416,7 +406,6 @@ def already_reported(
 def _tallies(
     catalog: Catalog, new: Sequence[tuple[dg.AssetKey, ReportedEvent]], latest: Mapping[dg.AssetKey, int]
 ) -> dict[tuple[dg.AssetKey, int], SnapshotTally]:
-    """Checkpoints since the previous report, by asset and the sequence of the reported event."""
     before = dict(latest)
     reports, spans = [], []
     for key, each in new:

@@ -99,10 +99,7 @@ def _set_alert(catalog: Catalog, row: DesiredRecord, alert: str | None) -> None:
 def observed_ends(
     instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream]
 ) -> Iterator[ObservedEnd]:
-    """Ends of executions that have not been handled yet.
-
-    Records the death of a process that could not record it itself.
-    """
+    """Records the death of a process that could not record it itself."""
     unsettled = {run_id for run_id, stream_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
     # Two queries that read only ids: nearly all runs are in progress.
     over = unsettled - unfinished_runs(instance, unsettled)
@@ -145,7 +142,7 @@ def unfinished_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> f
 
 
 def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[str, dg.DagsterRun]:
-    """Dagster's records of the runs, in one query."""
+    """In one query."""
     if not run_ids:
         return {}
     return {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=list(run_ids)))}

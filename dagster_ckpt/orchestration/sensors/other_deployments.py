@@ -21,10 +21,7 @@ class OtherDeployments:
         """Whether to report nothing of a stream.
 
         Args:
-            stream_id: The stream.
             reported_by: Deployments of the newest report on each of its assets or checks; None: unknown.
-            ours: This deployment.
-            log: Where to say it, as an error.
         """
         others = sorted({str(each) for each in reported_by if each not in (None, ours)})
         if not others or stream_id not in self._reported:

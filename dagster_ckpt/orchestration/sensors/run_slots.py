@@ -1,4 +1,4 @@
-"""Whether Dagster's run queue can hold the streams of a code location: each occupies a slot for as long as it runs."""
+"""Whether Dagster's run queue can hold the streams of a code location."""
 
 from __future__ import annotations
 

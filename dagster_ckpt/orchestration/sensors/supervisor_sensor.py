@@ -1,4 +1,4 @@
-"""The supervisor sensor, a reconciler: it starts, restarts and upgrades streams, and cleans up after killed ones."""
+"""The supervisor sensor, a reconciler."""
 
 from __future__ import annotations
 
@@ -137,15 +137,7 @@ def build_supervisor_sensor(
 
 @dataclass(frozen=True)
 class SupervisorTick:
-    """One evaluation of the sensor.
-
-    Attributes:
-        retention_job: Applies retention after an execution that ended without it.
-        roll_back_job: Rolls a failed upgrade back.
-        messages: For the sensor's log.
-        alerts: For the log, as errors.
-        health: Thresholds of the health checks by stream id, where they are not the default ones.
-    """
+    """One evaluation of the sensor."""
 
     instance: dg.DagsterInstance
     catalog: Catalog
@@ -269,7 +261,6 @@ class SupervisorTick:
         return run_id is not None and not run_is_over(self.instance, run_id)
 
     def _restart_is_under_way(self, stream_id: str) -> bool:
-        """Whether a run that was launched to restart the newest execution has not begun another one yet."""
         latest = self.catalog.executions.latest(stream_id)
         if latest is None or latest.settled:
             return False
@@ -277,7 +268,6 @@ class SupervisorTick:
         return not all(run.is_finished for run in restarts)
 
     def _run_of(self, request: RequestRecord) -> dg.DagsterRun | None:
-        """The run that was launched for a request."""
         runs = self.instance.get_runs(self._tagged(START_REQUEST_TAG, request.request_id), limit=1)
         return runs[0] if runs else None
 
@@ -329,7 +319,7 @@ class SupervisorTick:
     def _run(
         self, job: str, key: str, tags: Mapping[str, str], ops: Mapping[str, Mapping[str, Any]] | None = None
     ) -> dg.RunRequest:
-        """Request a run, with the config of its op by name."""
+        """`ops`: their config by name."""
         return dg.RunRequest(
             # Dagster skips a key that it has seen, also in another catalog.
             run_key=f"{key}@{self.catalog.deployment_id}",

@@ -12,9 +12,6 @@ Two mechanisms fence a process that was replaced and does not know it yet:
   owner is refused. A claim is refused if the marker belongs to a later live directory, which a predecessor that may
   still live never shares with its successor.
 
-A batch counts as written only if the marker has the digest of its plan, and a query that the stream left for another
-one (`new_query_id`) is not continued. A claim includes the markers of earlier topics and ids of the stream.
-
-`writer.py` divides the rows and runs Spark's job, `claim.py` is the driver's part of the protocol, `share.py` the
-executors'.
+A batch counts as written only if the marker has the digest of its plan. A query that the stream left for another one
+(`new_query_id`) is not continued. A claim includes the markers of earlier topics and ids of the stream.
 """

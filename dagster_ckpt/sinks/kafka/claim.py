@@ -52,13 +52,11 @@ class Past:
 
 
 def place_in(sink: str) -> KafkaPlace | None:
-    """From Spark's name for a transactional sink; None for any other."""
     match = _SINK_NAME.fullmatch(sink)
     return KafkaPlace.parse(match["place"]) if match else None
 
 
 def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: LiveDirectory, *, now_ms: float) -> Past:
-    """`executions` are the newest first."""
     query_id = live_query_id(live)
     here = (place.topic, place.prefix)
     places: list[tuple[str, str]] = []

@@ -31,7 +31,6 @@ class Transactions:
         topic: Its partition 0 names the markers.
         prefix: Begins the ids of transactions and groups; unique among deployments that share a cluster.
         owner: Identifies this start of the query.
-        entry: Digest of the batch's plan.
     """
 
     client: Mapping[str, str] = field(repr=False)
@@ -85,10 +84,7 @@ class Marker:
         return self.batch if self.query == query_id else self.earlier.get(query_id)
 
     def is_later(self, target: Transactions) -> bool:
-        """Whether its owner has replaced a run.
-
-        Tokens are compared within a deployment: a rebuilt catalog counts from 1 again.
-        """
+        """Tokens are compared within a deployment only: a rebuilt catalog counts from 1 again."""
         return self.deployment == target.deployment and self.epoch > target.epoch
 
     def is_anothers(self, target: Transactions) -> bool:
@@ -102,7 +98,6 @@ class Marker:
 
     @staticmethod
     def of(group: str, offset: int, metadata: str | None) -> Marker | None:
-        """Parse a committed offset; None if the group has none."""
         if offset < 0:
             return None
         fields = fields_of(metadata)
@@ -147,7 +142,6 @@ def positions_of(metadata: str | None) -> str:
 
 
 def fields_of(metadata: str | None) -> dict[str, Any] | None:
-    """None for an offset of another application."""
     try:
         fields = json.loads(metadata or "")
     except ValueError:
@@ -156,7 +150,6 @@ def fields_of(metadata: str | None) -> dict[str, Any] | None:
 
 
 def earlier_queries(markers: Iterable[Marker], query_id: str) -> dict[str, int]:
-    """The newest last, each with its newest batch."""
     found: dict[str, int] = {}
     for marker in markers:
         for query, batch in (*marker.earlier.items(), (marker.query, marker.batch)):

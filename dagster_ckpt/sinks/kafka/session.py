@@ -25,7 +25,6 @@ _CALL_S = 10.0
 _ABORT_S = 5.0
 _POLL_EVERY = 2000
 
-# The Java client's names and librdkafka's.
 _RENAMED = {
     "max.request.size": "message.max.bytes",
 }
@@ -260,7 +259,6 @@ def _send(producer: Producer, topic: str, record: RecordFields) -> None:
 
 
 def _flush(producer: Producer) -> None:
-    """Wait as long as the queued records become fewer."""
     left = len(producer)
     deadline = time.monotonic() + PATIENCE_S
     while left and time.monotonic() < deadline:
@@ -397,7 +395,6 @@ def reason_of(error: Exception) -> KafkaError | None:
 
 
 def is_fenced(error: Exception) -> bool:
-    """Another producer of the writer was started since."""
     reason = reason_of(error)
     return reason is not None and reason.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "_FATAL")
 

@@ -36,7 +36,7 @@ _ARCHIVE_OF_SPARK = re.compile(r"(.*/)?(pyspark|py4j-[^/]*)\.zip|.*\.jar")
 
 @dataclass(frozen=True)
 class Written:
-    """Records sent, and whether an earlier attempt had committed the share."""
+    """`was_done`: an earlier attempt had committed the share."""
 
     records: int
     was_done: bool
@@ -106,12 +106,10 @@ def _keep(name: str, session: Session) -> None:
 
 
 def batch_property(owner: str, batch: int, entry: str) -> tuple[str, str]:
-    """Tells a job's tasks their batch and the digest of its plan."""
     return f"dagster_ckpt.kafka.{owner}", f"{batch} {entry}"
 
 
 def share_writer(target: Transactions) -> Callable[[Iterable[RecordBatch]], Iterator[RecordBatch]]:
-    """Mapped over the partitions of a batch, one for each writer; it returns no rows."""
     name, _ = batch_property(target.owner, 0, "")
 
     def write(rows: Iterable[RecordBatch]) -> Iterator[RecordBatch]:

@@ -50,7 +50,6 @@ class TransactionalKafkaSink(Sink):
         return cls(name, str(place)) if place is not None else None
 
     def is_same(self, other: Sink) -> bool:
-        """One topic with the same ids, even by other brokers."""
         if not isinstance(other, TransactionalKafkaSink):
             return False
         return self._topic.topic == other._topic.topic and self._topic.prefix == other._topic.prefix
@@ -60,7 +59,6 @@ class TransactionalKafkaSink(Sink):
         return topic_id(self._topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
-        """The newest batch with a share of at least one writer in the topic."""
         if query_id is None:
             return None
         return max((batch for each in self._markers() if (batch := each.newest(query_id)) is not None), default=None)
@@ -134,7 +132,6 @@ class TransactionalKafkaSink(Sink):
 
 
 def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
-    """Of all streams with the same topic and prefix."""
     found = [_marker_of(group, commits[0]) for group, commits in _commits_of_writers(place, [0]).items()]
     return [marker for marker in found if marker is not None]
 

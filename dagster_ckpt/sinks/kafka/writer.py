@@ -139,8 +139,8 @@ class TransactionalBatches:
 def _interrupted_in_brief() -> Iterator[None]:
     """Shorten the error of a job that ended because its query is stopped.
 
-    Spark searches it with a regular expression that overflows the stack (`PROXY_ERROR` in StreamExecution), which would
-    print a thousand lines.
+    Spark's regular expression for it (`PROXY_ERROR` in StreamExecution) overflows the stack, which would print a
+    thousand lines.
     """
     from py4j.protocol import Py4JJavaError
 
@@ -233,7 +233,7 @@ def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterat
 
     A producer stays in its Python worker, and Spark gives a task the worker idle for longest: with more workers than
     writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps workers apart by
-    their environment, which is the same after a restart.
+    their environment.
     """
     context = session.sparkContext
     # Other streams of this process have threads of their own.
@@ -247,7 +247,7 @@ def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterat
 
 
 def record_columns(batch: DataFrame) -> list[Column]:
-    """With a missing column as nulls, Spark would ask for the size of its Arrow batch after each row.
+    """A missing column as nulls would make Spark ask for the size of its Arrow batch after each row.
 
     That takes long with structs such as `headers`.
     """
@@ -270,11 +270,10 @@ def record_columns(batch: DataFrame) -> list[Column]:
 
 @dataclass(frozen=True)
 class Division:
-    """Divides the batches of a query among the writers.
+    """Divides the batches of a query among the writers, the same way whenever a batch is run.
 
-    A record is in the same partition whenever its batch is run: records of a key share a writer, those without a key
-    are divided by content. The rows keep their order. A last row marks the end: when Spark ends a task early, its
-    Python worker only sees that no more rows come.
+    Records of a key share a writer, those without a key are divided by content. The rows keep their order. A last row
+    marks the end: when Spark ends a task early, its Python worker only sees that no more rows come.
 
     Attributes:
         columns: Of a record, its place, and, with several writers, its hash.
@@ -293,7 +292,6 @@ class Division:
 
 
 def division_of(batch: DataFrame, writers: int) -> Division:
-    """`batch` only gives the columns."""
     from pyspark.sql import functions as F
 
     columns = record_columns(batch)
@@ -311,10 +309,8 @@ def division_of(batch: DataFrame, writers: int) -> Division:
 
 
 def hash_of_each_writer(session: SparkSession, writers: int) -> list[int]:
-    """For each writer, an integer that Spark hashes to its partition."""
     from pyspark.sql import functions as F
 
-    # Enough to reach every partition.
     candidates = session.range(0, 50 * writers, 1, 1).select(F.col("id").cast("int"))
     partitions = candidates.select("id", F.expr(f"pmod(hash(id), {writers})").alias("writer"))
     found = {row["writer"]: row["id"] for row in partitions.collect()}

@@ -1,4 +1,4 @@
-"""What a snapshot carries of the sinks of a query: the protocol that a cut asks, and the files of a sink's log."""
+"""What a snapshot carries of a query's sinks: the protocol that a cut asks, and the files of a sink's log."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ StillMine = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class CapturedSink:
-    """What one sink remembers of its batches up to that of a snapshot.
-
-    Attributes:
-        last_batch: Its newest one, up to the snapshot's.
-        newest: Its newest one, even if later.
-    """
+    """What one sink remembers of its batches up to that of a snapshot; `newest` may be later."""
 
     place: str
     last_batch: int | None
@@ -46,8 +41,6 @@ class SinkEntry:
 
 
 class SinkLogFile(NeededFile):
-    """Written back by a restore as it is."""
-
     def check(self) -> ContentCheck:
         return _EntryCheck(self.folder, self.source)
 
@@ -77,7 +70,6 @@ def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]
 
 
 def sink_entry(path: str) -> tuple[int, str]:
-    """Index of the sink, and name of the log entry."""
     _, *rest = path.split("/")
     index = number_in(rest[0]) if rest else None
     if index is None or len(rest) != 2 or entry_id(rest[1]) is None:
@@ -88,7 +80,6 @@ def sink_entry(path: str) -> tuple[int, str]:
 
 
 def logs_of_sinks(properties: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, list[SinkEntry]]:
-    """By the sink's place, from the files of a snapshot."""
     described = properties.get("sinks")
     places = [str(sink["path"]) for sink in described] if isinstance(described, list) else []
     logs: dict[str, list[SinkEntry]] = {place: [] for place in places}

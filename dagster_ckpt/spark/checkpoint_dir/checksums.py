@@ -39,7 +39,6 @@ def check_of(path: str, size: int, open_file: Callable[[], BinaryIO], *, checksu
 
 
 def content_trouble(path: str, data: bytes, *, checksums: bool = True) -> str | None:
-    """By its own checksums; None if it is intact or carries none."""
     check = check_of(path, len(data), lambda: io.BytesIO(data), checksums=checksums)
     if check is None:
         return None
@@ -48,7 +47,6 @@ def content_trouble(path: str, data: bytes, *, checksums: bool = True) -> str | 
 
 
 def is_lz4(data: bytes) -> bool:
-    """A stream of lz4-java, which has its own checksums."""
     return data.startswith(MAGIC)
 
 
@@ -79,7 +77,6 @@ class Lz4Check:
         if not self._buffer and self._is_empty:
             return "It is empty"
         if self._is_empty:
-            # Shorter than the magic bytes.
             return "It is damaged at its beginning" if _is_nearly_magic(self._buffer) else None
         if len(self._buffer) < HEADER_BYTES:
             return "It is truncated: its last block is missing"
@@ -111,7 +108,7 @@ class Lz4Check:
 
 
 def _is_nearly_magic(data: bytes | bytearray) -> bool:
-    """Whether a file begins as no codec's output does: with zeros, or with most of the magic bytes."""
+    """Zeros, or most of the magic bytes: no codec's output begins so."""
     begin = data[: len(MAGIC)]
     alike = sum(one == other for one, other in zip(begin, MAGIC, strict=False))
     return not any(begin) or alike > len(MAGIC) // 2
@@ -158,7 +155,6 @@ def checksum_file(path: str) -> str:
 
 
 def fits_hadoop(folder: FileIO, path: str, data: bytes) -> bool | None:
-    """None if there is no checksum file."""
     try:
         sums = folder.read(checksum_file(path))
     except FileNotFoundError:
@@ -189,7 +185,6 @@ _NO_COMPRESSION, _LZ4 = 0, (4, 5)
 _CRC32C, _XXHASH, _XXHASH64, _XXH3 = 1, 2, 3, 4
 _BITS = 0xFFFFFFFF
 
-# Offset and size of a block.
 _Handle = tuple[int, int]
 
 
@@ -300,12 +295,11 @@ def _handle(data: bytes, at: int) -> tuple[_Handle, int]:
     return (offset, size), at
 
 
-# Of a number of 64 bits.
 _LONGEST_VARINT = 10
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A length in seven bits a byte, lowest first, and where it ends; so are those of RocksDB and of Snappy."""
+    """Of a length in seven bits a byte, lowest first, as in RocksDB and Snappy; returns where it ends, too."""
     value = 0
     for place, byte in enumerate(data[at : at + _LONGEST_VARINT]):
         value |= (byte & 0x7F) << 7 * place

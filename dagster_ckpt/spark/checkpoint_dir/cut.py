@@ -1,7 +1,7 @@
 """Consistent cuts: exactly the files that a resume after the newest committed batch needs, and what describes them.
 
-Spark writes a batch in a fixed order: source log, offsets, state, sink, commit. If a commit is visible,
-everything that it needs is on storage and still needed by the query. Files are read in the reverse order.
+Spark writes a batch in a fixed order: source log, offsets, state, sink, commit. If a commit is visible, everything that
+it needs is on storage and still needed by the query. Files are read in the reverse order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ from dagster_ckpt.spark.checkpoint_dir.state_files import (
 from dagster_ckpt.values.untrusted import from_json
 
 ATTEMPTS = 5
-# Snapshot property: ids of edits, oldest first.
 STATE_EDITS = "state_edits"
 
 
@@ -80,8 +79,6 @@ class CutOptions(TypedDict, total=False):
     """What a cut includes.
 
     Attributes:
-        carry_in_flight: The planned offsets of the batch in flight.
-        base: A snapshot that the new one may extend; then only newer files are inspected.
         at_batch: A retained batch after which to resume; by default the newest committed one.
         carry_state: The state after the batch in flight, if complete: a sink that has the batch skips it, so nothing
             would write its state again.
@@ -97,10 +94,7 @@ class CutOptions(TypedDict, total=False):
 
 
 def cut(live: LiveDirectory, *, attempts: int = ATTEMPTS, **options: Unpack[CutOptions]) -> Cut:
-    """Cut a live directory at a commit, without disturbing a running query.
-
-    Tries up to `attempts` times if Spark commits and purges concurrently.
-    """
+    """Without disturbing a running query; tries up to `attempts` times if Spark commits and purges concurrently."""
     at_batch = options.get("at_batch")
     while True:
         attempts -= 1
@@ -185,7 +179,7 @@ def _cut_at(live: LiveDirectory, positions: Positions, options: CutOptions) -> C
 def state_after(
     folder: FileIO, query_id: str, operators: list[Operator], planned: OffsetEntry, before: CommitEntry | None
 ) -> list[NeededFile] | None:
-    """Every state file that a resume after a planned but uncommitted batch needs; None if incomplete.
+    """What a resume after a planned but uncommitted batch needs; None if incomplete.
 
     Also None in checkpoint format v2, where only the missing commit tells which files are valid.
     """
@@ -199,7 +193,6 @@ def state_after(
 
 
 def _state(committed: CommittedState, base: BaseSnapshot | None) -> tuple[list[NeededFile], int, bool]:
-    """State files, their longest chain of changes, and whether they extend `base`."""
     if base is not None and base.can_be_extended:
         grown = grown_since(base, committed)
         if grown is not None:
@@ -223,7 +216,6 @@ def _offsets(live: LiveDirectory, file: NeededFile) -> OffsetEntry:
 
 
 def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> NeededFile | None:
-    """Spark requires it to start."""
     if batch_id == 0:
         return None
     try:
@@ -294,7 +286,6 @@ def _vanished(live: LiveDirectory, error: FileNotFoundError) -> IncompleteCutErr
     )
 
 
-# Spark's settings per kind of operator.
 _STATE_FORMATS = {
     "stateStoreSave": "aggregation",
     "sessionWindowStateStoreSaveExec": "sessionWindow",
@@ -306,7 +297,7 @@ _STATE_FORMATS = {
 
 @dataclass(frozen=True)
 class CutFacts:
-    """What a cut has read; `in_flight` is an entry."""
+    """`in_flight` is an entry."""
 
     committed: OffsetEntry
     before: OffsetEntry | None
@@ -317,7 +308,6 @@ class CutFacts:
 
 
 def describe(facts: CutFacts) -> dict[str, Any]:
-    """As far as the live directory has them (docs/coverage.md)."""
     committed, commit, operators = facts.committed, facts.commit, facts.operators
     return {
         "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),

@@ -1,7 +1,7 @@
 """File sources: the entries of their log that a resume needs, and the input files that they have read.
 
-The log (`FileStreamSourceLog`) has one entry per planned batch, and every tenth is a `.compact` entry with all files so
-far. Other sources write a few small files once.
+The log (`FileStreamSourceLog`) has one entry per planned batch; every tenth, a `.compact` entry, has all files so far.
+Other sources write a few small files once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ COMPACT = ".compact"
 
 
 def log_offset(offset: str | None) -> int | None:
-    """None for another kind of source."""
     if offset is None:
         return None
     try:
@@ -49,12 +48,10 @@ def log_offset(offset: str | None) -> int | None:
 
 
 def entry_id(name: str) -> int | None:
-    """From a name such as `12` or `19.compact`; None for any other file."""
     return number_in(name.removesuffix(COMPACT))
 
 
 def entry_ids(names: Iterable[str]) -> dict[str, int]:
-    """Of the entries of a log by name; any other file is left out."""
     return {name: number for name in names if (number := entry_id(name)) is not None}
 
 
@@ -74,7 +71,6 @@ class SourceFile:
 
 
 def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
-    """Empty for another kind of source."""
     directory = f"{SOURCES}/{source}"
     names = entry_ids(folder.listing(directory).names)
     newest = max((number for name, number in names.items() if name.endswith(COMPACT)), default=-1)
@@ -88,7 +84,6 @@ def files_after(folder: FileIO, source: str, position: int) -> list[SourceFile]:
 
 
 def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
-    """`entries` are contents by path. Each file once, of file sources only."""
     found: dict[SourceFile, None] = {}
     for path, data in entries.items():
         if entry_id(path.rpartition("/")[2]) is None:
@@ -122,7 +117,7 @@ def source_files(
     before: OffsetEntry | None,
     in_flight: OffsetEntry | None,
 ) -> list[NeededFile]:
-    """Files of one source that a resume after `committed` needs.
+    """What a resume after `committed` needs of one source.
 
     Without the offsets of the batch in flight, Spark would merge later entries into the next batch. It reads `before`,
     the previous batch's offsets, again.
@@ -164,7 +159,6 @@ def _entries(folder: FileIO, directory: str, base_limit: int, last: int) -> list
 
 
 def _is_file_source_log(folder: FileIO, directory: str) -> bool:
-    """For a source without committed data, by the files that it wrote."""
     entries: dict[str, Entry] = folder.list(directory)
     for name in entries:
         if entry_id(name) is None:
@@ -178,9 +172,7 @@ def _is_file_source_log(folder: FileIO, directory: str) -> bool:
     return False
 
 
-# List a folder from this number of files on.
 _LISTED_FROM = 20
-# One file in the text of a listing.
 _STATUS = re.compile(r"path=([^;]*);(?:(?!path=).)*?modification_time=(\d+)", re.DOTALL)
 
 

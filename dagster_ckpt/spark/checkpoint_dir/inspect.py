@@ -1,4 +1,4 @@
-"""Inspect a live directory: whether Spark, and which Spark, can resume in it, what it pins, and what it contains."""
+"""Inspect a live directory: whether, and with which Spark, it can be resumed, what it pins, and what it contains."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ class LiveState:
     Attributes:
         status: EMPTY: no batch is committed, and Spark can begin there. GOOD: Spark resumes after `batch_id`. BROKEN:
             Spark could not start, or would compute wrong results.
-        in_flight: Spark will replay it.
         fenced_at: A fence prevents this batch from being planned.
     """
 
@@ -88,7 +87,6 @@ def retained_batches(live: LiveDirectory) -> list[int]:
 
 
 def live_metadata(live: LiveDirectory) -> QueryMetadata | None:
-    """None if it is missing or unreadable."""
     try:
         return read_metadata(live.folder)
     except (FileNotFoundError, LiveDirectoryError):
@@ -101,7 +99,6 @@ def live_query_id(live: LiveDirectory) -> str | None:
 
 
 def state_edits(live: LiveDirectory) -> tuple[str, ...]:
-    """Oldest first."""
     try:
         return read_metadata(live.folder).edits
     except FileNotFoundError:
@@ -109,7 +106,6 @@ def state_edits(live: LiveDirectory) -> tuple[str, ...]:
 
 
 def pinned_state(live: LiveDirectory) -> PinnedState:
-    """Empty before the first planned batch."""
     positions = live.positions()
     if positions.offset is None:
         return PinnedState(None)
@@ -135,7 +131,6 @@ def check_pinned_provider(live: LiveDirectory) -> None:
 
 
 def pinned_partitions(live: LiveDirectory) -> int | None:
-    """None if the query keeps no state."""
     return partitions_in(pinned_state(live).settings)
 
 
@@ -147,7 +142,6 @@ def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
 
 
 def features_in_use(live: LiveDirectory) -> list[Feature]:
-    """None before the first commit."""
     batch_id = live.positions().commit
     if batch_id is None:
         return []

@@ -1,7 +1,7 @@
 """What is known of a query: its execution mode, and how many operators keep state.
 
-A directory cannot prove that its query keeps no state: a lost folder `state` looks the same. Records of the catalog and
-of the newest snapshot can.
+A directory cannot prove that its query keeps no state: a lost folder `state` looks the same. Catalog and newest
+snapshot can.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ class ExecutionMode(StrEnum):
 
 
 def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> ExecutionMode:
-    """As far as the offset log shows it.
+    """Real-time queries and asynchronous tracking without a gap look like micro-batches.
 
-    Real-time queries and asynchronous tracking without a gap look like micro-batches; only the running query tells
-    (`SupervisedQuery.facts`).
+    Only the running query tells (`SupervisedQuery.facts`).
     """
     if committed.continuous:
         return ExecutionMode.CONTINUOUS
@@ -60,19 +59,13 @@ _MAY_KEEP_NONE = {"EventTimeWatermark", "GlobalLimit"}
 
 @dataclass(frozen=True)
 class KnownQuery:
-    """What was recorded of a query.
-
-    Attributes:
-        operators: Least number of operators that keep state.
-        mode: How Spark executed it last, if known.
-    """
+    """`operators` is the least number of those that keep state; `mode` is the last one, if known."""
 
     operators: int = 0
     mode: ExecutionMode | None = None
 
     @staticmethod
     def of(plan: object, properties: Mapping[str, Any] | None = None) -> KnownQuery:
-        """`properties` are those of the newest snapshot of the query's state."""
         noted = properties or {}
         is_same = not plan or not noted.get("plan") or noted["plan"] == plan
         listed = noted.get("state_operators")
@@ -83,7 +76,7 @@ class KnownQuery:
         return KnownQuery(max(counted, int(described is not None and keeps_state(described))), known_mode)
 
     def is_asynchronous(self, offsets: Sequence[int], commits: Sequence[int]) -> bool:
-        """Whether asynchronous progress tracking, which leaves gaps in the logs, is proven.
+        """Asynchronous progress tracking, which leaves gaps in the logs, is proven.
 
         Either a running query reported it, or both logs lack the same batch below the newest commit.
         """
@@ -91,7 +84,7 @@ class KnownQuery:
         return self.mode is ExecutionMode.ASYNC_PROGRESS or bool({*between} - {*offsets} - {*commits})
 
     def check_operators(self, folder: FileIO, found: Collection[int], committed: Collection[int]) -> None:
-        """Check that a directory with a commit has the state of every known operator.
+        """A directory with a commit must have the state of every known operator.
 
         `committed` are the operators that the commit names; empty in checkpoint format v1.
         """
@@ -111,5 +104,4 @@ NOTHING_KNOWN = KnownQuery()
 
 
 def keeps_state(plan: PlanDescription) -> bool:
-    """Certainly keeps state."""
     return any(operator.kind not in _MAY_KEEP_NONE for operator in plan.operators)

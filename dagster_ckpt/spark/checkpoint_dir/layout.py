@@ -36,7 +36,6 @@ FENCE_HEADER = b"dagster_ckpt fence 1\n"
 # Up to these limits, files of a cut are read at once instead of being linked.
 HELD_IN_MEMORY_BYTES = 32 * 1024 * 1024
 HELD_IN_MEMORY_FILES = 5_000
-# Larger files are read in pieces into a reused buffer.
 READ_WHOLE_BYTES = 1024 * 1024
 
 
@@ -61,7 +60,6 @@ class LiveDirectory:
 
     @property
     def local_path(self) -> Path | None:
-        """None if it is remote."""
         return local_path(self.url)
 
     @property
@@ -78,11 +76,10 @@ class LiveDirectory:
         return NOT_IN_USE in self.folder.list()
 
     def note_in_use(self) -> None:
-        """Remove the mark, if any."""
         self.folder.delete(NOT_IN_USE)
 
     def delete(self) -> None:
-        """Delete the directory; a missing one is not an error.
+        """A missing directory is not an error.
 
         Its not-in-use mark goes last: without it, the rest of a killed deletion would count as in use.
         """
@@ -98,18 +95,15 @@ class LiveDirectory:
         self.folder.delete_all()
 
     def positions(self) -> Positions:
-        """From the names in the two logs."""
         # A batch that commits in between still counts as in flight.
         commits = batch_ids(self.folder, COMMITS)
         offsets = batch_ids(self.folder, OFFSETS)
         return Positions(max(commits, default=None), max(offsets, default=None))
 
     def fenced_at(self) -> int | None:
-        """The batch that a fence keeps from being planned."""
         return fenced_at(self.folder)
 
     def sibling(self, suffix: str) -> LiveDirectory:
-        """On the same file system."""
         return LiveDirectory(self.url.rstrip("/") + suffix, self.storage_options)
 
 
@@ -141,7 +135,6 @@ def _is_fenced(folder: FileIO, batch: int, names: Set[str]) -> bool:
 
 
 def store_directory(operator: int, partition: int, store: str) -> str:
-    """The default store has its partition's."""
     path = f"{STATE}/{operator}/{partition}"
     return path if store == DEFAULT_STORE else f"{path}/{store}"
 
@@ -152,9 +145,7 @@ class NeededFile:
 
     Attributes:
         source: Its path in `folder`; `path` is that in the snapshot.
-        token: See `FileVersion.token`.
         identity: A name unique to this content (with a uuid).
-        data: Its content, if already read.
         stable: The next snapshots will probably contain it too.
     """
 

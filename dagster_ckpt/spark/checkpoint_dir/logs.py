@@ -43,7 +43,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class OffsetEntry:
-    """One entry of the offset log: the plan of a batch.
+    """The plan of a batch: one entry of the offset log.
 
     Attributes:
         conf: Settings that Spark pins for the life of the query.
@@ -60,7 +60,6 @@ class OffsetEntry:
 
     @property
     def partitions(self) -> int | None:
-        """None if the query keeps no state."""
         return partitions_in(self.conf)
 
     @property
@@ -74,7 +73,6 @@ class CommitEntry:
 
     Attributes:
         state_ids: Checkpoint format v2: unique ids by operator, partition and store; None in v1.
-        sinks: Version 3 (named sinks): information by name.
     """
 
     batch_id: int
@@ -97,7 +95,6 @@ class QueryMetadata(BaseModel):
 
     Attributes:
         rewrite_id: None if the query wrote all of the state.
-        edits: Ids of the edits of the state, oldest first.
         plan: Of the query that the state was migrated for by this rewrite.
     """
 
@@ -152,7 +149,6 @@ def query_metadata(
 
 
 def with_query_id(data: bytes, where: str, query_id: str) -> bytes:
-    """For another query that continues from the same state."""
     before = parse_metadata(data, where)
     return query_metadata(query_id, before.rewrite_id, before.edits, before.plan)
 
@@ -183,7 +179,6 @@ def plan_digest(data: bytes, where: str) -> str:
 
 
 def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> bytes:
-    """`changed` is by name as `parse_offset_entry` gives it."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     first = data.split(b"\n", 1)[0].decode()
     for index, line in enumerate(lines[1:], 1):
@@ -225,7 +220,7 @@ def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
 
 
 def plan_without_data(folder: FileIO, batch_id: int, *, now_ms: int) -> bytes:
-    """The plan of a batch without input after a committed one, which only moves the watermark.
+    """A batch without input after a committed one, which only moves the watermark.
 
     `now_ms` is the batch's `current_timestamp()`.
     """
@@ -245,7 +240,6 @@ def plan_without_data(folder: FileIO, batch_id: int, *, now_ms: int) -> bytes:
 
 
 def with_watermark(data: bytes, where: str, watermark_ms: int) -> bytes:
-    """The plan of a batch with another watermark."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     with reading(lambda why: _malformed(where, why)):
         metadata = {**from_json(lines[0]), _WATERMARK: watermark_ms}
@@ -284,12 +278,10 @@ def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
 
 
 def log_entry(lines: Iterable[object]) -> bytes:
-    """An entry of the log of a file source or file sink."""
     return "\n".join(["v1", *(json.dumps(line, separators=(",", ":")) for line in lines)]).encode()
 
 
 def check_log_version(data: bytes, where: str) -> None:
-    """Of a file source's or file sink's log."""
     SparkFile.FILE_LOG.version_in(data.partition(b"\n")[0].decode("utf-8", "replace"), where)
 
 

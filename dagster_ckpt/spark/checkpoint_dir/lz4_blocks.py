@@ -1,7 +1,7 @@
 """The blocks of lz4-java (`LZ4BlockOutputStream`) in which Spark writes state; this is not the LZ4 frame format.
 
-A block has a header (magic, method and size class, packed length, plain length, checksum of the plain
-content) and its content. An empty block ends a stream.
+A block has a header (magic, method and size class, packed length, plain length, checksum of the plain content) and its
+content. An empty block ends a stream.
 """
 
 from __future__ import annotations

@@ -46,7 +46,6 @@ class Operator:
     """A stateful operator.
 
     Attributes:
-        number: Its number in the plan, and the name of its directory.
         name: Spark's name, such as `stateStoreSave`; `unnamed` without metadata.
         single_partition: All its state is in partition 0.
         metadata_version: 0 if Spark 3.5 wrote the directory.
@@ -102,12 +101,10 @@ def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partition
 
 
 def is_operator_metadata(path: str) -> bool:
-    """Of any version, by its path in a live directory."""
     return is_metadata_v2(path) or (path.startswith(f"{STATE}/") and path.endswith("/_metadata/metadata"))
 
 
 def is_metadata_v2(path: str) -> bool:
-    """Metadata with absolute paths."""
     if "/_metadata/" not in path:
         return False
     parts = path.split("/")
@@ -211,12 +208,10 @@ def _key_types(schema: NeededFile) -> list[object]:
 
 
 def key_columns(schema: NeededFile) -> list[dict[str, Any]]:
-    """The columns of a state's key, as Spark describes them in JSON."""
     return _columns(schema, 1)
 
 
 def value_columns(schema: NeededFile) -> list[dict[str, Any]]:
-    """Likewise of its values."""
     return _columns(schema, 2)
 
 
@@ -228,7 +223,6 @@ def _columns(schema: NeededFile, part: int) -> list[dict[str, Any]]:
 
 
 def _schema_texts(data: bytes) -> Iterator[str]:
-    """The version, then the schemas of key and value as JSON."""
     version, at = _utf(data, 0)
     yield version
     for _ in ("key", "value"):
@@ -272,7 +266,6 @@ def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[
 
 
 def check_schemas(folder: FileIO, batch_id: int) -> None:
-    """Parse what `widen_schemas` would change."""
     for operator in read_operators(folder, batch_id):
         for schema in operator.files if operator.metadata_version == 0 else ():
             _widened(schema)
@@ -296,7 +289,6 @@ def _widened(schema: NeededFile) -> bytes:
         return b"".join(parts)
 
 
-# What Spark requires of each kind of type.
 _PARTS: Mapping[str, Mapping[str, type]] = {
     "struct": {"fields": list},
     "array": {"elementType": object, "containsNull": bool},
@@ -306,7 +298,7 @@ _COLUMN = {"name": str, "type": object, "nullable": bool}
 
 
 def _check_type(found: Any) -> None:
-    """Whether a type has the parts that Spark needs; names of atomic types are not checked."""
+    """Names of atomic types are not checked."""
     if isinstance(found, str):
         return
     kind = found["type"]

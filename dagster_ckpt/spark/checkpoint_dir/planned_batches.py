@@ -3,11 +3,9 @@
 A file source's offset only numbers an entry of its log, so these entries belong to the plan. So does the query id,
 under which a sink may have the batch.
 
-A *fence* prevents an unreachable query from planning another batch, so that it ends. Spark plans a batch by writing
-`offsets/<batch>`, and fails if that entry exists ("Multiple streaming queries are concurrently using ..."). A fence is
-such an entry for the first unplanned batch. Spark cannot read it, so no query can start there; a successor continues
-from a clone. The marker `offsets/fenced-at-<batch>` shows it in listings. Written first, it means nothing without the
-entry: if the query was faster, the next batch is fenced.
+A *fence*, an entry that Spark cannot read for the first unplanned batch, ends an unreachable query, because Spark never
+replaces an entry ("Fencing" in docs/internals.md). The marker `offsets/fenced-at-<batch>` shows it in listings. Written
+first, it means nothing without the entry: if the query was faster, the next batch is fenced.
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ _LONGEST_LIST = 8 << 20
 
 
 def read_planned(live: LiveDirectory, numbers: Iterable[int]) -> Iterator[PlannedBatch]:
-    """Ascending, without incomplete ones."""
     metadata: bytes | None = None
     for batch_id in numbers:
         # Spark purges the oldest entries.
@@ -98,7 +95,6 @@ def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
 
 
 def read_plan(folder: FileIO, batch_id: int, metadata: bytes | None = None) -> PlannedBatch:
-    """FileNotFoundError if a part of it is missing."""
     name, metadata = f"{OFFSETS}/{batch_id}", metadata or folder.read(METADATA)
     data = folder.read(name)
     entry = parse_offset_entry(data, f"{folder.url}/{name}")
@@ -178,7 +174,7 @@ def fence(
     """Prevent a query from planning another batch, and wait for the batch in flight. Safe to repeat concurrently.
 
     Args:
-        wait_s: How long to wait for the batch in flight, which may still write to its sink.
+        wait_s: For the batch in flight, which may still write to its sink.
         still_mine: Called before each step; raises if the caller may not continue.
         step: Entered around the writes, if a successor could run a query there.
     """

@@ -22,7 +22,6 @@ from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, unt
 
 # Called often while files are placed; an exception aborts the restore.
 Watch = Callable[[], None]
-# Files done, and of all.
 Progress = Callable[[int, int], None]
 
 _LOGS = (OFFSETS, COMMITS)
@@ -54,7 +53,6 @@ class Donor:
     check: DonorCheck = DonorCheck.DIGEST
 
     def is_recognized_by_version(self, entry: FileEntry) -> bool:
-        """Whether the content need not be compared."""
         return self.check is DonorCheck.IDENTITY and entry.path.endswith(_LARGE_STATE)
 
 
@@ -89,12 +87,10 @@ def materialize(
     An object store cannot rename a tree: there the logs come last, so that no query resumes earlier.
 
     Args:
-        target: Must not exist.
         fill: Passes every file of the snapshot to the `Filler`, from several threads if it wants.
         new_query_id: For a fork. None continues the query, which sinks recognize by its id.
         is_whole: `fill` passes a checked cut, so only the logs are checked again.
-        is_scratch: It need not survive a power failure.
-        marked: Mark it as not in use, until `LiveDirectory.note_in_use`.
+        marked: Marked as not in use, until `LiveDirectory.note_in_use`.
         watch: Called from the threads that place files; an exception aborts the restore.
     """
     if target.exists():
@@ -137,7 +133,7 @@ def clone(
     marked: bool = False,
     watch: Watch = no_op,
 ) -> Materialized:
-    """Clone a live directory, so that a query continues in the clone even if an old writer is alive.
+    """Let a query continue in a copy, even if an old writer is alive.
 
     The batch in flight is included and replayed. Local files are hard-linked: writers never modify them.
 
@@ -229,7 +225,6 @@ class Filler:
             self._folder.place(f"{log}/{name}", [self._logs[log, name]])
 
     def link(self, file: NeededFile) -> bool:
-        """False if the file has to be passed as bytes."""
         if not isinstance(file.folder, LocalFileIO) or self._linker is None:
             return False
         if not self.takes_as_it_is(file.path):
@@ -244,7 +239,6 @@ class Filler:
         return linked
 
     def link_unchanged(self, entries: Iterable[FileEntry], donor: Donor | None) -> Iterator[FileEntry]:
-        """Link files that are unchanged in the donor; yields those to pass as bytes."""
         root = donor.live.local_path if donor is not None else None
         if self._linker is None or donor is None or root is None:
             yield from entries

@@ -1,7 +1,4 @@
-"""Gives the offsets and logs of a live directory to other sources, by Spark's numbers or names.
-
-Only for a directory that was built for a start and that no query uses.
-"""
+"""Gives the offsets and logs of a live directory that no query uses to other sources, by Spark's numbers or names."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _OLD = ".former"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a source begins: its offset as JSON text, None before its first data, and files of its log by name."""
+    """Its offset as JSON text, None before its first data, and files of its log by name."""
 
     offset: str | None = None
     log: Mapping[str, bytes] = field(default_factory=dict)
@@ -73,7 +70,6 @@ def give_positions(live: LiveDirectory, continued: Mapping[str, str], new: Mappi
 
 
 def in_order(sources: Iterable[str]) -> list[str]:
-    """Numbers ascending; names as they are."""
     found = list(sources)
     return sorted(found, key=int) if all(each.isdecimal() for each in found) else found
 

@@ -36,7 +36,6 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 
 _MARK = ".cut-"
 _COPIED_BYTES = 1024 * 1024
-# Most large files kept open.
 HELD_OPEN_FILES = 64
 # Linux reopens a file by its descriptor, even without its name.
 _OPEN_FILES = LocalFileIO(Path("/proc/self/fd"))
@@ -138,7 +137,6 @@ class _Place:
 
     @staticmethod
     def beside(live: LiveDirectory) -> _Place:
-        """Beside the live directory, where hard links work, or else on a local disk."""
         root = live.local_path
         try:
             if root is None:
@@ -182,7 +180,6 @@ class _Place:
         os.close(self.lock)
 
     def pin(self, file: NeededFile, number: int) -> None:
-        """The file then refers to a link or a copy here."""
         is_local = isinstance(file.folder, LocalFileIO)
         if file.identity is not None and not is_local:
             return

@@ -1,8 +1,8 @@
 """The files of a query's state: detect its format, and list those of one version, or those since a snapshot.
 
 After batch N, the state has version N+1 (`IncrementalExecution`). Heap deltas and RocksDB changelogs add one file per
-store and batch, so a snapshot that grows from an earlier one inspects no older file. An occasional full snapshot finds
-newer state snapshots, which shorten the chain. Nothing here knows sources or sinks.
+store and batch, so a snapshot that extends an earlier one inspects no older file. An occasional full one finds newer
+state snapshots, which shorten the chain.
 """
 
 from __future__ import annotations
@@ -138,7 +138,6 @@ def _by_file_names(provider: str | None, store: StoreDirectory, version: int) ->
 
 
 def unique_ids(folder: FileIO, commit: CommitEntry, operator: Operator) -> tuple[tuple[str, ...], ...]:
-    """Of checkpoint format v2, by partition, then by store."""
     ids = (commit.state_ids or {}).get(operator.number)
     if not ids or any(len(stores) != len(operator.stores) for stores in ids):
         raise IncompleteCutError(
@@ -170,8 +169,6 @@ _SUFFIXES = {HEAP: ".delta", ROCKSDB: ".changelog"}
 
 @dataclass(frozen=True)
 class _Look:
-    """Reads new state files of up to `at_most` bytes."""
-
     folder: FileIO
     at_most: int
 
@@ -197,7 +194,6 @@ def rewrite_of(properties: Mapping[str, Any]) -> str | None:
 
 
 def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] | None:
-    """None if that cannot be determined."""
     folder, offsets, commit = state.folder, state.offsets, state.commit
     header = base.manifest.header
     chain = header.properties.get(CHAIN)

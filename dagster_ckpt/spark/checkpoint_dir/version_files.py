@@ -30,7 +30,6 @@ _SSTS = "SSTs"
 _LOGS = "logs"
 
 
-# Directory, name and size.
 _Named = tuple[str, str, int]
 
 
@@ -162,8 +161,6 @@ _COUNTED_DOWN = 10_000
 
 
 class StoreDirectory:
-    """Of one partition of one operator."""
-
     def __init__(self, folder: FileIO, path: str) -> None:
         self.folder = folder
         self.path = path
@@ -189,7 +186,6 @@ class StoreDirectory:
         return max((number for number in numbers if number is not None and number <= at_most), default=0)
 
     def need(self, name: str, why: str, *, identity: str | None = None) -> NeededFile:
-        """Raises if it is missing, with the reason `why` it is needed."""
         try:
             size, token = self._listing.version(name)
         except FileNotFoundError as error:
@@ -201,7 +197,6 @@ class StoreDirectory:
         return NeededFile(self.folder, path, path, size, token, identity, stable=True)
 
     def need_read(self, name: str, why: str) -> NeededFile:
-        """With its content; for a small file."""
         if name not in self.names:
             raise self.incomplete(name, why)
         file = read_needed(self.folder, f"{self.path}/{name}")
@@ -226,14 +221,12 @@ _ENTRY_SIGNATURE = b"PK\1\2"
 _LOCAL = struct.Struct("<4s22xHH")
 _LOCAL_SIGNATURE = b"PK\3\4"
 _DEFLATED = 8
-# Raw deflate, without a zlib header.
 _RAW = -zlib.MAX_WBITS
 # UTF-8 text; sizes follow the content, the central directory's are used.
 _HARMLESS_FLAGS = 0x0808
 
 
 def read_member(archive: bytes, name: str) -> bytes:
-    """Verified with its checksum."""
     try:
         content = _read_plain(archive, name.encode())
     except (struct.error, zlib.error, EOFError, ValueError):
@@ -309,7 +302,6 @@ def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
 
 
 def check_version(stream: BinaryIO, where: str) -> None:
-    """Of a changelog of checkpoint format v1."""
     try:
         version = _text(Pieces(read_blocks(stream, verify=False)), at_most=8)
     except (ValueError, EOFError):

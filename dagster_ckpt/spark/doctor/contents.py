@@ -25,12 +25,10 @@ from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
-# Files read concurrently.
 _READERS = 8
 
 
 def examine_contents(files: Sequence[NeededFile]) -> Iterator[Finding]:
-    """Of files that a resume needs, with all available checksums."""
 
     def examined(file: NeededFile, _check: CancelCheck) -> list[Finding]:
         try:
@@ -130,7 +128,6 @@ _SUM = ".crc"
 
 
 def examine_log_contents(subject: Subject) -> Iterator[Finding]:
-    """By their checksum files, if any."""
     for hidden in sorted(path for path in subject.hidden_files() if path.endswith(_SUM)):
         directory, slash, name = hidden.rpartition("/")
         summed = name[1 : -len(_SUM)]
@@ -187,8 +184,6 @@ _SCHEMA = "/_metadata/schema"
 
 @dataclass(frozen=True)
 class KnownSnapshot:
-    """Of the examined directory."""
-
     location: str
     batch_id: int
     entries: Iterable[FileEntry]
@@ -197,7 +192,6 @@ class KnownSnapshot:
 def examine_against_snapshot(
     subject: Subject, snapshot: KnownSnapshot, needed: Sequence[NeededFile]
 ) -> Iterator[Finding]:
-    """Logs, and the state files that a resume needs, by the digests in a snapshot."""
     tokens = {file.source: file.token for file in needed}
     # A start widens those of Spark 3.5.
     has_fixed_schemas = all(operator.metadata_version > 0 for operator in subject.operators or ())
@@ -218,7 +212,6 @@ def examine_against_snapshot(
         try:
             data = subject.folder.read(entry.path)
         except FileNotFoundError:
-            # Missing files are reported elsewhere.
             continue
         # Other lengths are reported elsewhere.
         if (is_log or len(data) == entry.size) and blake3(data).hexdigest() != entry.digest:
@@ -250,7 +243,6 @@ def _note_against_snapshot(subject: Subject, snapshot: KnownSnapshot, entry: Fil
 
 
 def _is_never_changed(entry: FileEntry, batch_id: int) -> bool:
-    """Whether Spark writes a file of this name once; it may upload a state snapshot again."""
     folder, _, rest = entry.path.partition("/")
     if folder == METADATA or entry.identity is not None:
         return True

@@ -118,7 +118,7 @@ def _is_damaged(file: NeededFile, known: dict[str, bool]) -> bool:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Findings, the worst first; `good_back_to` is also None if not looked for."""
+    """The worst findings first; `good_back_to` is also None if not looked for."""
 
     url: str
     batch_id: int | None
@@ -128,12 +128,10 @@ class Diagnosis:
 
     @property
     def worst(self) -> Severity | None:
-        """None without findings."""
         return self.findings[0].severity if self.findings else None
 
     @property
     def can_resume(self) -> bool:
-        """Without changes."""
         return self.worst is not Severity.ERROR
 
     def as_record(self) -> dict[str, Any]:
@@ -163,7 +161,6 @@ def diagnose(
 
     Args:
         deep: Read every state file that a resume needs, and examine older state snapshots.
-        snapshot: A snapshot of this directory to compare with.
         looks_back: Read log entries that no start reads, and find how far back it is intact.
     """
     if not live.exists():

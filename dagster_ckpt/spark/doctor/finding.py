@@ -19,10 +19,9 @@ from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
 
 
 class Severity(StrEnum):
-    """Severity of a finding.
+    """NOTE: harmless. WARNING: Spark can start today, but something was lost or will do harm later.
 
-    NOTE: harmless. WARNING: Spark can start today, but something was lost or will do harm later. ERROR: Spark
-    would refuse to start, fail in its first batch, or compute wrong results.
+    ERROR: Spark would refuse to start, fail in its first batch, or compute wrong results.
     """
 
     NOTE = "NOTE"
@@ -31,7 +30,6 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 is the mildest."""
         return list(Severity).index(self)
 
 
@@ -45,7 +43,7 @@ _NOTHING = "No action is required."
 
 
 class Code(StrEnum):
-    """With the advice of the doctor. They never change their meaning, so scripts can compare them."""
+    """Codes never change their meaning, so scripts can compare them; each has the doctor's advice."""
 
     _value_: str
     advice: str
@@ -167,7 +165,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """Its location is relative to the live directory, or the URL of a sink."""
+    """`path` is relative to the live directory, or the URL of a sink."""
 
     code: Code
     severity: Severity
@@ -189,17 +187,14 @@ class Finding:
 
 
 def error(code: Code, path: str, explanation: str) -> Finding:
-    """It prevents Spark from continuing correctly."""
     return Finding(code, Severity.ERROR, path, explanation)
 
 
 def warning(code: Code, path: str, explanation: str) -> Finding:
-    """It will do harm later, or indicates a loss."""
     return Finding(code, Severity.WARNING, path, explanation)
 
 
 def note(code: Code, path: str, explanation: str) -> Finding:
-    """It is harmless."""
     return Finding(code, Severity.NOTE, path, explanation)
 
 
@@ -252,7 +247,6 @@ class Subject:
         return batch_id >= (self.commit or 0) - (1 if log == OFFSETS else 0)
 
     def up_to(self, batch_id: int, *, planned: bool) -> Subject:
-        """As of the commit of a batch."""
         last = batch_id + 1 if planned else batch_id
         commits = [batch for batch in self.commits if batch <= batch_id]
         return replace(self, commits=commits, offsets=[batch for batch in self.offsets if batch <= last])
@@ -263,12 +257,10 @@ class Subject:
 
     @property
     def commit(self) -> int | None:
-        """The newest committed batch."""
         return max(self.commits, default=None)
 
     @property
     def offset(self) -> int | None:
-        """The newest planned batch."""
         return max(self.offsets, default=None)
 
     def listed(self, directory: str) -> Sequence[str]:
@@ -295,7 +287,6 @@ class Subject:
 
     @cached_property
     def operators(self) -> list[Operator] | None:
-        """None if Spark's metadata of them is unreadable."""
         try:
             return read_operators(self.folder, self.commit or 0)
         except (FileNotFoundError, LiveDirectoryError):
@@ -306,7 +297,6 @@ class Subject:
         return self.operators is None or bool(self.operators) or self.known.operators > 0
 
     def path_in(self, error: Exception) -> str:
-        """Relative to the directory; empty if the error names none."""
         text = str(error)
         for prefix in (f"{self.folder.url}/", f"{self.live.url.rstrip('/')}/"):
             if text.startswith(prefix) and (match := _PATH_IN_MESSAGE.match(text.removeprefix(prefix))):
@@ -314,5 +304,4 @@ class Subject:
         return ""
 
     def hidden_files(self) -> Iterator[str]:
-        """Hadoop's checksum files, and unfinished files."""
         return (path for path, entry in self.folder.find(hidden=True) if entry.name.startswith("."))

@@ -28,7 +28,6 @@ _MAX_REPORTED_GAPS = 1_000
 
 
 def examine_batch_logs(subject: Subject) -> Iterator[Finding]:
-    """Examine the ends, gaps and entries of both logs."""
     fenced_at = subject.live.fenced_at()
     if fenced_at is not None:
         yield note(
@@ -159,7 +158,6 @@ def _entries(
         try:
             data = subject.folder.read(path)
         except FileNotFoundError:
-            # Purged since it was listed.
             continue
         try:
             parse(data, f"{subject.live.url}/{path}")
@@ -181,7 +179,6 @@ def _gaps(subject: Subject, log: str, batches: Sequence[int], code: Code) -> Ite
         if batch in reported:
             continue
         if log == OFFSETS and subject.commit is not None and batch > subject.commit:
-            # Reported as OFFSETS_AHEAD.
             continue
         if _tracked_asynchronously(subject, batch):
             yield note(
@@ -198,7 +195,6 @@ def _tracked_asynchronously(subject: Subject, batch: int) -> bool:
 
 
 def examine_source_logs(subject: Subject) -> Iterator[Finding]:
-    """Of every source that the newest committed batch, or the planned one, reads."""
     if subject.commit is None or (committed := subject.offset_entry(subject.commit)) is None:
         return
     sources = subject.folder.list(SOURCES)

@@ -78,7 +78,6 @@ def _elsewhere(subject: Subject, number: str) -> Iterator[Finding]:
             stores = from_json(text)["stateStoreInfo"]
             named = [str(schema) for store in stores for schema in store.get("stateSchemaFilePaths", [])]
     except (FileNotFoundError, LiveDirectoryError):
-        # Reported above.
         return
     for schema in named:
         if not _lies_in(schema, subject.live):
@@ -109,12 +108,10 @@ class StateExamination:
 
 
 def examine_state_files(subject: Subject) -> StateExamination:
-    """At the newest committed batch."""
     if subject.commit is None:
         return StateExamination((), ())
     committed, commit, operators = subject.offset_entry(subject.commit), subject.commit_entry, subject.operators
     if committed is None or commit is None or operators is None:
-        # Other examinations report these.
         return StateExamination((), ())
     needed: tuple[NeededFile, ...] = ()
     findings: list[Finding] = []
@@ -210,7 +207,6 @@ def _dangling(subject: Subject, operators: list[Operator], needed: set[str]) -> 
                     "impossible.",
                 )
             except FileNotFoundError:
-                # Purged since it was listed.
                 continue
 
 

@@ -1,7 +1,6 @@
 """Run one planned batch of a described query in a copy of a live directory, and keep its rows instead of writing them.
 
-The input of a source is what a query of that source alone reads under the same plan: its leaf of the logical plan runs
-in a directory with its part of the offset log.
+The input of a source is what a query of it alone reads: its leaf of the logical plan, with its part of the offset log.
 """
 
 from __future__ import annotations
@@ -35,12 +34,7 @@ _FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 @dataclass(frozen=True)
 class SourceToRead:
-    """A source of a described query.
-
-    Attributes:
-        key: Its name in the offset log.
-        rows: All that it will ever read.
-    """
+    """`key` is its name in the offset log; `rows` are all that it will ever read."""
 
     key: str
     identity: SourceIdentity
@@ -49,18 +43,14 @@ class SourceToRead:
 
 @dataclass
 class Captured:
-    """A batch that ran; its rows are in the memory of the executors.
-
-    Attributes:
-        rows: None if the batch failed.
-    """
+    """A batch that ran; its rows, None if it failed, are in the memory of the executors."""
 
     trial: Trial
     rows: DataFrame | None = None
 
 
 def cloned_session(spark: SparkSession) -> SparkSession:
-    """One with the same tables, functions and settings, which a query may change without touching those."""
+    """With the same tables, functions and settings, which a query may change without touching those."""
     if not is_classic_session(spark):
         raise UnsupportedSparkError(
             "A batch is replayed in the JVM of the driver, which a Spark Connect session does not have. Run it in the "

@@ -29,11 +29,9 @@ def with_time(frame: DataFrame, characteristic: TimeCharacteristic, column: str,
 
 
 def quoted(name: str) -> str:
-    """A name of a column or a table, as Spark's expressions and SQL take it whatever its characters are."""
     return "`{}`".format(name.replace("`", "``"))
 
 
-# Of a writer without a trigger (`org.apache.spark.sql.classic.DataStreamWriter`).
 _NO_TRIGGER = "ProcessingTimeTrigger(0)"
 _SINK, _SOURCE, _OPERATOR = "Data Sink", "Data Source", "Operator"
 
@@ -49,7 +47,6 @@ class QueryToStart:
         self._writer: DataStreamWriter | None = None
 
     def described(self) -> DataStreamWriter:
-        """For the next start."""
         if self._writer is None:
             self._writer = self._describe()
         return self._writer
@@ -90,7 +87,7 @@ def brings_a_trigger(writer: DataStreamWriter) -> bool:
 
 
 def execution_plan(writers: Mapping[str, DataStreamWriter], parallelism: int) -> str:
-    """The plans of queries that are not started, as JSON in the form of Flink's execution plans.
+    """Of queries that are not started, as JSON in the form of Flink's execution plans.
 
     `{"nodes": [...]}`: each node has `id`, `type`, `pact` (Data Source, Operator, Data Sink), `contents`,
     `parallelism`, and `predecessors` with the `id` of each. Sinks have their query's name in `contents`.
@@ -128,13 +125,12 @@ def described_options(writer: DataStreamWriter) -> dict[str, str]:
 
 
 def execution_of(query: StreamingQuery) -> Any | None:
-    """Its `StreamExecution` in the JVM; None over Spark Connect."""
     jvm_query: Any = getattr(query, "_jsq", None)
     return jvm_query.streamingQuery() if jvm_query is not None else None
 
 
 def seen_in(query: StreamingQuery, look: Callable[[Any], _Seen]) -> _Seen | None:
-    """What is seen in the query's `StreamExecution`; None if that fails, which must not end the query."""
+    """In the query's `StreamExecution`; None if that fails, which must not end the query."""
     from py4j.protocol import Py4JError
 
     try:
@@ -145,7 +141,6 @@ def seen_in(query: StreamingQuery, look: Callable[[Any], _Seen]) -> _Seen | None
 
 
 def items_of(sequence: Any) -> list[Any]:
-    """Of a Scala sequence."""
     return [sequence.apply(index) for index in range(sequence.size())]
 
 

@@ -53,12 +53,10 @@ class ReadTopics:
 
 
 def kafka_sources(writer: DataStreamWriter) -> list[KafkaSource | None]:
-    """In the order of the offset log; None for each source that is not Kafka."""
     return [kafka_source(leaf) for leaf in streaming_leaves(writer)]
 
 
 def kafka_source(leaf: Any) -> KafkaSource | None:
-    """None for another source."""
     if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2" or str(leaf.sourceName()) != "kafka":
         return None
     options = {str(name): str(value) for name, value in dict(leaf.extraOptions().asCaseSensitiveMap()).items()}
@@ -80,7 +78,6 @@ def _topics(options: Mapping[str, str]) -> frozenset[str]:
 
 
 def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
-    """As of now, with the ids of cluster and topics if Kafka reports them."""
     known = ReadTopics(source.topics, source.pattern)
     try:
         with _admin(writer, source) as (jvm, client):
@@ -115,7 +112,6 @@ def matches(pattern: str, topic: str) -> bool:
 def kept_offsets(
     writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], range | None]:
-    """None for a partition that is gone."""
     with _admin(writer, source) as (jvm, client):
         specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[tuple[str, int], range | None] = {}
@@ -142,7 +138,6 @@ def offsets_at(
 
 
 def end_offsets(writer: DataStreamWriter, source: KafkaSource, *, earliest: bool) -> dict[str, dict[str, int]]:
-    """The first, or else the next, offset of each partition of its topics, as of now."""
     with _admin(writer, source) as (jvm, client):
         seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
         names = set(source.topics)

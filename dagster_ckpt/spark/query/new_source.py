@@ -56,7 +56,6 @@ def _kafka(writer: DataStreamWriter, index: int, *, earliest: bool) -> Position:
 
 
 def _files_now(writer: DataStreamWriter, index: int) -> list[SourceFile]:
-    """As the source lists them."""
     session, leaf = session_of(writer), streaming_leaves(writer)[index]
     source = leaf.dataSource()
     options = {name: text for name, text in source_options(leaf).items() if name != "path"}

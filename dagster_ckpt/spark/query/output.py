@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# Spark's format, and its name for every such sink.
 FOREACH_BATCH = "foreachbatch"
 _FOREACH_BATCH_SINK = "ForeachBatchSink"
 _ICEBERG = "iceberg"
 
-# Name and type of each.
 Columns = tuple[tuple[str, str], ...]
 # Each snapshot records them.
 MOST_COLUMNS = 300
@@ -92,7 +90,7 @@ def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> N
 
 
 def columns_of_query(query: StreamingQuery) -> Columns | None:
-    """Of the rows that it writes; None over Spark Connect, for a function of a batch, and for a very wide table."""
+    """None over Spark Connect, for a function of a batch, and for a very wide table."""
     return seen_in(query, _columns_of)
 
 
@@ -104,7 +102,6 @@ def _columns_of(execution: Any) -> Columns | None:
 
 
 def foreach_batch_name(place: str) -> str:
-    """For a writer that says where it writes."""
     return f"{_FOREACH_BATCH_SINK}[{place}]"
 
 
@@ -113,7 +110,6 @@ def is_foreach_batch(sink: str) -> bool:
 
 
 def qualified(sink: str, output: NamedOutput | None) -> str:
-    """With the place where the query writes, if the name lacks it."""
     if output is not None and output.sink is not None:
         return output.sink
     if sink != _FOREACH_BATCH_SINK or output is None or output.format != FOREACH_BATCH or output.place is None:
@@ -134,10 +130,7 @@ def to_table(writer: DataStreamWriter, table: str) -> DataStreamWriter:
 
     Args:
         writer: The result of `DataFrame.writeStream`, not started.
-        table: Name of the table, such as `lake.db.orders`.
-
-    Raises:
-        OptionTypeError: The name is not a string, or is empty.
+        table: Such as `lake.db.orders`.
 
     Example:
         >>> def orders(spark):
@@ -156,7 +149,6 @@ def table_of(writer: DataStreamWriter) -> str | None:
 
 
 def iceberg_name(table: str, location: str | None = None) -> str:
-    """Its name in a catalog, and its folder if known."""
     if location is None or "/" in table:
         return f"IcebergTable[{table}]"
     return f"IcebergTable[{table} at {location}]"
@@ -228,7 +220,6 @@ def is_delta(table: Any) -> bool:
 
 
 def sink_of(table: Any) -> str | None:
-    """None for other tables than Delta and Iceberg."""
     if is_iceberg(table):
         return iceberg_name(str(table.table().name()), str(table.table().location()))
     if is_delta(table):
@@ -237,7 +228,6 @@ def sink_of(table: Any) -> str | None:
 
 
 def sink_of_name(session: SparkSession, table: str) -> str | None:
-    """None if the table does not exist or cannot be looked up."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -257,7 +247,7 @@ _PLACE = re.compile(r"kafka://(?P<servers>[^/]+)/(?P<topic>[^/?]+)\?id=(?P<prefi
 
 @dataclass(frozen=True)
 class KafkaPlace:
-    """A topic that a query writes to in transactions; `client`, the options below `kafka.`, may contain secrets."""
+    """`client`, the options below `kafka.`, may contain secrets."""
 
     servers: str
     topic: str
@@ -266,7 +256,6 @@ class KafkaPlace:
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        """As sinks, catalog and messages name it."""
         return f"kafka://{self.servers}/{self.topic}?id={self.prefix}"
 
     @staticmethod
@@ -289,7 +278,6 @@ _clients: dict[str, Mapping[str, str]] = {}
 
 
 def kafka_place(options: Mapping[str, str]) -> KafkaPlace | None:
-    """None for a query without transactions."""
     prefix = options.get(TRANSACTIONAL_ID)
     if prefix is None:
         return None

@@ -2,7 +2,7 @@
 
 That is operators with their keys, what they compute, the columns computed for them, and watermarks; not filters, other
 columns, sources, sinks, triggers, or the body of a Python function (use a code version). Spark compares only types, so
-state of one column would continue as that of another. Every snapshot has a description, so its size is bounded.
+state of one column would continue as that of another.
 """
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ class _Record(BaseModel):
 
 
 def read_plan(record: object) -> PlanDescription | None:
-    """The inverse of `as_record`; None if this version cannot parse it."""
     try:
         read = _Record.model_validate(record)
     except ValidationError:
@@ -150,7 +149,6 @@ def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
 
 
 def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
-    """None over Spark Connect."""
     from py4j.protocol import Py4JError
 
     jvm_writer: Any = getattr(writer, "_jwrite", None)
@@ -176,11 +174,9 @@ class _Walk:
 
     def __init__(self) -> None:
         self.operators: list[PlanOperator] = []
-        # Computed columns by id: name and expressions.
         self._computed: dict[int, tuple[str, list[Any]]] = {}
 
     def visit(self, node: Any, needed: set[int] | None) -> None:
-        """`needed` are ids of columns; None means all."""
         name = str(node.nodeName())
         name = _RENAMED.get(name, name)
         below = _needed_below(node, name, needed)
@@ -317,7 +313,6 @@ _INTERVAL = re.compile(r"CAST\(INTERVAL '([^']*)' AS INTERVAL\)")
 _REFERENCE = "commonexpressionref()"
 # Spark 4.0's name: an upgrade keeps the fingerprint.
 _RENAMED = {"TransformWithStateInPandas": "TransformWithStateInPySpark"}
-# Logical operators that keep state if their input is a stream.
 _STATEFUL: dict[str, Callable[[Any, set[int] | None], PlanOperator]] = {
     "Aggregate": _aggregate,
     "Deduplicate": _deduplicate,

@@ -1,6 +1,6 @@
 """Progress of a running query: the report of each batch, and whether the query works, waits or hangs.
 
-Spark reports what a query does, not since when. No listener is used: the JVM would need a Python thread to call.
+No listener is used: the JVM would need a Python thread to call.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class QueryProgress:
 
     Attributes:
         timestamp: Start of the trigger, ISO-8601 in UTC; so is the watermark.
-        state_rows: Rows in all state stores after the batch; `state_memory` are bytes.
-        ran: False if there was nothing to do.
+        state_rows: In all state stores after the batch; `state_memory` are bytes.
     """
 
     batch_id: int
@@ -71,7 +70,6 @@ class QueryProgress:
 
     @staticmethod
     def of(report: Mapping[str, Any], output: NamedOutput | None = None) -> QueryProgress:
-        """`output` qualifies the sink's name."""
         durations = report.get("durationMs") or {}
         sink = (report.get("sink") or {}).get("description")
         return QueryProgress(
@@ -127,8 +125,6 @@ STARTING = "Initializing"
 
 @dataclass(frozen=True)
 class TaskCounts:
-    """Of active Spark jobs."""
-
     jobs: int
     running: int
     done: int
@@ -137,7 +133,7 @@ class TaskCounts:
 
 @dataclass(frozen=True)
 class QueryActivity:
-    """Activity of a query.
+    """What a query does now; Spark does not report since when.
 
     Attributes:
         doing: Spark's status message, such as `Initializing sources`.
@@ -176,7 +172,6 @@ def tasks_of(query: StreamingQuery) -> TaskCounts | None:
 
 
 def stack_of(query: StreamingQuery) -> list[str]:
-    """Innermost frame first; empty over Spark Connect."""
     return seen_in(query, lambda it: [str(frame) for frame in it.queryExecutionThread().getStackTrace()]) or []
 
 

@@ -1,7 +1,6 @@
 """`SupervisedQuery`: start, observe and stop a streaming query.
 
-One thread makes all calls to the JVM, and each is short: a signal that interrupts one leaves the bridge in an
-inconsistent state.
+One thread makes all calls to the JVM, and each is short: "No interrupt inside the JVM bridge" in docs/internals.md.
 """
 
 from __future__ import annotations
@@ -50,8 +49,6 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class QueryFacts:
-    """None where Spark Connect hides it."""
-
     mode: ExecutionMode | None = None
     plan: PlanDescription | None = None
     spark_version: str | None = None
@@ -76,7 +73,6 @@ def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirecto
 
 
 def jvm_pid(spark: SparkSession) -> int | None:
-    """None for Spark Connect."""
     from pyspark.sql import SparkSession as ClassicSession
 
     jvm: Any = spark.sparkContext._jvm if isinstance(spark, ClassicSession) else None
@@ -162,7 +158,6 @@ class SupervisedQuery:
 
     @_asks_jvm
     def is_idle(self) -> bool:
-        """No batch is running and the available data starts none."""
         status = self._query.status
         starting = str(status["message"]).startswith(STARTING)
         return not (starting or status["isTriggerActive"] or status["isDataAvailable"])
@@ -180,10 +175,9 @@ class SupervisedQuery:
         return stack_of(self._query)
 
     def stop(self, *, within_ms: int | None = None) -> None:
-        """Stop the query and wait until it has stopped; no error if it has already ended.
+        """Stop the query and wait; no error if it has already ended, QueryStopError if it may still run.
 
-        Without `within_ms`, `spark.sql.streaming.stopTimeout` limits the wait (unlimited by default). Raises
-        `QueryStopError` if the query may still run.
+        Without `within_ms`, `spark.sql.streaming.stopTimeout` limits the wait (unlimited by default).
         """
         try:
             if within_ms is not None:
@@ -223,7 +217,6 @@ class SupervisedQuery:
 
     @_asks_jvm
     def trace(self) -> str | None:
-        """As `exception`, with frames."""
         from pyspark import SparkContext
 
         query: Any = getattr(self._query, "_jsq", None)

@@ -27,7 +27,6 @@ def active_session() -> SparkSession | None:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession as ClassicSession
     except ImportError:
-        # Not installed, or only the client of Spark Connect.
         return None
     if SparkContext._active_spark_context is None:
         return None
@@ -100,11 +99,7 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
 
 
 def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession:
-    """Start Spark, or use the application of this process.
-
-    Keeps the master of `spark-submit` or PYSPARK_SUBMIT_ARGS; otherwise runs on this machine with `threads` task
-    threads.
-    """
+    """With the master of `spark-submit` or PYSPARK_SUBMIT_ARGS, else on this machine with `threads` task threads."""
     master = {} if _names_a_master(os.environ) else {"spark.master": f"local[{threads}]"}
     return session_with(master | dict(settings))
 
@@ -120,7 +115,6 @@ class SparkApplication:
 
 
 def application_of(spark: SparkSession) -> SparkApplication | None:
-    """None for Spark Connect."""
     if not is_classic_session(spark):
         return None
     context = spark.sparkContext
@@ -128,12 +122,10 @@ def application_of(spark: SparkSession) -> SparkApplication | None:
 
 
 def application_settings(spark: SparkSession) -> dict[str, str]:
-    """Those with which it was started."""
     return dict(spark.sparkContext.getConf().getAll())
 
 
 def unknown_classes(spark: SparkSession, names: Sequence[str]) -> list[str]:
-    """The classes that the driver's JVM cannot load."""
     from py4j.protocol import Py4JJavaError
 
     jvm: Any = spark._jvm

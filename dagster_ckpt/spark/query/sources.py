@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 FILE, DELTA, ICEBERG, KAFKA = "file", "delta", "iceberg", "kafka"
 # Sources whose rows follow from the offset alone.
 GENERATED = ("rate", "rate-micro-batch")
-# Of `SourceIdentity.identity`.
 PATH, TABLE, TABLE_ID, TOPICS, PATTERN, CLUSTER = "path", "table", "table id", "topics", "pattern", "cluster id"
 TOPIC_ID = "id of topic "
 # Options that decide what is read; limits of a batch do not.
@@ -60,7 +59,7 @@ class SourceIdentity:
         name: The query's name for it (Spark 4.2 and later).
         identity: Such as the path of a folder or the id of a table, as far as known.
         options: Deciding ones that differ from their default.
-        side: Its sides of the stream-stream joins above it, such as `left/right`; None if there is none.
+        side: Of the stream-stream joins above it, such as `left/right`; None if there is none.
     """
 
     kind: str
@@ -70,7 +69,6 @@ class SourceIdentity:
     side: str | None = None
 
     def __str__(self) -> str:
-        """Without ids."""
         what = (self.identity.get(each) for each in (PATH, TABLE, TOPICS, PATTERN))
         return " ".join([self.kind, *(each for each in what if each)])
 
@@ -83,7 +81,6 @@ _IDENTITIES = TypeAdapter(tuple[SourceIdentity, ...])
 
 
 def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
-    """None if any cannot be read, or none was recorded."""
     try:
         return _IDENTITIES.validate_python(record) or None
     except ValidationError:
@@ -108,7 +105,6 @@ def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | 
 
 
 def kind_of_offset(text: str | None) -> str | None:
-    """None if the offset does not show it."""
     if log_offset(text) is not None:
         return FILE
     if delta_offset(text) is not None:
@@ -127,7 +123,6 @@ def kind_of_offset(text: str | None) -> str | None:
 
 
 def _sides(writer: DataStreamWriter, leaves: Sequence[Any]) -> dict[int, str]:
-    """By position in the offset log, of the sources below stream-stream joins."""
     found: dict[int, str] = {}
 
     def visit(node: Any, path: tuple[str, ...]) -> None:
@@ -251,18 +246,12 @@ class SourceDistance:
 
     @property
     def rows(self) -> int | None:
-        """If rows were counted."""
         return self.count if self.kind in ("Kafka records", "rows") else None
 
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance between two batches.
-
-    Attributes:
-        span_ms: Between their plans.
-        earlier_at_ms: When the earlier one was planned, ms since the epoch; 0 if unknown.
-    """
+    """Between two batches: `span_ms` between their plans; `earlier_at_ms` since the epoch, 0 if unknown."""
 
     sources: tuple[SourceDistance, ...]
     span_ms: int
@@ -270,10 +259,7 @@ class Distance:
 
 
 def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance | None:
-    """None if an entry is missing or unreadable.
-
-    `earlier` is the earlier batch's offset log entry from a snapshot; None reads the directory's.
-    """
+    """None if an entry is missing or unreadable. `earlier`: from a snapshot; None reads the directory's."""
     unreadable = f"{live.url} does not record what is between batch {to_batch} and batch {from_batch}"
     try:
         with reading(lambda why: LiveDirectoryError(f"{unreadable}: {why}.")):

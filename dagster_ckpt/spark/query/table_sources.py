@@ -1,8 +1,8 @@
 """Table sources of a described query (Delta, Iceberg): whether the tables still have what it would read next.
 
-A Delta source continues at a version of the table. It needs the commits from there on (`delta.logRetentionDuration`)
-and the data files that they add, even if a later commit has removed them (`VACUUM`). An Iceberg source continues at a
-snapshot, which must be in the history of the table.
+A Delta source needs the commits from its version on (`delta.logRetentionDuration`) and the data files that they add,
+even if a later commit has removed them (`VACUUM`). An Iceberg source continues at a snapshot, which must be in the
+history of the table.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ def delta_sources(writer: DataStreamWriter) -> list[str | None]:
 
 
 def delta_folder(leaf: Any) -> str | None:
-    """None for another source."""
     kind = str(leaf.getClass().getSimpleName())
     if kind == "StreamingRelationV2" and is_delta(leaf.table()):
         return str(leaf.table().path())
@@ -88,7 +87,6 @@ class TableFiles(Protocol):
 
 
 def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
-    """One message for each reason."""
     entries = {(int(match[1]), match[2]) for match in map(_ENTRY.match, files.log()) if match}
     versions = {version for version, kind in entries if kind == "json"}
     if not versions:
@@ -150,7 +148,6 @@ def _adds_rows(action: _Action) -> bool:
 
 
 def gone_from(writer: DataStreamWriter, folder: str, offset: DeltaOffset) -> list[str]:
-    """For a source of a described query."""
     try:
         return list(gone(folder, offset, _HadoopFiles(session_of(writer), folder)))
     except Exception as error:  # py4j raises what the file system raises
@@ -189,7 +186,6 @@ class _HadoopFiles:
         )
 
 
-# Offset of a source of an empty table.
 _BEFORE_THE_FIRST = -1
 
 
@@ -220,7 +216,6 @@ def iceberg_offset(text: str | None) -> IcebergOffset | None:
 
 
 def iceberg_table(leaf: Any) -> Any | None:
-    """An `org.apache.iceberg.Table`; None for another source."""
     if str(leaf.getClass().getSimpleName()) != "StreamingRelationV2":
         return None
     table = leaf.table()

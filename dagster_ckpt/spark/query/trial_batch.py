@@ -1,7 +1,7 @@
 """Trial: run one batch of a described query on a copy of a live directory, without output.
 
-Spark checks only in a batch whether it can continue from a state. The copy is cut one batch before the newest commit,
-and that batch is replayed. Trigger.Once plans no further batch, so the sources' data is left alone.
+Spark checks only in a batch whether it can continue from a state. So the copy is cut one batch before the newest
+commit, and that batch is replayed. Trigger.Once plans no further batch.
 """
 
 from __future__ import annotations
@@ -28,19 +28,12 @@ if TYPE_CHECKING:
 
 _WAIT_S = 0.25
 _REPORT_S = 10.0
-# In Spark's message if the batch's data is gone.
 _DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KAFKA_DATA_LOSS", "does not exist")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of a trial.
-
-    Attributes:
-        batch_id: None if no batch could be run.
-        error: Spark's; None if the batch succeeded.
-        rows: That its sources read; None if not reported.
-    """
+    """`batch_id` is None if no batch could be run, `error` if it succeeded, `rows` (read) if not reported."""
 
     batch_id: int | None
     error: str | None = None
@@ -131,7 +124,6 @@ def _without_output(writer: DataStreamWriter) -> DataStreamWriter:
     return frame.writeStream.outputMode(mode).format("noop")
 
 
-# Schemas of a few hundred columns.
 _MAX_MESSAGE = 20_000
 _REASONS = {
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": (

@@ -1,0 +1,153 @@
+"""How long a stream is away after a kill, beside a job of Flink."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.bench import Bench, Findings, Section
+from benchmarks.killing import Memory, Phase, RunningStream, Victim, dagster_with_streams
+from benchmarks.packages import PeerMissingError, environment
+from benchmarks.recovering_streams import KEYS, PLAIN, WITH_STANDBY
+from benchmarks.results import Table, at_most, megabytes, seconds
+from benchmarks.sections.flink import FLINK
+
+# Runs with Flink's Python, which has none of our packages.
+FLINK_RECOVERY = Path(__file__).parents[1] / "flink_recovery.py"
+TIMES = 10
+CASES = (
+    (PLAIN, Victim.DRIVER),
+    (WITH_STANDBY, Victim.DRIVER),
+    (PLAIN, Victim.JVM),
+    (WITH_STANDBY, Victim.JVM),
+    (PLAIN, Victim.RUN),
+)
+Recoveries = dict[tuple[str, Victim], list[dict[Phase, float]]]
+
+
+def _measure(bench: Bench) -> Findings:
+    times = max(1, round(TIMES * bench.share))
+    recoveries: Recoveries = {}
+    memory: dict[str, Memory] = {}
+    with dagster_with_streams(bench.repetition(0)) as streams:
+        # One after the other: beside each other they would slow down each other's starts.
+        for name in (PLAIN, WITH_STANDBY):
+            stream = streams(name)
+            stream.start()
+            for victim in [victim for of, victim in CASES if of == name]:
+                recoveries[name, victim] = [_killed(stream, victim, memory) for _ in range(times)]
+            stream.stop()
+    flink: dict[str, list[float]] = {}
+    reason = ""
+    try:
+        flink = _flink(bench, times)
+    except (PeerMissingError, RuntimeError) as error:
+        reason = str(error)
+    return findings(recoveries, memory, flink, reason)
+
+
+def _killed(stream: RunningStream, victim: Victim, memory: dict[str, Memory]) -> dict[Phase, float]:
+    stream.await_checkpoint()
+    if stream.name == WITH_STANDBY:
+        memory["spare"] = stream.memory(stream.await_spare())
+        memory["driver"] = stream.memory(stream.driver)
+    return stream.kill(victim)
+
+
+def _flink(bench: Bench, times: int) -> dict[str, list[float]]:
+    """Let Flink's program kill its parts.
+
+    Raises:
+        PeerMissingError: It could not be installed.
+        RuntimeError: It failed.
+    """
+    python = environment(bench.folder, FLINK) / "python"
+    folder = bench.scratch / "flink"
+    folder.mkdir()
+    command = [str(python), str(FLINK_RECOVERY), str(folder), str(times)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"Flink's job failed: {done.stderr.strip().splitlines()[-1:]}")
+    measured: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def findings(
+    recoveries: Recoveries, memory: Mapping[str, Memory], flink: Mapping[str, Sequence[float]], reason: str
+) -> Findings:
+    """Tables and targets; `reason` says why there is nothing of Flink."""
+    times = len(next(iter(recoveries.values())))
+    ours = Table(
+        title=f"Seconds from SIGKILL to the end of each phase (median of {times})",
+        headings=("killed", *(phase.value for phase in Phase), "slowest first batch"),
+        rows=tuple(
+            (_case(name, victim), *(_median(taken, phase) for phase in Phase), _slowest(taken))
+            for (name, victim), taken in recoveries.items()
+        ),
+        note="A phase without a figure does not occur, or its record was replaced before the bench had read it.",
+    )
+    theirs = Table(
+        title="Flink: seconds from SIGKILL until every task runs again",
+        headings=("killed", "median", "min", "max"),
+        rows=tuple(
+            (name, seconds(statistics.median(taken)), seconds(min(taken)), seconds(max(taken)))
+            for name, taken in flink.items()
+        ),
+        note=f"Not measured: {reason}" if reason else "A TaskManager is missed after some of Flink's heartbeats.",
+    )
+    costs = Table(
+        title="Memory of a spare process, MB",
+        headings=("", "Python resident", "Python, shared pages in part", "JVM resident"),
+        rows=tuple(
+            (name, megabytes(each.python), megabytes(each.python_share), megabytes(each.jvm))
+            for name, each in memory.items()
+        ),
+    )
+    limits = {
+        (PLAIN, Victim.DRIVER): 12,
+        (WITH_STANDBY, Victim.DRIVER): 5,
+        (PLAIN, Victim.JVM): 10,
+        (PLAIN, Victim.RUN): 25,
+    }
+    targets = tuple(
+        at_most(
+            f"{_case(*case)} killed, until its query runs",
+            limit,
+            statistics.median(each[Phase.RUNNING] for each in recoveries[case]),
+            unit="s",
+        )
+        for case, limit in limits.items()
+    )
+    return Findings((ours, theirs, costs), targets, {"Flink": FLINK.rpartition("=")[2]})
+
+
+def _case(name: str, victim: Victim) -> str:
+    return f"{victim.value}, with standby" if name == WITH_STANDBY else victim.value
+
+
+def _median(taken: Sequence[Mapping[Phase, float]], phase: Phase) -> str:
+    found = [each[phase] for each in taken if phase in each]
+    return f"{statistics.median(found):.1f}" if found else ""
+
+
+def _slowest(taken: Sequence[Mapping[Phase, float]]) -> str:
+    return f"{max(each[Phase.FIRST_BATCH] for each in taken):.1f}"
+
+
+RECOVERY = Section(
+    name="recovery",
+    title="Recovery after a kill",
+    method=(
+        f"A stream that counts a thousand rows a second by {KEYS:,} keys (RocksDB, a batch each half second, a "
+        "checkpoint every 5 s, restarts without a delay, local[2]) runs below a `dagster dev`. Its parts are killed "
+        "one after another, each time after a checkpoint, and with standby once the spare process is ready. The "
+        "moments are those of Dagster's run log, of the catalog and of Spark's commits. Flink is a standalone cluster "
+        "(JobManager, TaskManagers) on the same machine, with a job of the same size: a Python function, RocksDB, "
+        "checkpoints every 5 s, restarts without a delay, heartbeats as they are by default. `--share 0.2` kills twice "
+        "instead of ten times."
+    ),
+    measure=_measure,
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from tests.support.memory_files import use_memory_for_files
 from tests.support.needs import is_without_core, select
 from tests.support.postgres_server import started_server
 
+# Many containers set it. Each of the hundreds of processes that the tests start would compile Dagster and PySpark anew,
+# which is most of what it does until it is up.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # How long an example takes says more about what else the machine does.
 hypothesis.settings.register_profile(
     "dagster_ckpt", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

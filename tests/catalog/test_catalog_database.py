@@ -28,6 +28,7 @@ def test_migrations_make_the_tables_that_the_code_uses(catalog: Catalog) -> None
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
 
+@pytest.mark.thorough(but="postgresql")
 def test_processes_that_open_a_new_catalog_at_once_all_succeed(url: str) -> None:
     names = [f"stream-{number}" for number in range(4)]
     with multiprocessing.get_context("spawn").Pool(4) as pool:

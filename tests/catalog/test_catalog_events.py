@@ -3,6 +3,8 @@ from __future__ import annotations
 import multiprocessing
 import threading
 
+import pytest
+
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import RequestKind
 
@@ -18,6 +20,7 @@ def write(url: str, name: str) -> None:
         catalog.requests.withdraw(request.request_id)
 
 
+@pytest.mark.thorough(but="sqlite")
 def test_a_reader_beside_many_writers_sees_each_event_once_in_order(url: str, catalog: Catalog) -> None:
     seen: list[int] = []
     done = threading.Event()

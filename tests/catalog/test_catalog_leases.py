@@ -72,6 +72,7 @@ def test_a_released_lease_is_free_and_its_token_is_never_used_again(catalog: Cat
     assert catalog.leases.current("orders") is not None
 
 
+@pytest.mark.thorough(but="sqlite")
 def test_of_many_processes_exactly_one_becomes_the_writer(url: str, catalog: Catalog) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         winners = [name for name in pool.starmap(race, [(url, name) for name in "abcd"]) if name]

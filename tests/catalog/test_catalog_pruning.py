@@ -75,6 +75,7 @@ def old(catalog: Catalog, clock: ManualClock) -> Catalog:
     return catalog
 
 
+@pytest.mark.thorough(but="sqlite")
 def test_what_a_decision_needs_stays(old: Catalog, clock: ManualClock) -> None:
     old.snapshots.verified("snapshot-002", None)
     with old.database.writing() as connection:
@@ -93,6 +94,7 @@ def test_what_a_decision_needs_stays(old: Catalog, clock: ManualClock) -> None:
     assert pruned.executions == 30 - KEPT_EXECUTIONS - 2
 
 
+@pytest.mark.thorough(but="sqlite")
 def test_nothing_young_goes(old: Catalog, clock: ManualClock) -> None:
     before = [count(old, table) for table in (snapshots, executions, events)]
     assert old.pruning.prune(STREAM, before_ms=clock.now_ms - 1_000_000 - 1).total == 0
@@ -106,12 +108,14 @@ def test_a_dry_run_counts_what_a_run_deletes(old: Catalog, clock: ManualClock) -
     assert old.pruning.prune(STREAM, before_ms=clock.now_ms).total == 0
 
 
+@pytest.mark.thorough(but="sqlite")
 def test_another_stream_keeps_its_history(old: Catalog, clock: ManualClock) -> None:
     old.streams.ensure("other", name="other", asset_key="other", options={})
     assert old.pruning.prune("other", before_ms=clock.now_ms).total == 0
     assert count(old, executions) == 30
 
 
+@pytest.mark.thorough(but="sqlite")
 def test_a_held_snapshot_and_an_open_request_stay(old: Catalog, clock: ManualClock) -> None:
     [newest, *_] = old.snapshots.completed(STREAM)
     old.holds.use([newest], holder="a reader", ttl_ms=10_000)
@@ -123,6 +127,7 @@ def test_a_held_snapshot_and_an_open_request_stay(old: Catalog, clock: ManualClo
     assert count(old, requests) == 1
 
 
+@pytest.mark.thorough(but="sqlite")
 def test_resolved_failures_go_and_open_ones_stay(old: Catalog, clock: ManualClock) -> None:
     with holding(old, STREAM) as lease:
         for point, is_open in (("chk-1", False), ("chk-2", True)):
@@ -135,6 +140,7 @@ def test_resolved_failures_go_and_open_ones_stay(old: Catalog, clock: ManualCloc
     assert count(old, recovery_failures) == 1
 
 
+@pytest.mark.thorough(but="sqlite")
 def test_events_keep_their_order_and_new_ones_follow(old: Catalog, clock: ManualClock) -> None:
     latest = old.events.latest_sequence()
     old.pruning.prune(STREAM, before_ms=clock.now_ms)

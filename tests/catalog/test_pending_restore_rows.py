@@ -84,6 +84,7 @@ WRITTEN: dict[str, tuple[dict[str, Any], PendingRestore]] = {
 }
 
 
+@pytest.mark.thorough(but="sqlite-*")
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_a_row_of_before_is_read(catalog: Catalog, kind: str) -> None:
     row, pending = WRITTEN[kind]
@@ -92,6 +93,7 @@ def test_a_row_of_before_is_read(catalog: Catalog, kind: str) -> None:
     assert catalog.streams.get("orders").pending_restore == pending
 
 
+@pytest.mark.thorough(but="sqlite-*")
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_what_is_written_is_read_back_and_keeps_the_keys(catalog: Catalog, kind: str) -> None:
     row, pending = WRITTEN[kind]

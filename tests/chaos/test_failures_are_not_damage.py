@@ -27,6 +27,7 @@ from tests.chaos.operators import CODES, OPERATORS, STORES, Row, expected, lay, 
 from tests.chaos.program import SETTINGS
 from tests.support.file_damage import DAMAGES, checksum_of
 from tests.support.small_spark import lose, small_spark, unload_stores
+from tests.support.thorough import either
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3_600)]
 
@@ -34,7 +35,9 @@ STREAM = "healthy"
 ALL = list(failures())
 # One of each kind in every run of the tests.
 FEW = [each for each in ALL if each.name.startswith(("the sink says with", "a task says", "code", "schema", "a file"))]
-FEW = Random(35).sample(FEW, 6) + [each for each in ALL if each.name in ("code: swapped", "division by zero")]
+FEW = Random(35).sample(FEW, either(quick=2, thorough=6)) + [
+    each for each in ALL if each.name in ("code: swapped", "division by zero")
+]
 PLACES = [("append", "heap"), ("distinct", "heap"), ("windows", "changelog"), ("join", "rocksdb")]
 PLACES.append(("sessions", list(STORES)[-1]))
 

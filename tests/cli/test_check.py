@@ -125,6 +125,7 @@ def test_the_commands_of_the_guide_run(module: ModuleType) -> None:
         assert "orders: SAME, compared with batch 0" in done.output
 
 
+@pytest.mark.thorough
 def test_a_test_and_a_run_in_dagster_fail_for_a_changed_key(module: ModuleType) -> None:
     assert_compatible("shop/orders", module.defs)
     job = module.defs.resolve_job_def("check_job")
@@ -138,6 +139,7 @@ def test_a_test_and_a_run_in_dagster_fail_for_a_changed_key(module: ModuleType) 
     assert not job.execute_in_process(run_config=config, raise_on_error=False).success
 
 
+@pytest.mark.thorough
 def test_a_machine_without_the_live_directory_compares_with_the_newest_snapshot(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,7 @@ def test_ctrl_c_is_the_ordinary_end_of_watch(golden: GoldenStream) -> None:
         assert process.wait(60) == 0
 
 
+@pytest.mark.thorough(but="2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_restart_that_is_ended_by_a_signal_is_not_carried_out_later(
     golden: GoldenStream, number: signal.Signals

@@ -136,7 +136,7 @@ def state_in(debug: BatchDebug, part: str) -> State:
 BACKENDS = {"heap": None, "rocksdb": EmbeddedRocksDBStateBackend()}
 
 
-@pytest.mark.thorough(but=("aggregation-rocksdb", "join-heap"))
+@pytest.mark.thorough(but="join-heap")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_batch_is_the_same_from_the_live_directory_and_from_a_snapshot(
@@ -196,6 +196,7 @@ def ids(rows: DataFrame) -> list[int]:
     return sorted(row.a for row in rows.collect())
 
 
+@pytest.mark.thorough
 def test_the_first_batch_begins_with_nothing(stream: SmallStream) -> None:
     lose(stream.live)
     with debugged(stream, 0) as debug:
@@ -281,6 +282,7 @@ def test_a_batch_that_cannot_be_replayed_is_refused(stream: SmallStream) -> None
                 client.debug_batch(STREAM, batch, stream.writer(), spark=stream.spark)
 
 
+@pytest.mark.thorough
 def test_the_function_of_foreach_batch_is_not_called(stream: SmallStream) -> None:
     called: list[int] = []
 
@@ -300,6 +302,7 @@ def test_the_function_of_foreach_batch_is_not_called(stream: SmallStream) -> Non
     assert called == [5] * 5
 
 
+@pytest.mark.thorough
 def test_a_batch_is_found_in_a_compacted_log(spark: SparkSession, tmp_path: Path) -> None:
     stream = made(spark, tmp_path, "stateless")
 

@@ -137,6 +137,7 @@ def wards(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ward.stream.catalog.close()
 
 
+@pytest.mark.thorough(but=("heap", "rocksdb", "join-v3"))
 @pytest.mark.core
 @needs(Feature.STATE_READER)
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ class Forgetful:
         return list(self._store.verify(location, deep=deep))
 
 
-@pytest.mark.thorough(but=("rocksdb", "join"))
+@pytest.mark.thorough(but="rocksdb")
 @pytest.mark.parametrize("name", WARDS)
 def test_a_snapshot_without_any_one_of_its_files_does_not_pass(wards: dict[str, Ward], name: str) -> None:
     ward = wards[name]

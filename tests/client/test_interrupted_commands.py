@@ -119,7 +119,6 @@ def test_an_adoption(tmp_path: Path, signal: type[BaseException] | None) -> None
     assert at_every_step(tmp_path, signal, attempt) > 6
 
 
-@pytest.mark.thorough(but="SystemExit")
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_an_adoption_that_is_dropped(tmp_path: Path, signal: type[BaseException] | None) -> None:
     def attempt(root: Path, interrupted: Callable[[], Any]) -> bool:

@@ -218,6 +218,7 @@ def test_edge_of_unknown_kind_is_named_before_anything_is_taken(pipeline: Pipeli
     assert [("delta" in why) for why in made.unproven] == [True]
 
 
+@pytest.mark.thorough
 def test_older_sets_are_released(pipeline: Pipeline) -> None:
     kept = pipeline.client.trigger_savepoint_set("orders+", label="by hand")
 
@@ -247,6 +248,7 @@ def test_rebuilt_catalog_has_the_sets_that_were_not_released(pipeline: Pipeline)
     catalog.close()
 
 
+@pytest.mark.thorough(but="[]")
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"savepoints": {"left": "1"}, "id": 1}'])
 def test_damaged_record_of_a_set_is_left_out_of_a_rebuilt_catalog(pipeline: Pipeline, content: bytes) -> None:
     made = pipeline.client.trigger_savepoint_set("orders+")
@@ -339,6 +341,7 @@ def test_stream_removed_while_a_set_is_taken_leaves_none(pipeline: Pipeline) -> 
     assert pipeline.client.savepoint_sets() == []
 
 
+@pytest.mark.thorough
 def test_set_outlives_a_connection_that_is_gone(pipeline: Pipeline) -> None:
     june = pipeline.client.trigger_savepoint_set("orders+", label="june")
     pipeline.commit()

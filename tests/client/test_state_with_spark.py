@@ -71,6 +71,7 @@ def rows(state: StreamState) -> dict[int, tuple[int, ...]]:
     return {row.key.k: tuple(row.value) for row in state.rows().collect()}
 
 
+@pytest.mark.thorough
 def test_a_snapshot_and_the_live_directory_are_read(spark: SparkSession, golden: GoldenStream) -> None:
     with Client(golden.stream.catalog) as client:
         with client.state(STREAM, "chk-1", spark=spark) as state:
@@ -107,6 +108,7 @@ def test_two_points_are_compared(spark: SparkSession, golden: GoldenStream, tmp_
         assert same.is_empty
 
 
+@pytest.mark.thorough
 def test_what_is_shown_of_a_state_is_text(spark: SparkSession, golden: GoldenStream) -> None:
     with StreamState(golden.stream, "chk-1") as state:
         [shown] = show_state(state, where="k > 0 AND value.count = 15", limit=2, largest=1)
@@ -173,6 +175,7 @@ def test_the_examples_of_the_guide_run(
         assert result.exit_code == 0, result.output + str(result.exception)
 
 
+@pytest.mark.thorough
 def test_the_jobs_show_tables_and_write_files(spark: SparkSession, golden: GoldenStream, tmp_path: Path) -> None:
     @streaming_asset(name=STREAM)
     def asset(context: Any) -> Any: ...

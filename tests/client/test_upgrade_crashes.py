@@ -307,6 +307,7 @@ STORIES: list[tuple[Callable[[World], None], bool, bool, UpgradePolicy]] = [
 ]
 
 
+@pytest.mark.thorough(but="rolled_back-SAVEPOINT")
 @pytest.mark.parametrize(
     ("story", "works", "fits", "policy"),
     STORIES,

@@ -81,6 +81,7 @@ def test_code_that_does_the_same_continues_and_other_code_is_refused_before_anyt
     assert managed.preflight.reason == "; ".join(compared)
 
 
+@pytest.mark.thorough
 def test_what_a_release_declares_may_differ(spark: SparkSession, tmp_path: Path) -> None:
     small = SmallStream(spark, tmp_path, first_seen)
     small.feed(4)

@@ -145,6 +145,7 @@ def test_the_query_of_a_client_that_died_is_fenced_and_no_row_is_lost_or_repeate
     assert {path.name for path in (sales.folder / "live" / "sales").glob("live-*")} >= {"live-2-2"}
 
 
+@pytest.mark.thorough(sample="tests/runtime/test_run_and_recover.py")
 def test_a_stream_goes_on_and_goes_back_exactly(sales: Sales) -> None:
     sales.feed(4)
     assert sales.run() == {"recovery": "START_EMPTY", "rows": sales.uninterrupted()}

@@ -16,7 +16,7 @@ from examples.flights.reference import run_reference
 from examples.flights.replayer import Replayer
 from tests.support.small_spark import start_jvm
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough(sample="tests/demo/test_flights_tables.py")]
 STREAMS = ("departure_delays", "flights_with_weather")
 
 

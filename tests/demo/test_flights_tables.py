@@ -112,6 +112,7 @@ def test_the_summary_adds_up_what_the_streams_wrote(spark: SparkSession, example
     assert len(list((example.reference / "airport_day_summary").glob("*.parquet"))) == 1
 
 
+@pytest.mark.thorough
 def test_a_batch_takes_no_more_files_than_it_may(spark: SparkSession, example: Example, tmp_path: Path) -> None:
     output = tmp_path / "output"
     query = start(departure_delays(spark, str(example.feed), str(output), files_per_batch=4), tmp_path / "live")
@@ -123,6 +124,7 @@ def test_a_batch_takes_no_more_files_than_it_may(spark: SparkSession, example: E
     assert_same(spark, output, example.reference, departure_delays)
 
 
+@pytest.mark.thorough(but="weather")
 @pytest.mark.parametrize("ahead", ["flights", "weather"])
 def test_a_feed_that_runs_ahead_changes_nothing(
     spark: SparkSession, example: Example, tmp_path: Path, ahead: str
@@ -141,6 +143,7 @@ def test_a_feed_that_runs_ahead_changes_nothing(
     assert_same(spark, output, example.reference, flights_with_weather)
 
 
+@pytest.mark.thorough(but="departure_delays")
 @BOTH_STREAMS
 def test_a_restart_in_the_middle_of_the_feed_changes_nothing(
     spark: SparkSession, example: Example, tmp_path: Path, stream: Stream
@@ -159,6 +162,7 @@ def test_a_restart_in_the_middle_of_the_feed_changes_nothing(
     assert_same(spark, output, example.reference, stream)
 
 
+@pytest.mark.thorough
 def test_a_join_restarted_after_the_last_file_of_one_feed_stays_short_of_the_final_watermark(
     spark: SparkSession, example: Example, tmp_path: Path
 ) -> None:

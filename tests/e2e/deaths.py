@@ -6,8 +6,10 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import dagster as dg
+from dagster_page import dagster_page
 from stage import LIMIT_S, Ending, Stage, kill
 
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord
@@ -35,17 +37,29 @@ class Deaths:
         return self.endings[death]
 
     def play(self) -> None:
-        """Everything, with `dagster dev` started three times; `make test` kills one stream, and stops it at the end."""
-        everything = (self._killed, self._own, self._nothing, self._retried)
+        """Everything, with `dagster dev` started three times; in `make test`, what a person does on the page."""
         self.stage.start_dagster()
+        either(quick=self._play_on_the_page, thorough=self._play_everything)()
+
+    def _play_on_the_page(self) -> None:
+        self._try(self._clicked)
+
+    def _play_everything(self) -> None:
         with ThreadPoolExecutor(4) as beside:
-            for future in [beside.submit(chain) for chain in either(quick=everything[:1], thorough=everything)]:
+            chains = (self._killed, self._own, self._nothing, self._retried)
+            for future in [beside.submit(chain) for chain in chains]:
                 self._try(future.result)
         if not self.troubles:
-            self._try(either(quick=self._ends_in_order, thorough=self._dagster_dies))
+            self._try(self._dagster_dies)
 
-    def _ends_in_order(self) -> None:
-        self._stopped_with_a_savepoint(self.living["often_killed"])
+    def _clicked(self) -> None:
+        """A stream is started by its button, killed, saved and stopped from the launchpad."""
+        pictures = self.stage.workspace.root / "pictures"
+        with dagster_page(f"http://localhost:{self.stage.dev.port}", pictures) as page:
+            stream = self.stage.running("often_killed", page.materialize("often_killed_stream"))
+            kill(self.stage.worker_pid(stream))
+            stream = self._comes_back("SIGKILL of the process", stream)
+            self._stopped_with_a_savepoint(stream, page.launch)
 
     def _try(self, act: Callable[[], None]) -> None:
         try:
@@ -160,13 +174,13 @@ class Deaths:
         stage.boot_again()
         self.living["switched off"] = stage.catalog.executions.get(killed.execution_id)
         stage.start_dagster()
-        self._stopped_with_a_savepoint(self._comes_back("reboot", killed))
+        self._stopped_with_a_savepoint(self._comes_back("reboot", killed), stage.launch)
 
-    def _stopped_with_a_savepoint(self, stream: ExecutionRecord) -> None:
+    def _stopped_with_a_savepoint(self, stream: ExecutionRecord, launch: Callable[[str, dict[str, Any]], str]) -> None:
         stage = self.stage
         for op in ("trigger_savepoint", "stop_with_savepoint"):
             config = {"ops": {op: {"config": {"stream_id": stream.stream_id, "label": op}}}}
-            run_id = stage.launch(f"{op}_job", config)
+            run_id = launch(f"{op}_job", config)
             self.operated[op] = stage.dev.await_end(run_id, timeout_s=LIMIT_S)
             assert self.operated[op] is dg.DagsterRunStatus.SUCCESS, stage.log(run_id)
         self.endings["stopped with a savepoint"] = stage.ending(stream, settled=True)

@@ -69,6 +69,7 @@ def clicked(tmp_path: Path) -> Iterator[Clicked]:
     catalog.close()
 
 
+@pytest.mark.thorough(sample="tests/e2e/test_ways_a_run_ends.py")
 def test_a_person_launches_saves_terminates_and_restarts_by_clicking(clicked: Clicked) -> None:
     page, catalog = clicked.page, clicked.catalog
 

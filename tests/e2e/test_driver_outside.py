@@ -181,6 +181,7 @@ def is_over(pid: int) -> bool:
         return True
 
 
+@pytest.mark.thorough(sample="tests/orchestration/test_driver_run.py")
 def test_a_driver_outlives_its_run_is_operated_killed_launched_again_and_loses_nothing(sales: Sales) -> None:
     sales.feed(3)
 

@@ -120,6 +120,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     reader.end()
 
 
+@pytest.mark.thorough(sample="tests/e2e/test_ways_a_run_ends.py")
 def test_the_page_leads_to_a_stream_that_survives_a_kill_and_a_rewind(reader: Reader) -> None:
     for block in BLOCKS:
         if block.file_name is not None:

@@ -11,7 +11,7 @@ from stage import Ending, Stage
 
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
 
-pytestmark = [pytest.mark.dagster_dev, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.dagster_dev, pytest.mark.browser, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,7 @@ def test_force_terminated_and_started_again_at_once(deaths: Deaths) -> None:
     assert successor.cause is StartCause.MANUAL
 
 
+@pytest.mark.thorough
 def test_sigterm(deaths: Deaths) -> None:
     resumed_in_place(deaths["SIGTERM"])
 
@@ -88,6 +89,7 @@ def test_sigkill_of_the_process(deaths: Deaths) -> None:
     resumed_in_place(deaths["SIGKILL of the process"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("death", ["SIGKILL of the driver", "SIGKILL of the JVM"])
 def test_what_dies_below_the_run_is_started_again_within_it(deaths: Deaths, death: str) -> None:
     assert death in deaths.restarted, deaths.troubles

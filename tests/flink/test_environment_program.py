@@ -196,6 +196,7 @@ def test_a_program_that_is_stopped_with_a_savepoint_ends_well(program: Program) 
         assert (stream.end, stream.savepoint) == (EndKind.FINISHED, stopped.result())
 
 
+@pytest.mark.thorough(but="0-0")
 @pytest.mark.parametrize(("timeout", "trigger"), [(None, 100), (0, 0), (-1, 0)])
 def test_the_trigger_of_other_buffer_timeouts(program: Program, timeout: int | None, trigger: int) -> None:
     program.feed(1)
@@ -214,6 +215,7 @@ def test_the_trigger_of_other_buffer_timeouts(program: Program, timeout: int | N
     assert triggers == [f"ProcessingTimeTrigger({trigger})"]
 
 
+@pytest.mark.thorough
 def test_chained_operators_are_compiled_together(program: Program) -> None:
     program.feed(1)
     env = program.environment()
@@ -230,6 +232,7 @@ def test_chained_operators_are_compiled_together(program: Program) -> None:
     assert "*(" in plans[0]
 
 
+@pytest.mark.thorough
 def test_a_failed_batch_is_run_again_after_the_fixed_delay(program: Program) -> None:
     program.feed(3)
     attempts: list[int] = []
@@ -254,6 +257,7 @@ def test_a_failed_batch_is_run_again_after_the_fixed_delay(program: Program) -> 
     assert restarted.started_at_ms - (failed.ended_at_ms or 0) >= 700
 
 
+@pytest.mark.thorough
 def test_where_the_strategy_gives_up_the_whole_program_ends(program: Program) -> None:
     program.feed(1)
 

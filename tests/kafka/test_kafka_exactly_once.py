@@ -27,6 +27,7 @@ from kafka_rows import committed_rows, new_topic
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.sinks.sink import SinkEffect
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.thorough import either
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -104,8 +105,9 @@ def test_each_row_is_seen_once_after_the_driver_and_a_worker_were_killed_within_
     assert copying.run(die_at="all:commit_transaction:after:10") == -signal.SIGKILL, copying.said()
     part = sum(copying.rows().values())
     assert 2 * ROWS < part < 3 * ROWS
-    # Then a worker alone, in a later batch: the query fails, and the next start runs its share again.
-    assert copying.run(die_at="worker:commit_transaction:before:7") != 0
+    if either(quick=False, thorough=True):
+        # Then a worker alone, in a later batch: the query fails, and the next start runs its share again.
+        assert copying.run(die_at="worker:commit_transaction:before:7") != 0
     copying.finish()
 
     assert copying.rows() == once(5)

@@ -82,7 +82,7 @@ def dies_and_is_followed(life: Life, call: str, when: str, nth: int) -> None:
     assert_each_row_once(life)
 
 
-@pytest.mark.thorough(but=("commit_transaction-before-2", "send_offsets_to_transaction-after-6"))
+@pytest.mark.thorough(but="commit_transaction-before-2")
 @pytest.mark.parametrize(("call", "when", "nth"), IN_THE_MAIN_SUITE, ids=str)
 def test_a_process_killed_within_the_protocol_leaves_each_row_once(life: Life, call: str, when: str, nth: int) -> None:
     dies_and_is_followed(life, call, when, nth)
@@ -139,6 +139,7 @@ def test_a_zombie_that_starts_its_query_late_cannot_claim_the_topic(life: Life) 
         claim(transactions(life), 0)
 
 
+@pytest.mark.thorough
 def test_the_successor_goes_on_while_the_zombie_is_refused(life: Life) -> None:
     zombie, successor = transactions(life), transactions(life, epoch=Epoch(2, 1), owner="second")
     claim(zombie, 0)
@@ -247,7 +248,7 @@ def test_another_number_of_writers_is_taken_between_batches_and_refused_within_o
     assert_each_row_once(life)
 
 
-@pytest.mark.thorough(but=("2-2-4", "3-4-2"))
+@pytest.mark.thorough(but="2-2-4")
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
 @pytest.mark.parametrize("commits", [1, 2, 3])
 def test_a_claim_with_another_number_of_writers_that_dies_repeats_no_row(

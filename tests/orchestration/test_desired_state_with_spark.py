@@ -38,7 +38,7 @@ from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.values.modes import DesiredState
 from tests.support.small_spark import lay_file, small_spark
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough(sample="tests/client/test_roll_back.py")]
 DEADLINE_S = 240
 Change = Callable[[DataFrame], DataFrame]
 
@@ -288,7 +288,6 @@ def test_a_stream_goes_through_its_versions_and_its_output_is_that_of_an_uninter
     assert not list((deployment.root / "live" / ".scratch" / "orders").iterdir())
 
 
-@pytest.mark.thorough
 def test_a_restart_with_code_that_is_refused_leaves_the_running_query_alone(deployment: Deployment) -> None:
     deployment.feed(3)
     deployment.load("1")
@@ -326,7 +325,6 @@ def test_a_restart_with_code_that_is_refused_leaves_the_running_query_alone(depl
     assert deployment.rows() == deployment.uninterrupted()
 
 
-@pytest.mark.thorough
 def test_a_stream_is_handed_over_to_code_that_does_the_same_and_not_to_other_code(deployment: Deployment) -> None:
     deployment.mode = UpgradeMode.HAND_OVER
     deployment.feed(4)
@@ -360,7 +358,6 @@ def test_a_stream_is_handed_over_to_code_that_does_the_same_and_not_to_other_cod
     assert deployment.rows() == deployment.uninterrupted()
 
 
-@pytest.mark.thorough
 def test_an_upgrade_that_is_regretted_is_undone_and_the_old_code_goes_on(deployment: Deployment) -> None:
     deployment.feed(3)
     deployment.load("1")

@@ -178,6 +178,7 @@ def test_a_run_ends_as_the_driver_that_it_follows(driven: Driven) -> None:
     assert failure.metadata["dagster_ckpt/end"].value == "CANCELED"
 
 
+@pytest.mark.thorough
 def test_a_driver_that_is_launched_beside_the_running_one_takes_over_from_it(driven: Driven) -> None:
     driven.run(follow=False)
     old = driven.catalog.executions.latest(JOB)
@@ -268,6 +269,7 @@ def test_a_driver_that_is_killed_fails_the_run_that_follows_it(driven: Driven) -
     assert not driven.catalog.executions.latest(JOB).settled, "the supervisor sensor decides what follows"
 
 
+@pytest.mark.thorough(but="command0-*")
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -337,6 +339,7 @@ def test_a_run_that_was_asked_for_launches_the_driver_that_answers(driven: Drive
     assert driven.catalog.executions.latest(JOB).run_id == run.run_id
 
 
+@pytest.mark.thorough
 def test_a_restart_by_the_supervisor_goes_on_with_the_history_of_failures(driven: Driven) -> None:
     driven.run(follow=False, **{RESTART_OF_TAG: "the execution before"})
 

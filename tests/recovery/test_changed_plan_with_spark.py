@@ -169,6 +169,7 @@ def test_both_schemas_that_spark_prints_are_passed_on(place: Place) -> None:
     assert "StructField(sum,LongType" in result.reason
 
 
+@pytest.mark.thorough
 def test_a_filter_another_column_and_another_sink_pass_without_question(place: Place) -> None:
     def harmless(frame: DataFrame) -> DataFrame:
         return counts(frame.where("v > 3").withColumn("unused", F.lit(1))).withColumn("shown", F.lit("x"))  # type: ignore[no-any-return]

@@ -170,6 +170,7 @@ def test_other_sources_begin_empty_as_the_refusal_says(letters: Letters) -> None
     assert letters.rows == [0, 7]
 
 
+@pytest.mark.thorough
 def test_a_restore_compares_with_the_sources_of_its_snapshot(letters: Letters) -> None:
     letters.feed("in", 0, 0)
     letters.run("in")

@@ -57,6 +57,7 @@ def test_a_healthy_directory_is_resumed_whatever_a_query_failed_with(ladder: Lad
         assert told == is_suspicious_end(case["trace"]), reason
 
 
+@pytest.mark.thorough(but=("a user's *", "no memory"))
 @pytest.mark.parametrize("case", FAILURES[::6], ids=lambda case: case["says"])
 def test_it_is_resumed_too_if_the_query_cannot_be_started(ladder: Ladder, case: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError) as failed:

@@ -71,7 +71,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.thorough(but=("live is good-compact flipped", "live is good-newest dropped", "live is lost-all gone"))
+@pytest.mark.thorough(but="live is lost-all gone")
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("loses_live", [False, True], ids=["live is good", "live is lost"])
 def test_it_comes_back(stream: SmallStream, damage: str, loses_live: bool) -> None:
@@ -84,6 +84,7 @@ def test_it_comes_back(stream: SmallStream, damage: str, loses_live: bool) -> No
     comes_back(stream)
 
 
+@pytest.mark.thorough
 def test_a_query_with_state_comes_back_too(spark: SparkSession, tmp_path: Path) -> None:
     stream = SmallStream(spark, tmp_path / "stream", dedup)
     stream.feed(3)

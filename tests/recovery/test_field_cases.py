@@ -132,7 +132,7 @@ def test_02_a_plain_directory_whose_state_is_gone_is_not_adopted(made: Made) -> 
     assert stream.files_of("plain", "out") == before
 
 
-@pytest.mark.thorough(but="state")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("query", "rows"), [(lambda rows: rows, copies), (dedup, distinct)], ids=["plain", "state"])
 def test_04_a_hole_in_the_offset_log_is_damage(made: Made, query: Any, rows: Any) -> None:
     stream = lived(made(query))
@@ -157,7 +157,7 @@ def delete_compacted_source_log(live: Path) -> None:
         drop(path)
 
 
-@pytest.mark.thorough(but="delete_old_logs")
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", [delete_old_logs, delete_compacted_source_log])
 def test_32_a_lifecycle_rule_on_the_live_directory(made: Made, rule: Callable[[Path], None]) -> None:
     stream = lived(made(), after=4)
@@ -209,6 +209,7 @@ def test_06_another_output_under_the_same_checkpoint_stays_readable_or_is_refuse
         assert stream.rows("out", "out2") == copies(stream.files)
 
 
+@pytest.mark.thorough
 def test_07_a_new_checkpoint_for_an_old_output_is_refused(made: Made) -> None:
     """Spark would skip the batches whose numbers the log of the sink has."""
     stream = made()
@@ -233,7 +234,7 @@ def moved_output(stream: SmallStream) -> None:
     without_checksums(stream.root)
 
 
-@pytest.mark.thorough(but="relocated")
+@pytest.mark.thorough
 @pytest.mark.parametrize("way_on", ["moved back", "relocated"])
 def test_14_an_output_that_was_moved_is_not_adopted_as_it_is(made: Made, way_on: str) -> None:
     """Readers look for its files at the old place, and miss them without a word."""
@@ -455,6 +456,7 @@ def test_11_a_source_table_that_was_made_again_is_refused(tmp_path: Path) -> Non
 # Event time
 
 
+@pytest.mark.thorough
 def test_15_an_event_far_in_the_future_is_reported_and_can_be_undone(made: Made) -> None:
     """Every later event is late, and nothing fails."""
     stream = made()

@@ -143,6 +143,7 @@ def test_a_rewind_is_refused_until_the_files_are_back(numbers: Numbers) -> None:
     assert numbers.rows == EVERYTHING
 
 
+@pytest.mark.thorough
 def test_a_loss_that_is_accepted_goes_back_without_them(numbers: Numbers) -> None:
     numbers.prepare()
     numbers.take_away(2)
@@ -185,6 +186,7 @@ def test_a_source_that_removes_its_files_is_not_read_again(numbers: Numbers) -> 
     assert numbers.rows == EVERYTHING
 
 
+@pytest.mark.thorough
 def test_input_that_a_person_removed_is_missed_though_nothing_is_replayed(numbers: Numbers) -> None:
     numbers.prepare(max_replayed_batches=0)
     numbers.take_away(2)
@@ -247,6 +249,7 @@ def test_a_fork_waits_for_the_files_that_it_would_lack(numbers: Numbers) -> None
     assert numbers.rows == EVERYTHING
 
 
+@pytest.mark.thorough
 def test_a_file_of_a_kept_batch_that_is_put_back_with_another_time_is_not_read_twice(numbers: Numbers) -> None:
     numbers.prepare()
     for path in numbers._files(numbers.landing, 0, 2):

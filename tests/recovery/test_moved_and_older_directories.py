@@ -59,7 +59,7 @@ def test_an_output_that_was_moved_and_relocated_goes_on(stream: SmallStream, mov
     assert stream.rows("moved") == copies(stream.files)
 
 
-@pytest.mark.thorough(but="after a start")
+@pytest.mark.thorough
 @pytest.mark.parametrize("when", ["at once", "after a start"])
 def test_snapshots_from_before_the_move_are_restored_into_the_new_folder(
     stream: SmallStream, moved: Writer, when: str
@@ -72,6 +72,7 @@ def test_snapshots_from_before_the_move_are_restored_into_the_new_folder(
     assert stream.rows("moved") == copies(stream.files)
 
 
+@pytest.mark.thorough
 def test_a_recovery_goes_on_in_the_new_folder(stream: SmallStream, moved: Writer) -> None:
     lose(stream.live)
     stream.run(moved, restart_strategy=RESTARTED)
@@ -106,6 +107,7 @@ def test_another_output_is_not_taken_for_a_moved_one(stream: SmallStream, tmp_pa
     assert isinstance(stream.refused(stream.writer(output="moved")), SharedSinkError)
 
 
+@pytest.mark.thorough
 def test_a_former_output_is_called_so(stream: SmallStream) -> None:
     stream.feed(2)
     second = stream.writer(output="out2")
@@ -120,6 +122,7 @@ def test_a_former_output_is_called_so(stream: SmallStream) -> None:
     assert stream.rows("out", "out2") == copies(stream.files)
 
 
+@pytest.mark.thorough
 def test_an_adopted_directory_without_its_state_is_not_taken_over(spark: SparkSession, tmp_path: Path) -> None:
     """Nothing in the directory says that there was state, only the code does; the old query runs on."""
     stream = SmallStream(spark, tmp_path / "stream", dedup)
@@ -183,6 +186,7 @@ def test_an_older_copy_of_the_live_directory_is_not_resumed(spark: SparkSession,
         assert len(lines) == len(set(lines)) == 10 * stream.files
 
 
+@pytest.mark.thorough
 def test_a_lost_log_is_rebuilt_under_the_lease_of_the_stream(stream: SmallStream) -> None:
     """Readers accept the log at once, and the next start goes on with it and runs the other batches again."""
     shutil.rmtree(stream.root / "out/_spark_metadata")

@@ -105,6 +105,7 @@ def program(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path)
     program.stream.catalog.close()
 
 
+@pytest.mark.thorough
 def test_swapped_sources_cost_nothing_once_the_right_code_is_back(program: Program) -> None:
     program.feed("a", 2)
     program.feed("b", 5)
@@ -138,6 +139,7 @@ def without_sums(live: Path) -> None:
         path.unlink()
 
 
+@pytest.mark.thorough(but="as on an object store")
 @pytest.mark.parametrize("has_sums", [True, False], ids=["with Hadoop's checksums", "as on an object store"])
 def test_a_changed_path_in_a_source_log_is_found_before_a_start_reads_the_file_again(
     program: Program, *, has_sums: bool

@@ -110,6 +110,7 @@ def test_a_sink_that_cannot_be_rolled_back_gets_each_batch_once(orders: Orders) 
     assert not any("receives the rewound batches again" in each for each in messages)
 
 
+@pytest.mark.thorough
 def test_the_files_of_a_sink_stay_as_they_are(orders: Orders) -> None:
     orders.feed(2)
     orders.run("json")
@@ -150,6 +151,7 @@ def test_the_preview_says_so_and_a_second_loss_is_replayed_too(orders: Orders) -
     assert orders.batches[-1] == (3, [(0, 2), (7, 4)])
 
 
+@pytest.mark.thorough(but="a replay that fails")
 @pytest.mark.parametrize("why", ["the option", "the limit", "a replay that fails", "a plan of another batch"])
 def test_otherwise_the_sink_is_rolled_back(orders: Orders, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     orders.feed(1)

@@ -163,7 +163,7 @@ def consumed(release: Release, case: dict[str, Any]) -> list[list[Row]]:
     return sides if lefts[0] else sides[:1]
 
 
-@pytest.mark.thorough(but=("add one", "reorder below an aggregation", "another connector", "swap the sides of a join"))
+@pytest.mark.thorough(but="reorder below an aggregation")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["case"])
 def test_sources_change(spark: SparkSession, tmp_path: Path, case: dict[str, Any]) -> None:
     release = Release(spark, tmp_path, case["operator"])
@@ -237,6 +237,7 @@ def test_the_batch_in_flight_is_planned_again_for_the_new_sources(spark: SparkSe
     assert release.result() == release.expected([everything])
 
 
+@pytest.mark.thorough
 def test_a_file_sink_that_has_the_batch_in_flight_goes_back(spark: SparkSession, tmp_path: Path) -> None:
     release = Release(spark, tmp_path)
     release.feed("a", "b")
@@ -269,6 +270,7 @@ def test_a_repeated_start_does_not_read_a_new_source_again(spark: SparkSession, 
     assert release.result() == release.expected([[row for s in "ab" for file in release.laid[s][:4] for row in file]])
 
 
+@pytest.mark.thorough
 def test_the_former_code_returns_with_the_savepoint_that_the_change_took(spark: SparkSession, tmp_path: Path) -> None:
     release = Release(spark, tmp_path)
     release.feed("a", "b")
@@ -285,6 +287,7 @@ def test_the_former_code_returns_with_the_savepoint_that_the_change_took(spark: 
     assert release.result() == release.expected([[row for file in release.laid["a"] for row in file]])
 
 
+@pytest.mark.thorough
 def test_a_snapshot_from_before_the_change_is_mapped_as_well(spark: SparkSession, tmp_path: Path) -> None:
     release = Release(spark, tmp_path, "rows")
     release.feed("a", "b")

@@ -157,6 +157,7 @@ def test_another_backend_is_refused_or_converted(orders: Orders) -> None:
     assert orders.totals_are_right()
 
 
+@pytest.mark.thorough
 def test_a_preflight_tries_the_rewrite_on_a_copy(orders: Orders) -> None:
     before = orders.live, orders.directories()
     said: list[str] = []

@@ -20,6 +20,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return play("tests.recovery.table_sources_program", folder / "streams", folder / "jars")
 
 
+@pytest.mark.thorough(sample="tests/recovery/test_source_check.py")
 @pytest.mark.parametrize(
     ("scenario", "error", "why", "rows"),
     [

@@ -60,6 +60,7 @@ class BlockingBench(Bench):
         return at_ms, progress(facts, self.stream.options, IMMEDIATELY, now_ms=at_ms)
 
 
+@pytest.mark.thorough
 def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSession, tmp_path: Path) -> None:
     bench = BlockingBench(spark, tmp_path)
     idle: dict[int, Finding] = {}

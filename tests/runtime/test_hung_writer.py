@@ -23,7 +23,7 @@ from tests.support.freezing import freeze, thaw
 from tests.support.query_bench import DEADLINE_S, Bench, make_stream
 from tests.support.small_spark import small_spark
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough(sample="tests/spark/test_spark_fenced_query.py")]
 
 LONGEST_CALL_MS = 6_000
 
@@ -141,7 +141,6 @@ def test_elsewhere_its_query_is_fenced_off(bench: Bench, hung: HungWriter, monke
     bench.assert_exact()
 
 
-@pytest.mark.thorough
 def test_on_the_same_machine_its_jvm_is_ended(bench: Bench, hung: HungWriter) -> None:
     with feeding(bench):
         hung.freeze()
@@ -156,7 +155,6 @@ def test_on_the_same_machine_its_jvm_is_ended(bench: Bench, hung: HungWriter) ->
     bench.assert_exact()
 
 
-@pytest.mark.thorough
 def test_a_jvm_that_hangs_is_ended_and_its_successor_continues(bench: Bench, hung: HungWriter) -> None:
     with feeding(bench):
         hung.jvm.send_signal(signal.SIGSTOP)

@@ -187,7 +187,7 @@ def test_a_rewind_to_a_savepoint_taken_while_it_ran_repeats_and_loses_nothing(be
     assert bench.stream.store.verify(savepoint.location or "") == []
 
 
-@pytest.mark.thorough(but="CLAIM")
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", RecoveryClaimMode)
 def test_the_checkpoint_after_a_restore_needs_nothing_of_the_savepoint_that_it_began_with(
     spark: SparkSession, tmp_path: Path, mode: RecoveryClaimMode
@@ -289,6 +289,7 @@ def test_a_stop_whose_savepoint_fails_lets_the_query_go_on(bench: Bench) -> None
     bench.assert_exact()
 
 
+@pytest.mark.thorough
 def test_a_savepoint_of_a_stopped_stream_is_taken_from_its_quiet_directory(bench: Bench) -> None:
     bench.feed(3)
     bench.run_to_the_end()
@@ -298,6 +299,7 @@ def test_a_savepoint_of_a_stopped_stream_is_taken_from_its_quiet_directory(bench
         verbs.trigger_checkpoint(bench.stream, origin=ORIGIN)
 
 
+@pytest.mark.thorough
 def test_a_cancel_under_delete_on_cancellation_leaves_nothing_but_savepoints(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -342,7 +344,7 @@ def test_a_start_from_a_snapshot_that_does_not_exist_changes_nothing(bench: Benc
     bench.assert_exact()
 
 
-@pytest.mark.thorough(but="altered")
+@pytest.mark.thorough
 @pytest.mark.parametrize("harm", ["missing", "truncated", "altered"])
 def test_a_damaged_snapshot_is_refused_and_nothing_is_lost(bench: Bench, harm: str) -> None:
     bench.feed(2)
@@ -395,7 +397,7 @@ def test_a_stream_that_was_never_started_has_nothing_to_save(bench: Bench) -> No
     assert bench.stream.catalog.requests.get(request.request_id).status is RequestStatus.WITHDRAWN
 
 
-@pytest.mark.thorough(but="latest")
+@pytest.mark.thorough
 @pytest.mark.parametrize("start_from", ["latest", "latest-checkpoint"])
 def test_another_state_backend_is_refused_before_anything_is_changed(bench: Bench, start_from: str) -> None:
     bench.feed(3)

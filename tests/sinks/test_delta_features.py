@@ -1,6 +1,6 @@
 """Real Delta tables by MERGE, by name, and with features that change the log: each row is there once.
 
-The main suite plays a slice of the scenarios, `make test-tables` all of them.
+`make test` plays a few of the scenarios, `make test-all` a slice, `make test-tables` all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 from dagster_ckpt.spark.versions import TableFormat
 from tests.support.shop_tables import PLAY_S, play
 from tests.support.table_jars import fetch_jars, needs_jar
+from tests.support.thorough import either
 
 Told = Callable[[str], dict[str, Any]]
 SHOWN = {
@@ -42,19 +43,17 @@ SECOND_WRITES = {
     "written twice without a name": "has written in delta_transaction already",
     "written twice in one transaction": "writes more than once in one delta_transaction",
 }
-SLICE = (
-    "upserted",
-    "upserted, and killed before the commit",
-    "to a table that the start creates",
-    "from a named table",
-    "written twice in one transaction",
-)
+QUICK = ("upserted, and killed before the commit", "written twice in one transaction")
+SLICE = (*QUICK, "upserted", "to a table that the start creates", "from a named table")
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(PLAY_S), needs_jar(TableFormat.DELTA)]
 
 
 def marked(*scenarios: str) -> list[Any]:
-    return [pytest.param(name, marks=() if name in SLICE else (pytest.mark.tables,)) for name in scenarios]
+    def mark(name: str) -> pytest.MarkDecorator:
+        return pytest.mark.thorough if name in SLICE else pytest.mark.tables
+
+    return [pytest.param(name, marks=() if name in QUICK else mark(name)) for name in scenarios]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         return play("tests.sinks.delta_features_program", folder / "streams", folder / "jars", *names)
 
     rest = tuple(name for name in (*SHOWN, *SECOND_WRITES, *REFUSED) if name not in SLICE)
-    return lambda scenario: played(SLICE if scenario in SLICE else rest)[scenario]
+    slice_ = either(quick=QUICK, thorough=SLICE)
+    return lambda scenario: played(rest if scenario in rest else slice_)[scenario]
 
 
 @pytest.mark.parametrize("scenario", marked(*SHOWN))
@@ -79,6 +79,7 @@ def test_a_delta_table_shows_each_row_once_however_it_is_written(told: Told, sce
 
 
 # Each file names a new shop and the one before, the first only shop 0, twice.
+@pytest.mark.thorough(but="*killed before the commit-*")
 @pytest.mark.parametrize(
     ("scenario", "counts"),
     [

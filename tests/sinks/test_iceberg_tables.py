@@ -41,7 +41,6 @@ SHOWN_STILL = {
 }
 QUICK = (
     "lost directory, to a table",
-    "from nothing",
     "killed after the roll-back",
     "paused, and the successor goes back, by REST",
     "others wrote",
@@ -59,9 +58,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Plays:
     return Plays("tests.sinks.iceberg_program", folder, QUICK)
 
 
-@pytest.mark.thorough(
-    but=("lost directory, to a table", "from nothing", "killed after the roll-back", "*goes back, by REST")
-)
+@pytest.mark.thorough(but=("lost directory, to a table", "killed after the roll-back", "*goes back, by REST"))
 @pytest.mark.parametrize("scenario", SHOWN)
 def test_a_stream_into_an_iceberg_table_shows_each_row_once_wherever_it_goes_back_to(
     told: Plays, scenario: str

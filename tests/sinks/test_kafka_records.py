@@ -202,6 +202,7 @@ def test_the_columns_that_kafka_takes_are_selected(
     assert [row[share.PLACE] for row in ends] == [share.END] * writers
 
 
+@pytest.mark.thorough(but="*-200-2")
 @pytest.mark.spark
 @pytest.mark.parametrize("writers", [1, 2, 5])
 @pytest.mark.parametrize("rows", [0, 1, 200])
@@ -225,6 +226,7 @@ def test_each_share_has_its_rows_in_order_and_one_end(
     assert len({(bytes(row["key"]), row["writer"]) for row in arrived if row["key"]}) == min(rows, 5) * ("%" in columns)
 
 
+@pytest.mark.thorough(but="2")
 @pytest.mark.spark
 @pytest.mark.parametrize("writers", [1, 2])
 def test_a_job_that_was_planned_once_writes_the_rows_of_each_batch(
@@ -289,6 +291,7 @@ def test_key_and_value_may_be_text_and_bytes(spark: SparkSession, columns: str, 
     assert (row["key"], row["value"]) == (b"k", b"v")
 
 
+@pytest.mark.thorough(but="64")
 @pytest.mark.spark
 @pytest.mark.parametrize("writers", [3, 64, 1000])
 def test_each_writer_has_a_hash(spark: SparkSession, writers: int) -> None:
@@ -311,6 +314,7 @@ def test_a_column_that_kafka_does_not_take_is_named(spark: SparkSession, columns
         record_columns(spark.sql(f"select {columns}"))
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_a_stream_with_one_writer_finds_its_python_worker_again_beside_those_of_others(spark: SparkSession) -> None:
     def own_id(rows: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

@@ -40,8 +40,7 @@ ICEBERG = {
     "replaced in SQL": ("batches 0 to 2 of this stream are not in it", [0, 1, 2]),
     "expired": ("not refused", [0, 1, 2, 3, 100]),
 }
-# What only one of the formats has, and of what both have, one that is put back and one that is accepted.
-QUICK = {"put back", "accepted", *((DELTA | ICEBERG).keys() - BOTH.keys())}
+QUICK = {"put back", "accepted"}
 
 
 @pytest.fixture(scope="module", params=[pytest.param(each, marks=needs_jar(each)) for each in TableFormat])
@@ -55,6 +54,7 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return table, play("tests.sinks.replaced_program", folder / "streams", folder / "jars", kind, *only)
 
 
+@pytest.mark.thorough(but="iceberg")
 def test_each_start_that_would_lose_or_double_rows_is_refused_and_its_advice_ends_with_the_right_rows(
     played: tuple[TableFormat, Any],
 ) -> None:

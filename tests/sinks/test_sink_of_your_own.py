@@ -109,6 +109,7 @@ def sales(spark: SparkSession, tmp_path: Path, example: ModuleType) -> Sales:
     return Sales(spark, tmp_path, example)
 
 
+@pytest.mark.thorough(but="lost directory")
 @pytest.mark.spark
 @pytest.mark.parametrize("how", ["rewound", "lost directory", "from nothing"])
 def test_the_example_shows_each_row_once_wherever_the_stream_goes_back_to(sales: Sales, how: str) -> None:

@@ -131,6 +131,7 @@ def test_what_cleans_up_reads_what_a_restore_reads() -> None:
     assert verify_snapshot(opened(data), "chk-1") == []
 
 
+@pytest.mark.thorough(but="half a gigabyte in one line")
 @pytest.mark.parametrize("name", ["half a gigabyte in one line", "half a gigabyte of empty lines"])
 def test_a_crafted_snapshot_of_half_a_megabyte_takes_little_memory(name: str) -> None:
     program = (

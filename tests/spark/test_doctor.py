@@ -169,7 +169,7 @@ def test_a_query_goes_on_exactly_from_the_batch_the_directory_is_good_back_to(
     assert work.rows(spark) == expected
 
 
-@pytest.mark.thorough(but="rocksdb-format-v2")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "backend",
     [

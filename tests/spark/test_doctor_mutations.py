@@ -116,6 +116,7 @@ def test_each_mutation_of_each_class_of_files_is_found_or_is_of_a_file_that_no_r
 FOLDERS = ["", "/{operator}", "/{operator}/0", "/{operator}/{last}"]
 
 
+@pytest.mark.thorough(but="4.1-*")
 @pytest.mark.parametrize("how", ["emptied", "deleted"])
 def test_no_folder_of_the_state_can_vanish_unnoticed(golden: Path, how: str) -> None:
     """Also by the check of a start, and by a cut, which would make a snapshot without state."""

@@ -154,7 +154,7 @@ def _slice(minor: str, name: str) -> bool:
     return name in SLICE and minor in ("3.5", installed_release().minor)
 
 
-@pytest.mark.thorough(but=("3.5-windows-rocksdb", "4.1-pairs-heap"))
+@pytest.mark.thorough(but="3.5-windows-rocksdb")
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("minor", "name"),

@@ -130,7 +130,7 @@ def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> l
     return work.rows(spark)
 
 
-@pytest.mark.thorough(but=("heap", "format v2"))
+@pytest.mark.thorough(but="format v2")
 @pytest.mark.spark
 def test_in_place(killed: Killed, expected: list[str]) -> None:
     in_v2 = killed.work.backend is ROCKSDB_V2
@@ -149,6 +149,7 @@ def test_in_place(killed: Killed, expected: list[str]) -> None:
     assert killed.goes_on(killed.live) == expected
 
 
+@pytest.mark.thorough(but=("heap", "format v2"))
 @pytest.mark.spark
 def test_adopted_in_a_fresh_directory(killed: Killed, expected: list[str]) -> None:
     made = clone(killed.live, killed.fresh, carry_state=True)
@@ -160,7 +161,7 @@ def test_adopted_in_a_fresh_directory(killed: Killed, expected: list[str]) -> No
     assert killed.goes_on(killed.fresh) == expected
 
 
-@pytest.mark.thorough(but="*-format v2")
+@pytest.mark.thorough(but=("rewound-format v2", "restored-format v2"))
 @pytest.mark.spark
 @pytest.mark.parametrize("prepared", ["changelog", "format v2"], indirect=True)
 @pytest.mark.parametrize("how", ["adopted without its state", "rewound", "restored", "restored with it"])
@@ -183,6 +184,7 @@ def test_other_starts_bring_the_sink_back(killed: Killed, expected: list[str], h
     assert killed.goes_on(killed.fresh) == expected
 
 
+@pytest.mark.thorough(but="format v2")
 @pytest.mark.spark
 @pytest.mark.parametrize("prepared", ["heap", "format v2"], indirect=True)
 def test_a_fork_runs_the_batch_that_only_the_originals_output_has(killed: Killed, expected: list[str]) -> None:

@@ -126,6 +126,7 @@ def test_a_file_sink_whose_log_was_emptied_shows_each_row_once_after_a_start_fro
     assert sorted(row.k for row in shown) == list(range(LAST + 1))
 
 
+@pytest.mark.thorough(but="foreachBatch")
 @pytest.mark.parametrize("sink", ["foreachBatch", "foreach"])
 def test_functions_of_the_user_get_the_rewound_rows_once_more(output: Output, sink: str) -> None:
     name, _ = rewound(output, sink)
@@ -134,6 +135,7 @@ def test_functions_of_the_user_get_the_rewound_rows_once_more(output: Output, si
     assert output.times() == {k: 1 if k <= BACK_TO else 2 for k in range(LAST + 1)}
 
 
+@pytest.mark.thorough
 def test_the_console_is_given_the_rewound_batches_once_more(output: Output) -> None:
     name, _ = rewound(output, "console")
 

@@ -163,15 +163,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.thorough(
-    but=(
-        "windowed_counts-append-v2-changelog",
-        "one_total-*",
-        "sessions-append-heap",
-        "left_outer_join-append-state-v2-v2-changelog",
-        "stateless_union-*",
-    )
-)
+@pytest.mark.thorough(but=("one_total-update-rocksdb", "sessions-append-heap"))
 @pytest.mark.parametrize(("case", "backend"), PAIRS)
 def test_a_query_resumed_from_any_snapshot_gives_the_rows_of_the_uninterrupted_run(
     spark: SparkSession, tmp_path: Path, case: Case, backend: StateBackend

@@ -122,6 +122,7 @@ def test_without_the_roll_back_of_its_log_the_sink_loses_rows_and_with_it_leaves
     assert {file.name for file in part_files(str(work.output))} <= log.names
 
 
+@pytest.mark.thorough
 def test_every_batch_that_spark_retains_can_be_gone_back_to(spark: SparkSession, tmp_path: Path) -> None:
     work = Workload(aggregation, retaining(ROCKSDB_CHANGELOG, 4), tmp_path)
     live = LiveDirectory(f"file://{tmp_path}/live")
@@ -139,6 +140,7 @@ def test_every_batch_that_spark_retains_can_be_gone_back_to(spark: SparkSession,
         assert work.rows(spark) == expected, f"rewound to batch {batch}"
 
 
+@pytest.mark.thorough
 def test_a_batch_whose_state_is_gone_is_refused_and_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
     work = Workload(aggregation, retaining(HEAP, 100), tmp_path)
     live = LiveDirectory(f"file://{tmp_path}/live")

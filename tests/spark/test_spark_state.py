@@ -35,7 +35,7 @@ def life(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: 
     return live(spark, tmp_path_factory.mktemp(name), name, backend)
 
 
-@pytest.mark.thorough(but=("aggregation-by-window-heap", "transform-with-state-changelog"))
+@pytest.mark.thorough(but="aggregation-by-window-heap")
 def test_every_state_of_every_operator_is_read(spark: SparkSession, life: Life) -> None:
     reader = life.read(spark, late=True)
 
@@ -89,7 +89,7 @@ def test_the_differences_lead_from_one_state_to_the_other(spark: SparkSession, l
         assert applied(state, early.frame(old)) == content(late.frame(new))
 
 
-@pytest.mark.thorough(but=("aggregation-by-window-heap", "transform-with-state-changelog"))
+@pytest.mark.thorough(but="aggregation-by-window-heap")
 @needs(Feature.STATE_REWRITER)
 def test_a_rescaled_or_converted_state_differs_in_nothing(spark: SparkSession, tmp_path: Path, life: Life) -> None:
     """And another state differs from the copy in the same rows as from the original."""

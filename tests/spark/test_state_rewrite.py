@@ -92,7 +92,7 @@ def shelf(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Shel
     return Shelf(spark, tmp_path_factory.mktemp("stopped"))
 
 
-@pytest.mark.thorough(but=("total-without-a-key-*", "limit-v2-*", "transformWithState-*"))
+@pytest.mark.thorough(sample="tests/recovery/test_state_rewrite_at_a_start.py")
 @pytest.mark.parametrize(("query", "backend", "partitions"), list(_cases()))
 def test_a_rescaled_query_goes_on_as_if_it_had_only_stopped(
     spark: SparkSession, shelf: Shelf, query: str, backend: str, partitions: tuple[int, ...]
@@ -122,7 +122,7 @@ def test_a_query_goes_on_with_another_backend(
     assert stopped.go_on(spark, live if live != stopped.live else stopped.copy(after), after, backend=after) == wanted
 
 
-@pytest.mark.thorough(but="changelog")
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["heap", "changelog"])
 def test_a_batch_in_flight_is_replayed_as_planned(spark: SparkSession, shelf: Shelf, backend: str) -> None:
     stopped, _ = shelf.stopped("aggregation-in-update-mode", backend, 5)
@@ -142,6 +142,7 @@ def sources_of(live: LiveDirectory, batch: int) -> dict[str, str | None]:
     return dict(parse_offset_entry(live.folder.read(path), path).sources)
 
 
+@pytest.mark.thorough
 def test_no_snapshot_shares_state_with_one_from_before_the_rewrite(spark: SparkSession, shelf: Shelf) -> None:
     """Neither partitions nor provider change, and the commit has the same content: only the id of the rewrite tells."""
     stopped, _ = shelf.stopped("aggregation-in-update-mode", "changelog", 5)

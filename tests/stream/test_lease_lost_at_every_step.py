@@ -74,6 +74,7 @@ def test_the_successor_is_untouched(root: Path, monkeypatch: pytest.MonkeyPatch,
     assert step > 10
 
 
+@pytest.mark.thorough(but="checkpoint, *")
 @pytest.mark.parametrize("what", ["RESTORE", "checkpoint, subsume, clean up"])
 def test_the_same_in_postgresql_for_a_sample_of_steps(root: Path, postgres: str, what: str) -> None:
     case = CASES[what]
@@ -181,6 +182,7 @@ class Proxy:
         self._listening.close()
 
 
+@pytest.mark.thorough
 def test_a_start_whose_connection_stalls_at_its_switch_changes_nothing_when_it_heals(root: Path, postgres: str) -> None:
     with new_database(postgres) as url:
         parsed = make_url(url)

@@ -201,6 +201,7 @@ def test_of_all_interleavings_none_has_two_writers() -> None:
     assert explore(2, fenced=True) > 1_000
 
 
+@pytest.mark.thorough(but="sinks")
 @pytest.mark.parametrize(
     "left_out", [{Step.LOOK, Step.UNDO, Step.FINISH, Step.COMMIT}, SNAPSHOTS], ids=["snapshots", "sinks"]
 )

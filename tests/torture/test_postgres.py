@@ -17,6 +17,7 @@ SLICE = [
 ]
 
 
+@pytest.mark.thorough(but=("restore", "checkpoint"))
 @pytest.mark.parametrize(("name", "commit", "faults"), SLICE, ids=[name for name, _, _ in SLICE])
 def test_a_fault_at_a_commit_of_an_operation_loses_nothing(
     postgres: str, name: str, commit: int, faults: tuple[ServerFault, ...]

@@ -373,6 +373,7 @@ def command(golden: GoldenStream, *options: str) -> Iterator[tuple[subprocess.Po
             process.kill()
 
 
+@pytest.mark.thorough(but="2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_the_command_serves_the_page_until_ctrl_c_and_withdraws_what_its_actions_wait_for(
     golden: GoldenStream, number: signal.Signals

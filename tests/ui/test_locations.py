@@ -53,6 +53,7 @@ def internal() -> Iterator[Internal]:
     internal.close()
 
 
+@pytest.mark.thorough(but="*-signed in")
 @pytest.mark.parametrize("who", ["anybody", "signed in"])
 @pytest.mark.parametrize(
     "location",

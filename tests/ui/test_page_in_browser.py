@@ -79,6 +79,7 @@ def test_every_page_is_reached_by_keyboard_and_readable(tab: Page, page: str, go
         assert contrast(tab, selector) >= 4.5, selector
 
 
+@pytest.mark.thorough(but="390")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_page_is_wider_than_its_window(browser: Browser, page: str, golden: GoldenStream, width: int) -> None:
     lengthen(golden.stream.catalog, STREAM, 150, label="before-a-release-with-a-long-name", behind=1_234_567)

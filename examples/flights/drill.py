@@ -49,10 +49,10 @@ STEP_TIMEOUT_S = 300.0
 SETTLED_MS = 3_000
 # A JVM writes its thread stacks when it reaches a safepoint.
 STACKS_S = 3.0
-# Days before the end of the year at which the feed stops: to continue after the savepoint, after
-# the set, and after the last rewind. However slow the machine, the awaited batches then have data: without new
-# data, a restarted query produces no batch that only advances the watermark.
-STOPS_BEFORE_THE_END = (42, 28, 14)
+# Days before the end of the year at which the feed stops: to continue when the streams run, after the
+# savepoint, after the set, and after the last rewind. However slow the machine, the awaited batches then have
+# data: without new data, a restarted query produces no batch that only advances the watermark.
+STOPS_BEFORE_THE_END = (300, 42, 28, 14)
 WIDTH = 170
 DAYS_PER_SECOND = 4.0
 STREAMS = (departure_delays, flights_with_weather)
@@ -330,6 +330,7 @@ def run_drill(workspace: Workspace, console: Console, *, pace: float) -> dict[st
             for stream in STREAMS:
                 drill.start(stream)
             drill.await_checkpoint(departure_delays)
+            feed.resume()
             console.log("[bold]1. SIGKILL in the middle of a batch[/bold]")
             killed = drill.kill_in_the_middle_of_a_batch(departure_delays)
             console.log("[bold]2. The live directory is deleted[/bold]")

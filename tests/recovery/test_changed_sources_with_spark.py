@@ -12,7 +12,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import Client, run_stream
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.errors import SourceChangedError
+from dagster_ckpt.errors import OptionError, SourceChangedError
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.log_lines import collecting
 from tests.support.small_spark import lay_file, small_spark
@@ -185,3 +185,21 @@ def test_a_restore_compares_with_the_sources_of_its_snapshot(letters: Letters) -
     letters.feed("in", 1, 1)
     letters.run("in", start_from="of-in")
     assert sorted(letters.rows) == [0, 1, 7]
+
+
+def test_a_folder_that_is_read_twice_through_one_frame_is_refused(letters: Letters) -> None:
+    """Spark gives both uses one log, so the second would look lost at each checkpoint."""
+    letters.feed("in", 0, 0)
+
+    def twice(spark: SparkSession) -> DataStreamWriter:
+        frame = letters._read(spark, "in")
+        return frame.union(frame).writeStream.foreachBatch(letters._keep).trigger(availableNow=True)
+
+    with pytest.raises(OptionError, match=r"in twice through one DataFrame.*Call spark.readStream once for each use"):
+        run_stream("letters", twice, **letters.places, spark=letters.spark)
+
+    assert letters.rows == []
+    letters.run("in", "in")
+    letters.feed("in", 1, 1)
+    letters.run("in", "in")
+    assert sorted(letters.rows) == [0, 0, 1, 1]

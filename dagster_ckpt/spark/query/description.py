@@ -65,13 +65,23 @@ def is_described_query(candidate: object) -> bool:
 
 def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
     """In the order of the offset log; empty over Spark Connect."""
-    if not is_described_query(writer):
-        return []
+    return _leaves(writer)[0]
+
+
+def repeated_leaves(writer: DataStreamWriter) -> list[Any]:
+    """Those that a query reads again: Spark makes one source of equal ones, and writes its offset for each."""
+    return _leaves(writer)[1]
+
+
+def _leaves(writer: DataStreamWriter) -> tuple[list[Any], list[Any]]:
     found: list[Any] = []
+    again: list[Any] = []
+    if not is_described_query(writer):
+        return found, again
     for leaf in items_of(writer._df._jdf.queryExecution().analyzed().collectLeaves()):
-        if bool(leaf.isStreaming()) and not any(leaf.equals(each) for each in found):
-            found.append(leaf)
-    return found
+        if bool(leaf.isStreaming()):
+            (again if any(leaf.equals(each) for each in found) else found).append(leaf)
+    return found, again
 
 
 def session_of(writer: DataStreamWriter) -> SparkSession:

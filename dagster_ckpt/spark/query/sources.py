@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.errors import LiveDirectoryError, OptionError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.description import pairs_of, session_of, streaming_leaves
+from dagster_ckpt.spark.query.description import pairs_of, repeated_leaves, session_of, streaming_leaves
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
 from dagster_ckpt.spark.query.table_sources import delta_folder, delta_offset, iceberg_offset, iceberg_table
 from dagster_ckpt.values.redaction import without_secrets
@@ -93,15 +93,31 @@ def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
 
 
 def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | None:
-    """In the order of the offset log; None over Spark Connect."""
+    """In the order of the offset log; None over Spark Connect.
+
+    Raises OptionError if a file source is read twice through one DataFrame.
+    """
     from py4j.protocol import Py4JError
 
     try:
         leaves = streaming_leaves(writer)
         sides = _sides(writer, leaves)
+        _refuse_repeated_files(writer)
         return tuple(replace(_identity(writer, leaf), side=sides.get(at)) for at, leaf in enumerate(leaves)) or None
     except Py4JError:
         return None
+
+
+def _refuse_repeated_files(writer: DataStreamWriter) -> None:
+    for leaf in repeated_leaves(writer):
+        identity = _identity(writer, leaf)
+        if identity.kind == FILE:
+            raise OptionError(
+                f"The query reads {identity.identity[PATH]} twice through one DataFrame, as a join or union with "
+                "itself. Spark then writes two offsets and one log of the files that were read, and a lost log could "
+                "not be told from that. Nothing was started. Call spark.readStream once for each use of the folder: "
+                "each DataFrame then has a log of its own."
+            )
 
 
 def kind_of_offset(text: str | None) -> str | None:

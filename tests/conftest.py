@@ -19,7 +19,7 @@ from tests.support.memory_files import use_memory_for_files
 from tests.support.needs import is_without_core, select
 from tests.support.postgres_server import started_server
 
-# Many containers set it. Each of the hundreds of processes that the tests start would compile Dagster and PySpark again,
+# Many containers set it. Each process that the tests start compiles Dagster and PySpark again,
 # which is most of what it does until it is up.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

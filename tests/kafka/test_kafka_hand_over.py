@@ -25,7 +25,7 @@ def spark() -> Iterator[SparkSession]:
         yield session
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(sample="tests/client/test_hand_over_with_spark.py")
 def test_a_topic_has_each_row_once_of_old_code_up_to_the_hand_over_and_of_new_code_after_it(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -143,9 +143,9 @@ class Drill:
 
     def rewind_all(self, streams: Sequence[StreamingAsset], label: str) -> None:
         """Take streams back to a set; the run lists the summary, which is built on what that undoes."""
-        before = {stream: self._running(stream).execution_id for stream in streams}
+        before = [(stream, self._running(stream).execution_id) for stream in streams]
         run_id = self._run_job("restart_savepoint_set_job", "restart_savepoint_set", {"savepoint_set": label})
-        for stream, execution_id in before.items():
+        for stream, execution_id in before:
             self.await_successor(stream, execution_id)
         question = """query($run: ID!) { runOrError(runId: $run) { ... on Run { eventConnection(limit: 1000) { events {
             ... on ExecutionStepOutputEvent { metadataEntries {

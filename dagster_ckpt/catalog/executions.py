@@ -244,16 +244,23 @@ class ExecutionRecords(Records):
     def handed_over(self, lease: LeaseRecord, execution_id: str, *, batch_id: int, gap_ms: int | None) -> None:
         """Record the first batch after a hand-over, `gap_ms` after the last one of the execution before."""
         with self._database.writing_under(lease) as connection:
-            new, old = connection.execute(newest_first(lease.stream_id).limit(2)).all()
+            new = connection.execute(select(executions).where(executions.c.execution_id == execution_id)).one()
+            # A run of the new code may have died between.
+            stopped = newest_first(lease.stream_id).where(executions.c.status == ExecutionStatus.SUSPENDED.value)
+            old = connection.execute(stopped).first()
             is_running = (events.c.stream_id == lease.stream_id) & (events.c.execution_id == execution_id)
             is_running &= events.c.type == EventType.EXECUTION_RUNNING.value
-            running_at_ms = connection.execute(select(events.c.at_ms).where(is_running)).scalar_one()
+            running_at_ms = connection.execute(select(events.c.at_ms).where(is_running)).scalar()
+            ended_at_ms = old.ended_at_ms if old is not None else None
+            stopped_ms = None
+            if ended_at_ms is not None and running_at_ms is not None:
+                stopped_ms = max(0, running_at_ms - ended_at_ms)
             payload = {
-                "from_version": old.code_version,
+                "from_version": old.code_version if old is not None else None,
                 "to_version": new.code_version,
                 "batch_id": batch_id,
                 "gap_ms": gap_ms,
-                "stopped_ms": max(0, running_at_ms - (old.ended_at_ms or running_at_ms)),
+                "stopped_ms": stopped_ms,
             }
             self._database.record_event(
                 connection, lease.stream_id, EventType.HANDED_OVER, execution_id=execution_id, payload=payload

@@ -161,12 +161,12 @@ SOURCE_IDENTITIES = "source_identities"
 IS_LAUNCHED = "is_launched"
 # Likewise: the origin of the request that started it.
 REQUESTED_BY = "requested_by"
-# The origin of what the supervisor requests to reach a desired state.
-DESIRED_STATE_ORIGIN = "desired state"
 # Likewise: what `running_program` says.
 PROGRAM = "program"
 # Likewise: what its driver was launched with (`client/recorded_launch.py`).
 LAUNCH = "launch"
+# The origin of what the supervisor requests to reach a desired state.
+DESIRED_STATE_ORIGIN = "desired state"
 # Of a START request: the execution whose driver is launched again.
 LAUNCH_OF = "launch_of"
 # Of a START request: its run checks its code, then suspends the running query.

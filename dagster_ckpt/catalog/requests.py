@@ -205,8 +205,10 @@ def _answer(
 
 
 def _suspensions(start_id: str) -> ColumnElement[bool]:
+    starts = requests.alias()
+    of_stream = select(starts.c.stream_id).where(starts.c.request_id == start_id).scalar_subquery()
     named = requests.c.arguments.contains(as_text({FOR_START: start_id}), autoescape=True)
-    return (requests.c.kind == RequestKind.SUSPEND.value) & named
+    return (requests.c.stream_id == of_stream) & (requests.c.kind == RequestKind.SUSPEND.value) & named
 
 
 def _drop_suspensions(database: Database, connection: Connection, start_id: str) -> None:

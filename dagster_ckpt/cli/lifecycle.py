@@ -341,8 +341,7 @@ def rollback(client: Client, *, stream: str, yes: bool, as_json: bool) -> None:
 
 
 def _is_launched_driver(client: Client, stream: str) -> bool:
-    newest = client.describe_stream(stream).executions
-    return bool(newest) and bool(newest[0].launch)
+    return any(each.launch for each in client.describe_stream(stream).executions)
 
 
 def _quiet(_message: str) -> None:

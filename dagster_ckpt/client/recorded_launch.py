@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -42,14 +43,14 @@ def launch_to_use(
     """
     loaded = record_of(launch)
     named = request.arguments.get(LAUNCH_OF) if request is not None else None
-    latest = catalog.executions.latest(stream_id)
     if named is not None:
         recorded = catalog.executions.get(named).launch
-    elif latest is not None and latest.launch.get(_INSTEAD_OF) == loaded:
-        # Rolled back, and no other code was loaded since.
-        recorded = latest.launch
     else:
-        return launch, loaded
+        # Not of the latest execution: it may be a restart in place, or have failed before its query ran.
+        recorded = next((each.launch for each in catalog.executions.of_stream(stream_id) if each.launch), {})
+        is_rolled_back = recorded.get(_INSTEAD_OF) == loaded
+        if not is_rolled_back:
+            return launch, loaded
     kept = {name: value for name, value in recorded.items() if name != _INSTEAD_OF}
     why = _why_not_again(kept, launch)
     if why is not None:
@@ -62,7 +63,7 @@ class Predecessor:
     """The code that ran before the present one.
 
     Attributes:
-        execution: The last execution of it.
+        execution: That with which its newest launch was recorded, or else its last one.
         snapshot: The newest one from before the present code; None if none is left.
         cannot: Why its launch cannot be repeated, or None.
     """
@@ -82,31 +83,58 @@ class Predecessor:
 
 
 def predecessor(catalog: Catalog, stream_id: str) -> Predecessor | None:
-    """The code before the present one; None if the stream has only run one code, as far as was recorded."""
+    """The code before the present one; None if the stream has only run one code, as far as was recorded.
+
+    Code that a rollback has replaced is left out: a rollback that is repeated does not lead back to it.
+    """
     executions = catalog.executions.of_stream(stream_id)
-    present = next(iter(executions), None)
-    if present is None:
+    runs = _runs(executions)
+    if not runs:
         return None
-    is_present = [_code_of(each) == _code_of(present) for each in executions]
-    if all(is_present):
+    present = runs[0]
+    replaced = present.execution.launch.get(_INSTEAD_OF)
+    found = next((n for n, run in enumerate(runs) if not run.is_same(present) and run.launch != replaced), None)
+    if found is None:
         return None
-    older = executions[is_present.index(False) :]
-    ids = {each.execution_id for each in older}
+    ids = {each.execution_id for each in executions[executions.index(runs[found].executions[0]) :]}
     snapshot = next((each for each in catalog.snapshots.restorable(stream_id) if each.execution_id in ids), None)
-    return Predecessor(older[0], snapshot, _why_unlike(older[0], present))
+    return Predecessor(runs[found].execution, snapshot, _why_unlike(runs[found], present))
 
 
-def _code_of(execution: ExecutionRecord) -> tuple[Any, ...]:
-    launch = {name: value for name, value in execution.launch.items() if name != _INSTEAD_OF}
-    return execution.code_version, execution.program, launch
+@dataclass(frozen=True)
+class _DriverRun:
+    """The executions of one driver, newest first: its first one, and its restarts in place."""
+
+    executions: tuple[ExecutionRecord, ...]
+
+    @property
+    def execution(self) -> ExecutionRecord:
+        """The one with which the launch was recorded."""
+        return next((each for each in self.executions if each.launch), self.executions[0])
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        return {name: value for name, value in self.execution.launch.items() if name != _INSTEAD_OF}
+
+    def is_same(self, other: _DriverRun) -> bool:
+        """Whether both ran the same code; what was not recorded makes no difference."""
+        versions = self.execution.code_version, other.execution.code_version
+        facts = ((self.execution.program, other.execution.program), (self.launch, other.launch))
+        return versions[0] == versions[1] and all(one == two or not one or not two for one, two in facts)
 
 
-def _why_unlike(old: ExecutionRecord, present: ExecutionRecord) -> str | None:
+def _runs(executions: Sequence[ExecutionRecord]) -> list[_DriverRun]:
+    """Of drivers whose query ran, newest first."""
+    ran = [each for each in executions if each.recovery]
+    return [_DriverRun(tuple(of_run)) for _, of_run in groupby(ran, key=lambda each: each.run_id)]
+
+
+def _why_unlike(old: _DriverRun, present: _DriverRun) -> str | None:
     if not old.launch:
         return "how it was launched was not recorded"
     if old.launch.get(_HIDES):
         return "its launch contains secrets, which are not recorded"
-    if _code_of(old)[2] == _code_of(present)[2]:
+    if old.launch == present.launch:
         return "the present code was launched in the same way"
     return None
 

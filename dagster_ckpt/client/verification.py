@@ -99,6 +99,21 @@ class Pace:
         return self.took_ms > _SLOWER * self.every_ms + _TOLERATED_MS
 
 
+def committed_every_ms(stream: StreamHandle, live: LiveDirectory, batch_id: int) -> int | None:
+    """Time between the commit of a batch and the one before, as the storage dated them.
+
+    None if one is purged, or older than the execution: a restore gives all of them its own time.
+    """
+    running = stream.catalog.executions.latest(stream.stream_id)
+    try:
+        before, at = (live.folder.status(f"{COMMITS}/{each}").modified_at_ms for each in (batch_id - 1, batch_id))
+    except FileNotFoundError:
+        return None
+    if at is None or before is None or running is None or before < running.started_at_ms:
+        return None
+    return at - before
+
+
 def slower_than_input(pace: Sequence[Pace]) -> str | None:
     """Why the code would fall behind, if each batch says so."""
     if not pace or not all(each.is_slow for each in pace):
@@ -129,7 +144,7 @@ class _Comparison:
         ) as batch:
             if batch.error is not None:
                 raise _DiffersError(f"it fails: {batch.error}")
-            every_ms = self._every_ms(batch_id)
+            every_ms = committed_every_ms(self.stream, self.live, batch_id)
             if batch.took_ms is not None and every_ms is not None:
                 pace.append(Pace(batch_id, batch.took_ms, every_ms))
             if batch.sink.rows is None:
@@ -138,16 +153,6 @@ class _Comparison:
                 self._refuse(OUTPUT, batch.difference)
                 yield f"the same {batch.output.count():,} rows of output"
             yield from self._state_of(batch)
-
-    def _every_ms(self, batch_id: int) -> int | None:
-        """Time between two commits, as the storage dated them; None if one is purged."""
-        try:
-            before, at = (
-                self.live.folder.status(f"{COMMITS}/{each}").modified_at_ms for each in (batch_id - 1, batch_id)
-            )
-        except FileNotFoundError:
-            return None
-        return at - before if at is not None and before is not None else None
 
     def _state_of(self, batch: BatchDebug) -> Iterator[str]:
         after = batch.reader_after

@@ -116,8 +116,7 @@ class Supervisor:
             lambda: query.call,
             limit_ms=min(self._stall_timeout_ms or LONGEST_CALL_MS, LONGEST_CALL_MS),
         )
-        gap = OutputGap(stream, execution_id, prepared, lease, self._attempts.positions)
-        self._gap = gap if hands_over else None
+        self._gap = OutputGap(stream, execution_id, prepared, lease, self._attempts.positions) if hands_over else None
         self._journal = Journal(stream, prepared.live, lease, self._attempts.positions, self._log)
         noted = self._catalog.executions.get(execution_id).progress or {}
         self._sink_ids: dict[str, Any] = dict(noted.get(SINK_IDS) or {})

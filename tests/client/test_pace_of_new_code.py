@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
-from dagster_ckpt.client.verification import Pace, slower_than_input
+from dagster_ckpt.client.verification import Pace, committed_every_ms, slower_than_input
+from tests.support.retention_shelf import STREAM
+from tests.support.rewind_history import LAST, History
 
 CASES = {
     "nothing was measured": ([], None),
@@ -24,3 +29,19 @@ def test_code_is_slower_than_the_input_if_each_batch_takes_much_longer_than_the_
     pace: list[tuple[int, int, int]], reason: str | None
 ) -> None:
     assert slower_than_input([Pace(*each) for each in pace]) == reason
+
+
+def test_batches_that_were_restored_say_nothing_about_the_input(tmp_path: Path) -> None:
+    """Their files have the time of the restore."""
+    history = History(tmp_path)
+    stream = history.shelf.stream
+    running = stream.catalog.executions.latest(STREAM)
+    assert running is not None
+    for batch, after_s in ((LAST - 2, -1), (LAST - 1, 2), (LAST, 5)):
+        at = running.started_at_ms / 1000 + after_s
+        os.utime(history.shelf.live / "commits" / str(batch), (at, at))
+
+    found = [committed_every_ms(stream, history.live, batch) for batch in (LAST - 1, LAST, LAST + 1)]
+
+    assert found == [None, pytest.approx(3_000, abs=2), None]
+    stream.catalog.close()

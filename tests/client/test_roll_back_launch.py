@@ -41,12 +41,21 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
     shelf.stream.catalog.close()
 
 
-def ran(shelf: Shelf, execution_id: str, version: str, launch: dict[str, Any] | None) -> None:
+def ran(
+    shelf: Shelf, execution_id: str, version: str, launch: dict[str, Any] | None = None, *, run_id: str | None = None
+) -> None:
+    began(shelf, execution_id, version, run_id=run_id)
     executions = as_writer(shelf.stream.catalog, STREAM).executions
-    executions.start(execution_id, run_id=execution_id, cause=StartCause.MANUAL, holder=HOLDER, code_version=version)
     executions.running(execution_id, live_directory=str(shelf.live), recovery={IS_LAUNCHED: True})
     if launch is not None:
         shelf.stream.catalog.executions.note_launch(execution_id, launch)
+
+
+def began(shelf: Shelf, execution_id: str, version: str | None, *, run_id: str | None = None) -> None:
+    """An execution whose query does not run yet."""
+    executions = as_writer(shelf.stream.catalog, STREAM).executions
+    run = run_id or execution_id
+    executions.start(execution_id, run_id=run, cause=StartCause.MANUAL, holder=HOLDER, code_version=version)
 
 
 def command(words: tuple[str, ...]) -> dict[str, Any]:
@@ -133,3 +142,39 @@ def test_a_request_of_a_platform_is_repeated_by_the_client_of_the_loaded_code(sh
         launch_to_use(catalog, STREAM, DriverLaunch(NEW, "/logs"), start)
     assert catalog.executions.get("back").recovery is not None
     assert LAUNCH in (catalog.executions.get("back").recovery or {})
+
+
+def test_restarts_in_place_and_starts_that_failed_are_no_other_code(shelf: Shelf) -> None:
+    """Neither has the launch recorded with it."""
+    taken = shelf.checkpoint()
+    ran(shelf, "old", "1", command(OLD))
+    ran(shelf, "old in place", "1", run_id="old")
+    ran(shelf, "new", "2", command(NEW))
+    ran(shelf, "new in place", "2", run_id="new")
+    began(shelf, "failed", None)
+
+    found = predecessor(shelf.stream.catalog, STREAM)
+
+    assert found is not None
+    assert (found.execution.execution_id, found.cannot) == ("old", None)
+    assert found.snapshot is not None
+    assert found.snapshot.snapshot_id == taken.snapshot_id
+
+
+def test_code_that_was_rolled_back_is_launched_neither_by_a_restart_nor_by_another_rollback(shelf: Shelf) -> None:
+    catalog = shelf.stream.catalog
+    loaded = DriverLaunch(NEW, "/logs")
+    ran(shelf, "old", "1", command(OLD))
+    ran(shelf, "new", "2", record_of(loaded))
+    back = catalog.requests.submit(STREAM, RequestKind.START, arguments={LAUNCH_OF: "old"}, origin="a test")
+    launch, recorded = launch_to_use(catalog, STREAM, loaded, back)
+    ran(shelf, "back", "1", recorded)
+    ran(shelf, "back in place", "1", run_id="back")
+    began(shelf, "failed", "1")
+
+    assert isinstance(launch, DriverLaunch)
+    assert tuple(launch.command) == OLD
+    assert launch_to_use(catalog, STREAM, loaded, None) == (launch, recorded)
+    assert predecessor(catalog, STREAM) is None
+    with pytest.raises(RequestFailedError, match="no other code has run before"):
+        client_of(shelf.stream).roll_back_launch(STREAM)

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,13 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pyflink
-from pyflink.datastream import StreamExecutionEnvironment
-from pyflink.table import DataTypes, StreamTableEnvironment
-from pyflink.table.udf import udf
+
+from benchmarks.flink_stream import free_port, until
 
 HOME = Path(pyflink.__file__).parent
-KEYS = 1_000
-DEADLINE_S = 240
 WORKER, BESIDE, AGAIN = "Python worker", "TaskManager, another waits", "TaskManager, started again"
 
 
@@ -120,7 +116,7 @@ class Job:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        cluster.submit(__file__)
+        cluster.submit(str(Path(__file__).with_name("flink_counts.py")))
         [job] = cluster.get("/jobs")["jobs"]
         self._path = f"/jobs/{job['id']}"
 
@@ -160,38 +156,6 @@ class Job:
         kill()
         self.wait_until_running(after=attempt)
         return time.monotonic() - began
-
-
-def until(is_so: Any) -> None:
-    """Wait for something.
-
-    Raises:
-        TimeoutError: It does not happen.
-    """
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"Flink did not get there in {DEADLINE_S} s.")
-        time.sleep(0.05)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-def submit_job() -> None:
-    """What the submitted program does: it counts numbers by key."""
-    tables = StreamTableEnvironment.create(StreamExecutionEnvironment.get_execution_environment())
-    tables.create_temporary_function("key_of", udf(lambda number: number % KEYS, result_type=DataTypes.BIGINT()))
-    tables.execute_sql(
-        "CREATE TABLE numbers (n BIGINT) WITH ('connector'='datagen', 'rows-per-second'='1000', 'fields.n.min'='0', "
-        "'fields.n.max'='1000000')"
-    )
-    tables.execute_sql("CREATE TABLE nowhere (k BIGINT, n BIGINT) WITH ('connector'='blackhole')")
-    tables.execute_sql("INSERT INTO nowhere SELECT k, COUNT(*) FROM (SELECT key_of(n) AS k FROM numbers) GROUP BY k")
 
 
 def python_workers(of: int) -> list[int]:
@@ -244,7 +208,4 @@ def main(folder: Path, times: int) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        submit_job()
-    else:
-        print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -16,7 +16,8 @@ from benchmarks.results import Table, at_most, megabytes, seconds
 from benchmarks.sections.flink import FLINK
 
 # Runs with Flink's Python, which has none of our packages.
-FLINK_RECOVERY = Path(__file__).parents[1] / "flink_recovery.py"
+FLINK_RECOVERY = "benchmarks.flink_recovery"
+ROOT = Path(__file__).parents[2]
 TIMES = 10
 CASES = (
     (PLAIN, Victim.DRIVER),
@@ -67,8 +68,8 @@ def _flink(bench: Bench, times: int) -> dict[str, list[float]]:
     python = environment(bench.folder, FLINK) / "python"
     folder = bench.scratch / "flink"
     folder.mkdir()
-    command = [str(python), str(FLINK_RECOVERY), str(folder), str(times)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    command = [str(python.absolute()), "-m", FLINK_RECOVERY, str(folder.absolute()), str(times)]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"Flink's job failed: {done.stderr.strip().splitlines()[-1:]}")
     measured: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 from benchmarks.killing import Memory, Phase, Victim
 from benchmarks.recovering_streams import PLAIN, WITH_STANDBY
 from benchmarks.sections.recovery import CASES, FLINK_RECOVERY, findings
+
+SUBMITTED = "flink_counts.py"
 
 
 def test_each_case_has_its_medians_and_its_target() -> None:
@@ -34,5 +39,10 @@ def test_without_flink_the_page_says_why() -> None:
     assert (PLAIN, Victim.RUN) in CASES
 
 
-def test_the_program_for_flink_is_where_its_section_looks_for_it() -> None:
-    assert FLINK_RECOVERY.is_file()
+def test_the_programs_for_flink_are_where_they_are_looked_for() -> None:
+    found = find_spec(FLINK_RECOVERY)
+    assert found is not None
+    assert found.origin is not None
+    peer = Path(found.origin)
+    assert f'"{SUBMITTED}"' in peer.read_text()
+    assert peer.with_name(SUBMITTED).is_file()

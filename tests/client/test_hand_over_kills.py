@@ -345,18 +345,20 @@ def test_a_query_does_not_stop_for_a_process_that_died_after_it_asked(
 ) -> None:
     with pristine.again() as scene:
         world = world_of(scene, monkeypatch, proves_deaths=True)
-        old, goes_on = old_code(world), threading.Event()
+        old, goes_on, is_looking = old_code(world), threading.Event(), threading.Lock()
         looks, suspend = supervision.Supervisor._take_requests, RequestRecords.suspend_for
 
         def suspend_for(*arguments: Any) -> Any:
-            suspend(*arguments)
-            new.was_killed = True
+            with is_looking:
+                suspend(*arguments)
+                new.was_killed = True
             raise Killed
 
         def look(supervisor: supervision.Supervisor) -> None:
             # The old process is busy until the supervisor has noticed the death.
-            if not new.was_killed or goes_on.is_set():
-                looks(supervisor)
+            with is_looking:
+                if not new.was_killed or goes_on.is_set():
+                    looks(supervisor)
 
         start = world.asks()
         new = Process(world, "new", start_request=start)

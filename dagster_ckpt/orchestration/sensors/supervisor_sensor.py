@@ -29,6 +29,7 @@ from dagster_ckpt.client.reconciliation import (
     reconcile_desired,
 )
 from dagster_ckpt.errors import CkptError, StreamNotFoundError
+from dagster_ckpt.orchestration._compat import RunSlots, run_slots
 from dagster_ckpt.orchestration.resources import catalog_of
 from dagster_ckpt.orchestration.run_status import (
     DEPLOYMENT_TAG,
@@ -46,7 +47,6 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
     report_lost_runs,
     undefined_streams,
 )
-from dagster_ckpt.orchestration.sensors.run_slots import slots_warning
 from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.policies.restart import restart_description
@@ -374,3 +374,23 @@ def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
             stream.stream_id, name=stream.name, asset_key=stream.writes, options=settings.as_record()
         )
     return catalog.desired_states.ensure(stream.stream_id, origin="the asset's definition")
+
+
+def slots_warning(instance: dg.DagsterInstance, streams: int) -> str | None:
+    """What to change in dagster.yaml; None if that many streams fit in, with a slot to spare for a restart."""
+    slots = run_slots(instance, STREAM_ID_TAG)
+    return describe_slots(slots, streams) if slots is not None else None
+
+
+def describe_slots(slots: RunSlots, streams: int) -> str | None:
+    """As `slots_warning`. Pure."""
+    limits = {"concurrency.runs.max_concurrent_runs": slots.total, f"the limit of {STREAM_ID_TAG}": slots.of_streams}
+    short = [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and limit <= streams]
+    if not short:
+        return None
+    return (
+        f"dagster.yaml leaves no slot to spare: {' and '.join(short)}, and this code location has {streams} streams, "
+        "each of which occupies a slot for as long as it runs. Runs beyond that, of streams, restarts and batch work, "
+        "wait in the queue. Raise the limits: one slot per stream, some for restarts and operator jobs, and those of "
+        "batch work"
+    )

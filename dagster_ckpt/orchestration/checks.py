@@ -10,9 +10,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client.health import Finding, HealthCheck, Verdict, judge, worst
 from dagster_ckpt.client.health_facts import HealthFacts, HealthSettings, health_facts
 from dagster_ckpt.orchestration._compat import LatestEvaluation, latest_check_evaluations
-from dagster_ckpt.orchestration.metadata import DEPLOYMENT_KEY
+from dagster_ckpt.orchestration.metadata import DEPLOYMENT_KEY, OtherDeployments
 from dagster_ckpt.orchestration.resources import catalog_of
-from dagster_ckpt.orchestration.sensors.other_deployments import OtherDeployments
 from dagster_ckpt.orchestration.stream import StreamingAsset, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.values.durations import wall_clock_ms

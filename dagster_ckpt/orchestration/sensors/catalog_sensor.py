@@ -24,6 +24,7 @@ from dagster_ckpt.orchestration.metadata import (
     SEQUENCE_KEY,
     SNAPSHOT_ID_KEY,
     CheckpointPage,
+    OtherDeployments,
     failure_observation,
     identity,
     materialization,
@@ -31,7 +32,6 @@ from dagster_ckpt.orchestration.metadata import (
 )
 from dagster_ckpt.orchestration.resources import catalog_of
 from dagster_ckpt.orchestration.run_status import UNFINISHED
-from dagster_ckpt.orchestration.sensors.other_deployments import OtherDeployments
 from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.values.durations import wall_clock_ms

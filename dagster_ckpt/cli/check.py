@@ -54,6 +54,6 @@ def check(deployment: Deployment, /, *, stream: str, as_json: bool, **options: A
 def _report(module: str, stream: str, start_from: StartFrom) -> CompatibilityReport:
     import dagster as dg
 
-    from dagster_ckpt.orchestration.code_check import check_definitions
+    from dagster_ckpt.orchestration.query import check_definitions
 
     return check_definitions(stream, dg.Definitions.merge(*definitions_in(module)), start_from=start_from)

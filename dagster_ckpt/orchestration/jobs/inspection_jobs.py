@@ -19,7 +19,6 @@ from dagster_ckpt.client.state_browsing import (
     show_state,
     written_rows,
 )
-from dagster_ckpt.orchestration.code_check import check_stream
 from dagster_ckpt.orchestration.jobs.ops import (
     SNAPSHOT,
     StreamConfig,
@@ -29,6 +28,7 @@ from dagster_ckpt.orchestration.jobs.ops import (
     with_parameters_of,
 )
 from dagster_ckpt.orchestration.metadata import known, markdown_table, table
+from dagster_ckpt.orchestration.query import check_stream
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.recovery.compatibility import Compatibility, CompatibilityReport
 from dagster_ckpt.stream.lease import has_living_holder

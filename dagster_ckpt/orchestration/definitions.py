@@ -12,7 +12,7 @@ from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_operator_jobs
-from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
+from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs, build_set_jobs
 from dagster_ckpt.orchestration.jobs.schedules import (
     PeriodicReplication,
     PeriodicSavepoints,
@@ -21,7 +21,6 @@ from dagster_ckpt.orchestration.jobs.schedules import (
     build_savepoint_schedule,
     build_verification_schedule,
 )
-from dagster_ckpt.orchestration.jobs.set_jobs import build_set_jobs
 from dagster_ckpt.orchestration.metadata import GRAPH_KEY, PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor

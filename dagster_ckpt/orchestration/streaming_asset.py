@@ -15,7 +15,7 @@ import dagster as dg
 
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.function_config import (
+from dagster_ckpt.orchestration.launchpad import (
     PARAMETER,
     config_class,
     config_in,

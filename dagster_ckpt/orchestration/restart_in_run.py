@@ -24,9 +24,16 @@ from pyspark.sql import SparkSession
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
 from dagster_ckpt.errors import QueryStalledError
 from dagster_ckpt.orchestration._compat import check_captured_interrupt
-from dagster_ckpt.orchestration.child_process import ChildTracebackError, Died, Raised, Returned, Spare, in_child
+from dagster_ckpt.orchestration.child_process import (
+    ChildTracebackError,
+    Died,
+    Raised,
+    Returned,
+    Spare,
+    Standby,
+    in_child,
+)
 from dagster_ckpt.orchestration.run_status import CRASHED, END_KEY, RunWatch, StepContext, run_failure, worker_of
-from dagster_ckpt.orchestration.standby import Standby
 from dagster_ckpt.policies.guard import decide_restart
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt
 from dagster_ckpt.runtime.settlement import record_death

@@ -1,4 +1,4 @@
-"""The query of a stream outside of a run, with the resources of its code location, for what only describes it."""
+"""The query of a stream outside of a run, with the resources of its code location: to describe it, or to check it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stream in YAML."""
+"""One stream and its query in YAML."""
 
 from __future__ import annotations
 

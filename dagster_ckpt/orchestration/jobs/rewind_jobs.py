@@ -1,4 +1,4 @@
-"""Ops and jobs for rewinds and forks."""
+"""Jobs for rewinds, forks and savepoint sets."""
 
 from collections.abc import Mapping, Sequence
 

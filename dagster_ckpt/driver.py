@@ -19,8 +19,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.run_log import RunLog
-from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
+from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER, RunLog
 from dagster_ckpt.client.launching import hand_over, start_order
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage

@@ -224,7 +224,7 @@ _TAKEN = ("completed", "renewed")
 
 
 class RunLog:
-    """Passes the transitions of one stream on, in order.
+    """Passes the transitions of one stream on, in order, to the log of a Dagster run, which keeps each line forever.
 
     The first periodic checkpoint completed in each minute is passed on. The others are counted; the newest of them
     precedes the next line that is not about periodic checkpoints.

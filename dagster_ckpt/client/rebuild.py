@@ -22,7 +22,7 @@ from dagster_ckpt.catalog.records import (
     StreamRecord,
 )
 from dagster_ckpt.catalog.streams import RebuiltStream
-from dagster_ckpt.client.stored_sets import register_sets
+from dagster_ckpt.client.savepoint_set import register_sets
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError, StreamNotFoundError
 from dagster_ckpt.sinks.registry import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader

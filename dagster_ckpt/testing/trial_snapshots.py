@@ -1,4 +1,7 @@
-"""Small snapshots, and helpers to write and read them."""
+"""Small snapshots, helpers to write and read them, and a process that dies while it writes one.
+
+That process runs this module as a program, which reads its task, pickled, from stdin.
+"""
 
 from __future__ import annotations
 

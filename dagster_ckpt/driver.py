@@ -25,8 +25,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
 from dagster_ckpt.errors import CatalogError, CkptError
-from dagster_ckpt.flink.deployment import Deployment
-from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
+from dagster_ckpt.flink.program import Deployment, StreamExecution, StreamToRun, run_program
 from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UnexpectedRows
 from dagster_ckpt.runtime.run import StartQuery

@@ -1,7 +1,5 @@
 """One stream and its query in YAML."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
@@ -72,7 +70,7 @@ class Source(dg.Model):
             raise ValueError(f"source {self.name}: it has nothing to read. Give table, or format, or path.")
         return self
 
-    def read(self, spark: SparkSession) -> DataFrame:
+    def read(self, spark: "SparkSession") -> "DataFrame":
         """The stream as a data frame."""
         reader = spark.readStream.options(**with_values(self.options))
         if self.schema_ddl is not None:
@@ -152,7 +150,7 @@ class Trigger(dg.Model):
             raise ValueError("trigger: give one of processing_time, available_now: true and continuous.")
         return self
 
-    def applied_to(self, writer: DataStreamWriter) -> DataStreamWriter:
+    def applied_to(self, writer: "DataStreamWriter") -> "DataStreamWriter":
         """Set this trigger on a writer."""
         if self.processing_time is not None:
             return writer.trigger(processingTime=self.processing_time)
@@ -163,14 +161,14 @@ class Trigger(dg.Model):
 
 def described(
     job: str, sources: list[Source], transform: Transform | None, sink: Sink, trigger: Trigger | None
-) -> Describe:
+) -> "Describe":
     """Import paths are resolved now, to report wrong ones when definitions are loaded."""
     function = None
     if transform is not None and transform.function is not None:
         function = imported(f"stream {job}: transform.function", transform.function)
     write = imported(f"stream {job}: sink.foreach_batch", sink.foreach_batch) if sink.foreach_batch else None
 
-    def describe(spark: SparkSession) -> DataStreamWriter:
+    def describe(spark: "SparkSession") -> "DataStreamWriter":
         frames = [source.read(spark) for source in sources]
         if function is not None:
             rows = function(*frames)

@@ -49,7 +49,7 @@ def build_health_checks(
 ) -> list[dg.AssetChecksDefinition]:
     """Define the health checks of streams, to run from the page. `build_health_sensor` evaluates them continuously.
 
-    The checks are on a stream's first asset. Each further asset has one, `stream_health`, with the worst result.
+    They are on a stream's first asset. Each further asset has one, `stream_health`, with the worst result.
 
     Args:
         settings: Thresholds, for all of them or by stream id.
@@ -74,7 +74,7 @@ def build_health_sensor(
 
     Args:
         facts_besides: As in `build_health_checks`; it must be fast.
-        repeat_after_seconds: Then an unchanged result is reported again.
+        repeat_after_seconds: When an unchanged result is reported again.
     """
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)

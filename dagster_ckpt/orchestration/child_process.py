@@ -28,14 +28,12 @@ _CHUNK = 1 << 16
 # What a spare writes before its answer, once it is prepared; no pickle begins with it.
 _READY = b"\0"
 _GO = b"\1"
-# The ends of pipes by which this process tells its spares, and whose closing tells them that it has ended.
+# The ends of pipes that tell its spares to go on; their closing tells that this process has ended.
 _telling: set[int] = set()
 
 
 @dataclass(frozen=True)
 class Returned(Generic[T]):
-    """The function has returned."""
-
     value: T
 
 
@@ -64,7 +62,7 @@ def in_child(
 ) -> Returned[T] | Raised | Died:
     """Run a function in a child process until it ends; what it returns or raises must pickle.
 
-    The child gets one SIGINT as soon as `interrupted` returns True, and is killed if this call ends with an error.
+    The child gets one SIGINT once `interrupted` returns True, and is killed if this call ends with an error.
     `meanwhile` is called several times a second.
     """
     return _outcome(*_fork(lambda writing: _answer(work, writing)), interrupted, meanwhile)
@@ -73,7 +71,7 @@ def in_child(
 class Spare(Generic[T]):
     """A child process that calls `prepare`, and `work` once this process says so. It ends when this process ends.
 
-    It also ends as soon as what `prepare` returns says that it is of no use any more.
+    It also ends once what `prepare` returned says that it is of no use any more.
     """
 
     def __init__(self, prepare: Callable[[], Callable[[], bool]], work: Callable[[], T]) -> None:
@@ -90,12 +88,11 @@ class Spare(Generic[T]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is prepared."""
         self._received = self._received or _read(self._reading)
         return bool(self._received)
 
     def how_it_ended(self) -> str | None:
-        """None while it lives; after an end, it must not be used again."""
+        """None while it lives; after its end, do not use it again."""
         ended, status = os.waitpid(self.pid, os.WNOHANG)
         if not ended:
             return None
@@ -106,14 +103,13 @@ class Spare(Generic[T]):
     def take_over(
         self, *, interrupted: Callable[[], bool], meanwhile: Callable[[], object] = lambda: None
     ) -> Returned[T] | Raised | Died:
-        """Tell it to go on, as soon as it is prepared, and wait as `in_child` does."""
+        """Tell it to go on once it is prepared, and wait as `in_child` does."""
         with suppress(BrokenPipeError):
             os.write(self._tell, _GO)
         self._forget()
         return _outcome(self.pid, self._reading, interrupted, meanwhile)
 
     def end(self) -> None:
-        """Kill it."""
         self._forget()
         _kill(self.pid)
         os.close(self._reading)
@@ -186,7 +182,7 @@ def _await(
                 continue
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            # A process that the child has left may keep the pipe open, so its end is not waited for.
+            # A process that the child has left may keep the pipe open.
             while received := _read(reading):
                 answer += received
             return answer, status
@@ -282,7 +278,7 @@ class Standby(Generic[T]):
         self._due_s = clock() + DELAY_S
 
     def tend(self) -> None:
-        """Start a spare if it is time, and see how the present one is."""
+        """Start a spare if it is time, or look after the present one."""
         if self._spare is None:
             if self._start is not None and self._clock() >= self._due_s:
                 self._spare, self._is_reported = self._started(self._start), False
@@ -295,7 +291,7 @@ class Standby(Generic[T]):
             self._say(f"The spare process {self._spare.pid} is ready")
 
     def take(self) -> Spare[T] | None:
-        """The spare, if there is one, for the caller to use; another one follows."""
+        """The spare, if any, for the caller to use; another one follows."""
         if self._spare is not None:
             self.tend()
         taken, self._spare = self._spare, None
@@ -304,7 +300,6 @@ class Standby(Generic[T]):
         return taken
 
     def end(self) -> None:
-        """End the spare."""
         if self._spare is not None:
             self._spare.end()
             self._spare = None

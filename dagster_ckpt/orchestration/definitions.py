@@ -48,7 +48,7 @@ def stream_definitions(
     """Assets, jobs, sensors and schedules for streaming assets, to merge into a code location.
 
     The code location must provide the resources `pyspark`, `checkpoint_storage`, `state_backend` and
-    `checkpoint_catalog`, or those that the streams' translator names instead. Several calls in one code location need
+    `checkpoint_catalog`, or those that the streams' translator names. Several calls in one code location need
     translators with different prefixes.
 
     Args:
@@ -56,16 +56,15 @@ def stream_definitions(
         downstream: A job to start after new checkpoints.
         downstream_interval_seconds: Minimum time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported to Dagster per interval; 0: each.
-        savepoint_schedules: By stream id: a cron expression, or `PeriodicSavepoints` with history and
-            blackouts.
+        savepoint_schedules: By stream id: a cron expression, or `PeriodicSavepoints`.
         replication: Copies of the snapshots in a second bucket.
         health: Thresholds of the health checks, for all streams or by stream id.
         health_checks: Those to define.
         checkpoint_page: Address of `dagster-ckpt ui`, such as `http://localhost:3080`, for links from assets and
             reports.
-        operator_jobs: Names of the operator jobs to define, such as `restart_stream_job`, without the prefix of a
-            translator; default: all. Those that sensors and savepoint schedules launch are always defined; the
-            schedule that verifies snapshots is, if its job is.
+        operator_jobs: Names of the operator jobs to define, such as `restart_stream_job`, without a translator's
+            prefix; default: all. Those that sensors and savepoint schedules launch are always defined; the schedule
+            that verifies snapshots is, if its job is.
 
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))

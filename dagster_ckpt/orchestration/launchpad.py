@@ -22,7 +22,7 @@ from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.run_status import RESTART_OF_TAG, START_REQUEST_TAG, STEP_TAG
 from dagster_ckpt.orchestration.settings import StreamRunConfig
 
-# Fields that name a stream of the code location; the first of an op is the one that it operates.
+# Fields that name a stream; the first of an op is the one that it operates.
 _STREAM_FIELDS = ("stream_id", "into_stream_id")
 
 
@@ -48,7 +48,7 @@ def _shown(field: Any) -> dg.Field:
 
 
 def _choices(names: Sequence[str], fields: Any, stream_ids: Sequence[str]) -> dict[str, dg.Field]:
-    # Dagster takes types of one name for the same, also those of different streams.
+    # Dagster takes types of one name for the same.
     digest = sha256("\n".join(stream_ids).encode()).hexdigest()[:8]
     kind = dg.Enum(f"StreamId_{digest}", [dg.EnumValue(each) for each in stream_ids])
     found = {name: dg.Field(kind, is_required=True, description=fields[name].description) for name in names}
@@ -76,7 +76,7 @@ def config_class(function: Callable[..., Any]) -> type[dg.Config] | None:
     """The class of the function's `config` parameter; None without one, and for a resource of that name.
 
     Raises:
-        OptionError: It has no such class, or one that a run which nobody gives a config cannot be made of.
+        OptionError: It has no such class, or one with fields without default, which no sensor could launch.
     """
     if PARAMETER not in inspect.signature(function).parameters:
         return None
@@ -124,7 +124,7 @@ def config_in(context: Any, kind: type[dg.Config]) -> dg.Config:
 def config_of_run(
     context: dg.AssetExecutionContext, kind: type[dg.Config], stream_id: str, catalog: CheckpointCatalogResource
 ) -> dg.Config:
-    """Given to the run or to the run before it, and recorded for the next."""
+    """Given to the run or the run before it, and recorded for the next."""
     given: Mapping[str, Any] = context.op_execution_context.op_config
     if _BY_SUPERVISOR & context.run.tags.keys():
         given = {**given, **_of_the_run_before(context.instance, stream_id, catalog)}

@@ -40,15 +40,13 @@ class CheckpointPage:
             raise OptionError(f"checkpoint_page is {self.url!r}, but must be an address such as http://localhost:3080.")
 
     def of_stream(self, stream_id: str) -> dg.UrlMetadataValue:
-        """The overview of a stream."""
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/streams/{quote(stream_id)}")
 
     def of_graph(self, stream_id: str) -> dg.UrlMetadataValue:
-        """Only streams that are connected with this one."""
+        """Only the streams that are connected with this one."""
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/graph?stream={quote(stream_id, safe='')}")
 
     def of_snapshot(self, stream_id: str, snapshot_id: str) -> dg.UrlMetadataValue:
-        """One snapshot of a stream."""
         return dg.MetadataValue.url(f"{self.of_stream(stream_id).url}/-/snapshots/{quote(snapshot_id)}")
 
 
@@ -116,7 +114,7 @@ def _of(event: EventRecord, deployment: str | None) -> dict[str, Any]:
 
 
 def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
-    """The figures of a snapshot; the asset's page plots what is a number, so ids and positions are text."""
+    """The asset's page plots what is a number, so ids and positions are text."""
     watermark_ms = snapshot.watermark_ms
     figures: dict[str, Any] = {
         "dagster_ckpt/snapshot": snapshot.reference,
@@ -155,16 +153,11 @@ def number_in(metadata: Mapping[str, dg.MetadataValue], key: str) -> int | None:
 
 
 def known(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is unknown."""
     return {name: value for name, value in figures.items() if value is not None}
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, at_most: int | None = None) -> str:
-    """A Markdown table, or "none" without rows.
-
-    Args:
-        at_most: Maximum number of rows; the number of others is shown below.
-    """
+    """ "none" without rows. More than `at_most` are counted below."""
     every = list(rows)
     shown = every if at_most is None else every[:at_most]
     if not shown:
@@ -175,11 +168,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, a
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | None]]) -> dg.TableMetadataValue:
-    """A sortable table on a page of Dagster.
-
-    Args:
-        rows: Cells by column; a cell must not be empty there, so None and "" are shown as a dash.
-    """
+    """Sortable. A cell must not be empty there, so None and "" are shown as a dash."""
     records = [
         dg.TableRecord({name: "-" if value in (None, "") else value for name, value in row.items()}) for row in rows
     ]
@@ -196,7 +185,7 @@ class OtherDeployments:
     """What this process knows of streams that another deployment reports, too.
 
     Their reports would alternate forever. The code location that was loaded last reports a stream; the other one is
-    silent about it, and says so once, until it is loaded again. So a new catalog takes over from an old one at once.
+    silent about it, and says so once, until it is loaded again. So a new catalog takes over at once.
     """
 
     def __init__(self) -> None:
@@ -206,8 +195,7 @@ class OtherDeployments:
     def silence(self, stream_id: str, reported_by: Collection[object], ours: str, log: logging.Logger) -> bool:
         """Whether to report nothing of a stream.
 
-        Args:
-            reported_by: Deployments of the newest report on each of its assets or checks; None: unknown.
+        `reported_by`: deployments of the newest report on each of its assets or checks; None: unknown.
         """
         others = sorted({str(each) for each in reported_by if each not in (None, ours)})
         if not others or stream_id not in self._reported:

@@ -37,7 +37,6 @@ class _WithSession:
 
 
 def describer_of(stream: Stream) -> QueryDescriber:
-    """The function that describes the query."""
     if stream.describe is None:
         raise OptionError(
             f"The query of stream {stream.stream_id!r} is described by an asset, op or program of your own, which "
@@ -57,7 +56,7 @@ def resource_keys(stream: Stream) -> set[str]:
 
 @contextmanager
 def resources_of(stream: Stream, defined: Mapping[str, Any]) -> Iterator[Any]:
-    """The resources of a stream as attributes; they are torn down afterwards."""
+    """As attributes; they are torn down afterwards."""
     keys = resource_keys(stream)
     missing = sorted(keys - defined.keys())
     if missing:
@@ -87,14 +86,13 @@ def query_of(
 def check_definitions(
     stream: str, definitions: dg.Definitions, *, start_from: str | StartFrom = "latest"
 ) -> CompatibilityReport:
-    """`Client.check` with the code and the resources of a code location; `stream` is a stream id or an asset key."""
+    """`Client.check` with the code and resources of a code location; `stream` is a stream id or an asset key."""
     found = find_stream(streams_of(definitions), stream)
     with resources_of(found, definitions.resources or {}) as resources:
         return check_stream(found, resources, start_from=start_from)
 
 
 def streams_of(definitions: dg.Definitions) -> list[StreamingAsset]:
-    """The streaming assets of a code location."""
     assets = [each for each in definitions.assets or () if isinstance(each, dg.AssetsDefinition)]
     return [stream for each in assets if (stream := stream_of_asset(each)) is not None]
 
@@ -102,7 +100,7 @@ def streams_of(definitions: dg.Definitions) -> list[StreamingAsset]:
 def check_stream(
     stream: Stream, resources: object, *, start_from: str | StartFrom = "latest", client: Client | None = None
 ) -> CompatibilityReport:
-    """`Client.check` with the code of a stream; `resources` has those of the stream as attributes."""
+    """`Client.check`; `resources` has those of the stream as attributes."""
     describe = describer_of(stream)
     deployment = DeploymentResources.of(resources, stream.translator)
     spark = deployment.spark_session

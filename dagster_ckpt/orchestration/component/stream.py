@@ -71,7 +71,6 @@ class Source(dg.Model):
         return self
 
     def read(self, spark: "SparkSession") -> "DataFrame":
-        """The stream as a data frame."""
         reader = spark.readStream.options(**with_values(self.options))
         if self.schema_ddl is not None:
             reader = reader.schema(self.schema_ddl)
@@ -151,7 +150,6 @@ class Trigger(dg.Model):
         return self
 
     def applied_to(self, writer: "DataStreamWriter") -> "DataStreamWriter":
-        """Set this trigger on a writer."""
         if self.processing_time is not None:
             return writer.trigger(processingTime=self.processing_time)
         if self.continuous is not None:
@@ -162,7 +160,7 @@ class Trigger(dg.Model):
 def described(
     job: str, sources: list[Source], transform: Transform | None, sink: Sink, trigger: Trigger | None
 ) -> "Describe":
-    """Import paths are resolved now, to report wrong ones when definitions are loaded."""
+    """Import paths are resolved now, so that wrong ones fail when definitions are loaded."""
     function = None
     if transform is not None and transform.function is not None:
         function = imported(f"stream {job}: transform.function", transform.function)
@@ -208,7 +206,6 @@ class Freshness(dg.Model):
         return self
 
     def policy(self) -> dg.FreshnessPolicy:
-        """The policy of the assets."""
         return dg.FreshnessPolicy.time_window(
             fail_window=timedelta(milliseconds=self.fail_after_ms),
             warn_window=timedelta(milliseconds=self.warn_after_ms) if self.warn_after_ms is not None else None,
@@ -238,7 +235,6 @@ class Savepoints(dg.Model):
         return self
 
     def periodic(self) -> PeriodicSavepoints:
-        """The schedule for `stream_definitions`."""
         return PeriodicSavepoints(
             self.cron_schedule,
             self.execution_timezone,
@@ -270,7 +266,6 @@ class Health(_Thresholds):
         return self
 
     def settings(self) -> HealthSettings:
-        """The thresholds for `stream_definitions`."""
         return HealthSettings(**self.model_dump())
 
 
@@ -356,7 +351,6 @@ class StreamDeclaration(dg.Resolvable, dg.Model):
         return self
 
     def stream(self, translator: StreamTranslator | None = None) -> StreamingAsset:
-        """Create the streaming assets."""
         names = StreamOptions.__annotations__.keys() - NOT_IN_YAML
         options = cast("StreamOptions", {name: getattr(self, name) for name in names})
         describe = described(self.name, self.sources, self.transform, self.sink, self.trigger)

@@ -84,7 +84,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 def rewind_metadata(
     context: dg.OpExecutionContext, stream: Stream, preview: RewindPreview
 ) -> dict[str, dg.MetadataValue]:
-    """Metadata of a rewind and its effects downstream."""
+    """With its effects downstream."""
     return {**preview_metadata(preview), **downstream_metadata(dependents_of(context, stream, preview))}
 
 
@@ -99,7 +99,6 @@ ROWS_SHOWN = 200
 
 
 def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
-    """Metadata of a rewind."""
     plan = preview.plan
     facts = [
         ("plan", plan.reason),
@@ -147,7 +146,6 @@ def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.
 
 
 def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
-    """Metadata of a fork or import."""
     is_import = made.of_deployment is not None
     facts = [
         ("stream", made.stream_id),
@@ -166,7 +164,6 @@ def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
 
 
 def cleaning_metadata(cleaning: SinkCleaning) -> dict[str, dg.MetadataValue]:
-    """Metadata of orphaned part files."""
     done = "deleted" if cleaning.deleted else "would be deleted"
     orphans = [_orphan(orphan, done) for orphan in cleaning.orphans]
     table = markdown_table(("file", "bytes", "age", "undone by", "what is done"), orphans, at_most=ROWS_SHOWN)
@@ -210,7 +207,6 @@ class RestartSetConfig(dg.Config):
 
 
 def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
-    """Build the jobs for savepoint sets."""
     ops = StreamOps(streams)
 
     @ops.op
@@ -239,7 +235,6 @@ def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 
 
 def set_metadata(made: SavepointSet) -> dict[str, dg.MetadataValue]:
-    """Metadata of a savepoint set."""
     rows = [
         (stream_id, "none" if each.batch_id is None else each.batch_id, each.location or "")
         for stream_id in made.streams

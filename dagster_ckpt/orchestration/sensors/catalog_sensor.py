@@ -66,7 +66,7 @@ def events_to_report(
     *,
     interval_ms: int,
 ) -> Iterator[ReportedEvent]:
-    """The events to report, in order.
+    """In order.
 
     Always: savepoints, user-triggered checkpoints, the first checkpoint after a start or restore, the last before an
     end, and failed savepoints. Else the first checkpoint per interval, and of failed ones the first after a success,
@@ -380,7 +380,7 @@ def _there(
 def already_reported(
     fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord], ours: str
 ) -> frozenset[str]:
-    """Which of these snapshots, in order, are already on their asset after an interrupted tick or a reset cursor.
+    """Which of these snapshots, in order, an interrupted tick or one before a reset of the cursor has reported.
 
     Other events may be between ours. `fetch` is the instance's `fetch_materializations` or `fetch_observations`.
     """

@@ -108,7 +108,7 @@ def build_supervisor_sensor(
         # First: it requests starts, which are launched below.
         steps, held = tick.reconcile_desired_states()
         starts = list(tick.requested_starts())
-        # A requested start replaces the restart of a failed run: both would compete for the lease.
+        # Instead of the restart of a failed run: both would compete for the lease.
         starting = {request.tags[STREAM_ID_TAG] for request in starts} | held
         requests = [*steps, *starts, *tick.after_ends(except_of=starting)]
         origin = context.code_location_origin
@@ -151,8 +151,8 @@ class SupervisorTick:
     def reconcile_desired_states(self) -> tuple[list[dg.RunRequest], set[str]]:
         """Take one step with each managed stream that is not in its desired state; one that is costs one read.
 
-        Returns the runs of long steps, but no starts, which are requested in the catalog; and the streams that the
-        restart strategy must not start now.
+        Returns the runs of long steps (starts are requested in the catalog), and the streams that the restart strategy
+        must not start now.
         """
         rows = self.catalog.desired_states.all()
         managed = {
@@ -189,7 +189,6 @@ class SupervisorTick:
         return runs, held
 
     def requested_starts(self) -> Iterator[dg.RunRequest]:
-        """Launch the starts that operators requested."""
         for request in self.catalog.requests.starts_to_launch():
             stream = self.streams.get(request.stream_id)
             # An external program picks up the request itself.
@@ -209,7 +208,7 @@ class SupervisorTick:
             self.messages.append(f"{request.stream_id}: starting from {start_from} for {request.origin}")
             yield self._run(
                 stream.start_job.name,
-                # One run per request, however often it is evaluated. A re-created catalog may use the id again.
+                # One run per request. A re-created catalog may use the id again.
                 f"start-{request.request_id}-{request.created_at_ms}{f'-{attempt}' if attempt else ''}",
                 {STREAM_ID_TAG: stream.stream_id, START_REQUEST_TAG: request.request_id},
                 {stream.name: set_options(request.arguments)},
@@ -383,7 +382,7 @@ def slots_warning(instance: dg.DagsterInstance, streams: int) -> str | None:
 
 
 def describe_slots(slots: RunSlots, streams: int) -> str | None:
-    """As `slots_warning`. Pure."""
+    """Pure."""
     limits = {"concurrency.runs.max_concurrent_runs": slots.total, f"the limit of {STREAM_ID_TAG}": slots.of_streams}
     short = [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and limit <= streams]
     if not short:

@@ -21,8 +21,6 @@ _LOG = logging.getLogger(__name__)
 
 
 class GraphMethods(SnapshotMethods, LifecycleMethods):
-    """See `Client`."""
-
     def stream_edges(self) -> list[Edge]:
         """Which streams read the output of which others."""
         from dagster_ckpt.stream.edges import edges_in
@@ -67,7 +65,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         """Take savepoints of several streams that belong together, while they run: a set, or nothing.
 
         Args:
-            selection: Streams, such as `orders+`, as of `recovery_line`.
+            selection: Streams, as of `recovery_line`.
             keep: How many sets of this selection to keep; older ones that were taken with `keep` are released.
             accept_unproven: Also record a set whose streams are connected by something whose position is not known.
             timeout_s: For each stream.

@@ -151,7 +151,6 @@ class SourceFacts:
 
     @property
     def kind(self) -> SourceKind:
-        """Its kind."""
         return next((kind for begin, kind in _KINDS if self.name.startswith(begin)), SourceKind.OTHER)
 
 
@@ -212,7 +211,6 @@ def kafka_offsets(text: object) -> Offsets | None:
 
 
 def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
-    """Add them to the Kafka sources."""
     return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
 
 

@@ -80,7 +80,6 @@ class DriverLaunch:
         self.command_line(stream_id="", start_request="")
 
     def command_line(self, *, stream_id: str, start_request: str) -> list[str]:
-        """The command line of one launch."""
         try:
             return [word.format(stream_id=stream_id, start_request=start_request) for word in self.command]
         except (KeyError, IndexError, ValueError) as error:
@@ -212,7 +211,7 @@ def is_by_hand() -> bool:
 
 
 def cause_unasked(catalog: Catalog, stream_id: str) -> StartCause:
-    """The cause of a start without a request: a user or a restart."""
+    """Of a start without a request: a user or a restart."""
     if is_by_hand() or catalog.executions.latest(stream_id) is None:
         return StartCause.MANUAL
     return StartCause.RESTART_NEW_RUN

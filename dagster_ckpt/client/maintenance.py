@@ -30,15 +30,12 @@ DAY_MS = 86_400_000
 
 
 class MaintenanceMethods(Connection):
-    """See `Client`."""
-
     def doctor(
         self, stream: str, *, directory: str | None = None, deep: bool = True, deep_snapshots: bool = False
     ) -> StreamExamination:
         """Examine a stream's live directory: what is wrong, how far back it is intact, which snapshot to use.
 
         Args:
-            stream: The stream; it may be running and is not changed.
             directory: Another directory than the stream's own.
             deep: Read the content of every state file that a resume needs.
             deep_snapshots: Compare every byte of the recommended snapshot with its digest.
@@ -146,9 +143,8 @@ class MaintenanceMethods(Connection):
     def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:
         """Delete the savepoints that a schedule took and that its history does not keep.
 
-        Those of users, other schedules, or claimed by a start are not considered. The preferred savepoint, the one
-        that the current timeline began with, the newest one and the newest proven one are always kept. Ages are by the
-        catalog's clock.
+        Those of users, other schedules, or claimed by a start stay. So do the preferred savepoint, the one that the
+        current timeline began with, the newest one and the newest proven one. Ages are by the catalog's clock.
         """
         from dagster_ckpt.policies.guard import decide_retention, needed_of_history
         from dagster_ckpt.policies.retention import RetentionContext
@@ -218,8 +214,6 @@ class MaintenanceMethods(Connection):
         """Report, or without `dry_run` delete, part files that the logs of rolled-back file sinks no longer name.
 
         Args:
-            stream: The stream; it may be running.
-            dry_run: Only report what would be deleted.
             grace_ms: Younger files stay. Default: one day.
 
         Raises:

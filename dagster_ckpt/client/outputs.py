@@ -1,8 +1,7 @@
 """Repairs and cleans the outputs of file sinks.
 
-Two things may still need a file that the log does not name: a batch being written, and a snapshot whose copy of the
-log names it, since a start from there makes it visible again. Files of batch jobs in the same folder are not the
-stream's.
+Two things may still need a file that the log does not name: a batch being written, and a snapshot whose copy of the log
+names it, since a start from there makes it visible again. The folder may also have files of batch jobs.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ class Orphan:
 
     @property
     def is_removable(self) -> bool:
-        """Whether nothing needs it."""
         return self.kept_because is None
 
 
@@ -76,12 +74,11 @@ class SinkCleaning:
 
     @property
     def removable(self) -> tuple[Orphan, ...]:
-        """Files that nothing needs."""
         return tuple(orphan for orphan in self.orphans if orphan.is_removable)
 
     @property
     def bytes(self) -> int:
-        """Total size of the removable files."""
+        """Of the removable files."""
         return sum(orphan.file.size for orphan in self.removable)
 
 
@@ -211,7 +208,6 @@ class RebuiltOutput:
     unknown: range
 
     def messages(self) -> list[str]:
-        """One or two sentences."""
         first = f"{self.folder}: its log lists the files of all batches up to {self.batch_id}"
         if not self.unknown:
             return [f"{first}; the stream can go on"]

@@ -74,11 +74,10 @@ class RebuildReport:
 
     @property
     def found_only_damage(self) -> bool:
-        """Whether state was found, but none to continue from."""
+        """State was found, but none to continue from."""
         return bool(self.skipped) and not self.registered and self.live_directory is None
 
     def messages(self) -> list[str]:
-        """The result, one line per fact."""
         where = self.live_directory or "the newest snapshot, which is restored if there is one"
         return [
             *(f"registered {name}" for name in (*self.registered, *self.sets)),
@@ -101,7 +100,6 @@ class CatalogRebuild:
     refused: Mapping[str, str]
 
     def messages(self) -> list[str]:
-        """The result, one line per fact."""
         lines = [f"{each.stream_id}: {message}" for each in self.streams for message in each.messages()]
         return [*lines, *(f"{stream_id} was not rebuilt: {why}" for stream_id, why in self.refused.items())]
 
@@ -170,7 +168,7 @@ def rebuild(
 def _goes_on_elsewhere(
     live: LiveDirectory, found: Sequence[SnapshotRecord], continue_from: ContinueFrom | None
 ) -> bool:
-    """Whether the stream continues from a snapshot newer than its live directory, which is an old copy.
+    """Whether its live directory is an old copy, and the stream continues from a newer snapshot.
 
     A rewind always makes a new directory. One behind a snapshot taken of it was put back.
     """

@@ -115,7 +115,6 @@ def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definiti
 
 
 def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> ObservedStream:
-    """Read the facts of a decision."""
     stream_id = row.stream_id
     execution = catalog.executions.latest(stream_id)
     snapshots = catalog.snapshots.restorable(stream_id)
@@ -142,7 +141,7 @@ def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orches
 
 
 def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
-    """Carry out a decision, then record it."""
+    """And record it afterwards."""
     run: StepRun | None = None
     for action in decision.actions:
         match action:
@@ -162,7 +161,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
 
 
 def step_name(row: DesiredRecord) -> str:
-    """Name of the current step, for its runs."""
+    """Of the current step, for its runs."""
     is_under_way = row.upgrade is not None and not row.upgrade.phase.is_over
     phase = row.upgrade.phase.value if row.upgrade is not None and is_under_way else "STATE"
     return f"{row.stream_id}/{row.generation}/{phase}"
@@ -233,8 +232,6 @@ class RecordedEnd(Enum):
 
 @dataclass(frozen=True)
 class Wait:
-    """No action yet."""
-
     reason: str
 
 

@@ -157,7 +157,7 @@ def known(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, at_most: int | None = None) -> str:
-    """ "none" without rows. More than `at_most` are counted below."""
+    """Says "none" without rows. More than `at_most` are counted below."""
     every = list(rows)
     shown = every if at_most is None else every[:at_most]
     if not shown:

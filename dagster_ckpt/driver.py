@@ -86,7 +86,7 @@ def run_stream(
         storage: An absolute path, URL or object. Savepoints go to `<storage>/savepoints` unless an object specifies a
             folder.
         live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
-        checkpointing: Checkpointing options; default: no periodic checkpoints.
+        checkpointing: Default: no periodic checkpoints.
         restart_strategy: Default: as for a streaming asset.
         state_backend: None uses the session's settings.
         spark: Default: the session of this process, or a new one with the master of `spark-submit`, else this
@@ -95,13 +95,10 @@ def run_stream(
         on_backend_change: What the start does with state of another backend.
         executor_copy_bytes: Executors copy snapshots that write more bytes than this. They must reach live directories
             and snapshots by the same URLs, and have dagster-ckpt installed. Default: the driver copies.
-        code_version: Version of the code, recorded in snapshots.
+        code_version: Recorded in snapshots.
         unexpected_rows: With `verify_batches` of the start: a function that gets the name of what differs and the rows
             that differ, and returns those that must not.
         state_migrations: Rules for the state of operators that a release changes, for a start with `migrate_state`.
-
-    Returns:
-        How it ended: stopped with a savepoint, suspended, canceled, or out of input.
 
     Raises:
         RequestFailedError: The start that launched this process failed or was withdrawn.
@@ -236,7 +233,7 @@ def pipes_report(
     interval_s: float = PROGRESS_INTERVAL_S,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[PipesReport]:
-    """Without a Pipes context in the environment, nothing is passed on."""
+    """Passes nothing on without a Pipes context in the environment."""
     if PIPES_VARIABLE not in environment:
         yield PipesReport(None)
         return
@@ -285,13 +282,10 @@ def progress_message(catalog: Catalog, stream_id: str) -> str:
 
 @contextmanager
 def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = None) -> Iterator[None]:
-    """Also pass the transitions of a stream to the log of a Dagster run while the context is open, from INFO on.
+    """Also pass transitions to the log of a Dagster run while the context is open, from INFO on.
 
-    A thread passes them on, so that a hanging log delays neither lease nor checkpoint.
-
-    Args:
-        stream_id: Of the stream that runs here, whose periodic checkpoints are summed up (`RunLog`). None: every line
-            of all streams.
+    A thread passes them on, so that a hanging log delays neither lease nor checkpoint. `stream_id`: of the stream that
+    runs here, whose periodic checkpoints are summed up (`RunLog`); None: every line of all streams.
     """
     run_log = RunLog(to)
 

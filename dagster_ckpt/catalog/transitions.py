@@ -226,8 +226,8 @@ _TAKEN = ("completed", "renewed")
 class RunLog:
     """Passes the transitions of one stream on, in order, to the log of a Dagster run, which keeps each line forever.
 
-    The first periodic checkpoint completed in each minute is passed on. The others are counted; the newest of them
-    precedes the next line that is not about periodic checkpoints.
+    Of periodic checkpoints, the first one completed in each minute is passed on. The others are counted; the newest of
+    them precedes the next other line.
     """
 
     def __init__(self, send: Send) -> None:
@@ -254,7 +254,7 @@ class RunLog:
             self.flush()
 
     def flush(self) -> None:
-        """Pass on the checkpoint that is held back, if any."""
+        """Pass on what is held back."""
         held, counted = self._held, self._counted
         if held is None:
             return

@@ -78,7 +78,7 @@ class Deployment:
         state_partitions: StatePartitions | None = None,
         state_migrations: Sequence[StateMigration] = (),
     ) -> StreamHandle:
-        """Backend None uses the session's settings; savepoint URL None stores savepoints next to checkpoints."""
+        """Backend None: the session's settings; savepoint URL None: savepoints are stored next to checkpoints."""
         root = self.storage.checkpoint_location.url_to_open
         unset = DeploymentStorage(checkpoint_path=root, savepoint_path=savepoint_url or f"{root}/savepoints")
         storage = storage_of_stream(options.storage, backend, self.storage).configure(unset)
@@ -206,8 +206,7 @@ def run_program(
 ) -> JobExecutionResult:
     """Run streams until all of them have ended, each in a thread: an interrupt never lands inside a call into the JVM.
 
-    A signal stops every stream and keeps its state. If one stream fails, the others are stopped too, and its error is
-    raised.
+    A signal stops every stream and keeps its state. If one fails, the others are stopped too, and its error is raised.
     """
     began_ms = monotonic_ms()
     run_id = run_id or uuid.uuid4().hex

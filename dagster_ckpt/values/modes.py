@@ -38,13 +38,7 @@ class ExternalizedCheckpointCleanup(Enum):
 
 
 class ExternalizedCheckpointRetention(Enum):
-    """Flink 1.20's name for `ExternalizedCheckpointCleanup`.
-
-    Attributes:
-        DELETE_ON_CANCELLATION: Kept only if the stream failed.
-        RETAIN_ON_CANCELLATION: Kept if the stream was canceled, failed or was suspended.
-        NO_EXTERNALIZED_CHECKPOINTS: Never kept.
-    """
+    """Flink 1.20's name for `ExternalizedCheckpointCleanup`, with the same members."""
 
     DELETE_ON_CANCELLATION = 0
     RETAIN_ON_CANCELLATION = 1

@@ -119,7 +119,7 @@ class Client(GraphMethods, MaintenanceMethods):
         """Fork a stream into another one, an independent query whose next start continues from there.
 
         Args:
-            stream: The stream to fork; it is not changed.
+            stream: The stream to fork; it may be running and is not changed.
             into: The stream that continues from it; it must not be running.
             start_from: `latest` (the newest committed batch), `batch-<n>`, or the name of a snapshot.
             outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive their rows.
@@ -233,6 +233,7 @@ class Client(GraphMethods, MaintenanceMethods):
         can be repeated.
 
         Args:
+            stream: The stream; it may be running and is not changed.
             snapshot: `latest`, or the name of a snapshot.
             to: The directory to create; it must not exist.
             outputs: Folders of the snapshot's file sinks, mapped to new folders, which receive their rows.
@@ -265,6 +266,7 @@ class Client(GraphMethods, MaintenanceMethods):
         there. Objects that are there are not copied again.
 
         Args:
+            stream: The stream; it may be running and is not changed.
             snapshot: `latest`, `all`, or the name of a snapshot.
             to: The folder of the copies, as of a checkpoint storage; an object brings credentials. No stream may
                 write there.
@@ -407,8 +409,10 @@ class Client(GraphMethods, MaintenanceMethods):
         Start the stream from the savepoint to continue with the edited state.
 
         Args:
+            stream: The stream; it may be running.
             edits: Keys to forget and rows to write.
             reason: Why, as the savepoint records it.
+            snapshot: `latest`, or an id, number (chk-7), label or location.
 
         Raises:
             UnsupportedSparkError: Writing state needs Spark 4.2.

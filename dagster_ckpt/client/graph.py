@@ -65,7 +65,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         """Take savepoints of several streams that belong together, while they run: a set, or nothing.
 
         Args:
-            selection: Streams, as of `recovery_line`.
+            selection: Streams, such as `orders+`, as of `recovery_line`.
             keep: How many sets of this selection to keep; older ones that were taken with `keep` are released.
             accept_unproven: Also record a set whose streams are connected by something whose position is not known.
             timeout_s: For each stream.

@@ -243,7 +243,7 @@ class LifecycleMethods(Connection):
             ahead: What `preview_rewind` returned: the sinks are asked again only if the stream would meanwhile start
                 elsewhere.
             timeout_s: For each step.
-            suspend_first: For a cluster without room for both runs.
+            suspend_first: Suspend a running query before the new run is launched, where both have no room.
 
         Raises:
             SnapshotNotFoundError: The named snapshot does not exist. After this and the next errors, a running stream
@@ -386,7 +386,7 @@ class LifecycleMethods(Connection):
         self._catalog.streams.accept_plan(self._id_of(stream), fingerprint)
 
     def desired_state(self, stream: str) -> DesiredRecord | None:
-        """With the progress of the last upgrade; None if the stream is not managed."""
+        """The desired state of a stream, with the progress of its last upgrade; None if it is not managed."""
         return self._catalog.desired_states.find(self._id_of(stream))
 
     def set_desired_state(

@@ -23,6 +23,9 @@ class UpgradeMode(StrEnum):
     SAVEPOINT: The same, after the old code was stopped with a savepoint, to which a rollback returns.
     HAND_OVER: As LAST_STATE, but the run of the new code starts beside the old one, compares what both do
         (`verify_batches`), and only then stops the old code and takes over.
+
+    Example:
+        >>> UpgradePolicy(mode=UpgradeMode.LAST_STATE)
     """
 
     STATELESS = "STATELESS"

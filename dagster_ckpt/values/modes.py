@@ -38,7 +38,13 @@ class ExternalizedCheckpointCleanup(Enum):
 
 
 class ExternalizedCheckpointRetention(Enum):
-    """Flink 1.20's name for `ExternalizedCheckpointCleanup`, with the same members."""
+    """Flink 1.20's name for `ExternalizedCheckpointCleanup`.
+
+    Attributes:
+        DELETE_ON_CANCELLATION: Kept only if the stream failed.
+        RETAIN_ON_CANCELLATION: Kept if the stream was canceled, failed or was suspended.
+        NO_EXTERNALIZED_CHECKPOINTS: Never kept.
+    """
 
     DELETE_ON_CANCELLATION = 0
     RETAIN_ON_CANCELLATION = 1

@@ -148,15 +148,13 @@ class LifecycleMethods(Connection):
     def _end_between_restarts(self, stream: StreamHandle, *, cancels: bool) -> str | None:
         from dagster_ckpt.runtime.run import EndKind, QueryEnd
         from dagster_ckpt.runtime.settlement import stop_before_restart
-        from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-        from dagster_ckpt.stream.liveness import this_holder
+        from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 
         last = self._catalog.executions.latest(stream.stream_id)
         if last is None or last.settled or is_running(stream):
             return None
-        holder = this_holder(f"stop-{uuid.uuid4()}", self._origin, None)
         try:
-            acquired = acquire(self._catalog, stream.stream_id, holder)
+            acquired = acquire_for(self._catalog, stream.stream_id, "stop", self._origin)
         except LeaseHeldError:
             # A restart has begun meanwhile: request it.
             return None

@@ -6,7 +6,6 @@ names it, since a start from there makes it visible again. The folder may also h
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +33,8 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_written
-from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held, this_holder
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
+from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held
 from dagster_ckpt.stream.ownership import fence_predecessor
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
@@ -227,8 +226,7 @@ def rebuild_output_logs(stream: StreamHandle, *, dry_run: bool = False, origin: 
     planned = [_plan(stream, folder) for folder in broken]
     if dry_run or not planned:
         return [result for _, result in planned]
-    holder = this_holder(f"rebuild-output-{uuid.uuid4()}", origin, None)
-    acquired = acquire(stream.catalog, stream.stream_id, holder)
+    acquired = acquire_for(stream.catalog, stream.stream_id, "rebuild-output", origin)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         fence_predecessor(stream, acquired, still_mine=lease.check)
         # Its query may have run until it was fenced.

@@ -31,8 +31,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import read_metadata
 from dagster_ckpt.spark.checkpoint_dir.state_files import LAYOUT
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
-from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 from dagster_ckpt.stream.opening import storage_place
 from dagster_ckpt.stream.ownership import IF_LOST, owner_of_live_folder, refuse_unfinished_adoption, unclaimed_directory
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, TAKEN_FROM, describe_snapshot, record_of
@@ -121,9 +120,8 @@ def rebuild(
     if take_over_deployment is not None:
         stream.catalog.take_over_deployment(take_over_deployment, only_if_unused=True)
     record = stream.register()
-    holder = this_holder(f"rebuild-{uuid.uuid4()}", origin, None)
     above = max(stream.newest_token(), _tokens_of(found))
-    acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
+    acquired = acquire_for(stream.catalog, stream.stream_id, "rebuild", origin, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         known = {snapshot.snapshot_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
         owner = owner_of_live_folder(stream)

@@ -22,7 +22,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.savepoint_sets import SAVEPOINT_SET, SavepointSet, set_from, values_of
 from dagster_ckpt.client.preflight import start_preview
-from dagster_ckpt.client.reconciliation import restore_snapshot
+from dagster_ckpt.client.reconciliation import fenced_lease, restore_snapshot
 from dagster_ckpt.client.requests import is_running
 from dagster_ckpt.errors import (
     CkptError,
@@ -37,9 +37,6 @@ from dagster_ckpt.recovery.stream_graph import StreamGraph, point_of, select
 from dagster_ckpt.sinks.table import NoSessionError
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.stream.edges import EdgeKind
-from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import this_holder
-from dagster_ckpt.stream.ownership import check_places, fence_predecessor
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
@@ -257,10 +254,7 @@ def restore_set(found: SavepointSet, opened: dict[str, StreamHandle], *, origin:
 
 
 def _restore(stream: StreamHandle, snapshot_id: str, origin: str, report: Report) -> None:
-    acquired = acquire(stream.catalog, stream.stream_id, this_holder(f"restore-{uuid.uuid4()}", origin, None))
-    with LeaseKeeper(stream.catalog, acquired.record) as lease:
-        check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
-        fence_predecessor(stream, acquired, still_mine=lease.check)
+    with fenced_lease(stream, "restore", origin) as lease:
         try:
             restore_snapshot(stream, snapshot_id, lease, report)
         except StorageAccessError as error:

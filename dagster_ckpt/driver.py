@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER, RunLog
-from dagster_ckpt.client.launching import hand_over, start_order
+from dagster_ckpt.client.launching import failing_start, hand_over, start_order
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
-from dagster_ckpt.errors import CatalogError, CkptError
+from dagster_ckpt.errors import CkptError
 from dagster_ckpt.flink.program import Deployment, StreamExecution, StreamToRun, run_program
 from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UnexpectedRows
@@ -161,7 +161,7 @@ def run_stream(
             start_request_id=order.request_id,
             has_supervisor=order.has_supervisor,
         )
-        with _answered(opened, order.request_id):
+        with failing_start(opened, order.request_id, BaseException):
             described = QueryToStart(lambda: start(session)).described
             hand_over(stream, order.request_id, described, order.start_from, unexpected=unexpected_rows)
             result = run_program(
@@ -173,19 +173,6 @@ def run_stream(
             )
         pipes.ended(result.streams[0])
         return result.streams[0]
-
-
-@contextmanager
-def _answered(catalog: Catalog, request_id: str | None) -> Iterator[None]:
-    """Fail the start request if the start fails before its execution."""
-    try:
-        yield
-    except BaseException as error:
-        if request_id is not None:
-            with suppress(CatalogError):
-                reason = f"{type(error).__name__}: {error}"
-                catalog.requests.fail_start(request_id, reason)
-        raise
 
 
 def _start(stream: StreamHandle, query: QueryToStart) -> StartQuery:
@@ -230,7 +217,6 @@ def pipes_report(
     catalog: Catalog,
     stream_id: str,
     *,
-    interval_s: float = PROGRESS_INTERVAL_S,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[PipesReport]:
     """Passes nothing on without a Pipes context in the environment."""
@@ -246,7 +232,7 @@ def pipes_report(
 
     def report_progress() -> None:
         last = None
-        while not is_over.wait(interval_s):
+        while not is_over.wait(PROGRESS_INTERVAL_S):
             message = progress_message(catalog, stream_id)
             if message != last:
                 context.log.info(message)

@@ -302,7 +302,7 @@ def hand_over(
         # `is_next`: an earlier process has checked the code and stopped the query, and died.
         return
     set_up()
-    with span("hand_over", stream=stream.stream_id), _failing(stream, request_id):
+    with span("hand_over", stream=stream.stream_id), failing_start(stream.catalog, request_id):
         if takes_over:
             with span("check"):
                 check_loaded_code(stream, describe, start_from, tell)
@@ -321,14 +321,14 @@ def hand_over(
 
 
 @contextmanager
-def _failing(stream: StreamHandle, request_id: str | None) -> Iterator[None]:
-    """Fail the request with the error."""
+def failing_start(catalog: Catalog, request_id: str | None, of: type[BaseException] = Exception) -> Iterator[None]:
+    """Fail a start request with the error."""
     try:
         yield
-    except Exception as error:
+    except of as error:
         if request_id is not None:
             with suppress(CatalogError):
-                stream.catalog.requests.fail_start(request_id, f"{type(error).__name__}: {error}")
+                catalog.requests.fail_start(request_id, f"{type(error).__name__}: {error}")
         raise
 
 

@@ -440,8 +440,7 @@ def _check_op(spec: StreamSpec, op: dg.OpDefinition) -> None:
     if op.retry_policy is not None:
         raise OptionError(
             f"Stream {spec.stream_id}: {op.name} has a RetryPolicy, so that Dagster would start it again after a "
-            "cancel. "
-            "Remove it: restarts come from the stream's restart_strategy."
+            "cancel. Remove it: restarts come from the stream's restart_strategy."
         )
     fields = getattr(op.config_field.config_type if op.config_field else None, "fields", {})
     if "start_from" not in fields:

@@ -217,6 +217,7 @@ def pipes_report(
     catalog: Catalog,
     stream_id: str,
     *,
+    interval_s: float = PROGRESS_INTERVAL_S,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[PipesReport]:
     """Passes nothing on without a Pipes context in the environment."""
@@ -232,7 +233,7 @@ def pipes_report(
 
     def report_progress() -> None:
         last = None
-        while not is_over.wait(PROGRESS_INTERVAL_S):
+        while not is_over.wait(interval_s):
             message = progress_message(catalog, stream_id)
             if message != last:
                 context.log.info(message)

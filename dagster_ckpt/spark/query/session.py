@@ -240,3 +240,27 @@ def _release() -> SparkRelease:
         return installed_release()
     except SparkNotFoundError:
         return RELEASES[-1]
+
+
+_WARM_UP_S = 60
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Let the JVM load and compile what the start of a query needs, before there is a query to start.
+
+    Runs one batch of a small query with state, in a session and a temporary directory of its own.
+    """
+    if not is_classic_session(spark):
+        return
+    session = spark.newSession()
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    provider = "spark.sql.streaming.stateStore.providerClass"
+    session.conf.set(provider, str(spark.conf.get(provider)))
+    rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", "1").load()
+    counted = rows.groupBy("value").count()
+    writer = counted.writeStream.queryName("dagster_ckpt_warm_up").format("noop").outputMode("update")
+    query = writer.trigger(once=True).start()
+    try:
+        query.awaitTermination(_WARM_UP_S)
+    finally:
+        query.stop()

@@ -29,19 +29,19 @@ from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, STATE
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.planned_batches import plan_again
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
-from dagster_ckpt.spark.query.captured_batch import (
+from dagster_ckpt.spark.query.description import described_options, is_described_query, quoted, session_of
+from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, named_output
+from dagster_ckpt.spark.query.session import active_in_thread, settings_for_a_while
+from dagster_ckpt.spark.query.trial_batch import (
     Captured,
     SourceToRead,
     capture_batch,
     cloned_session,
     directory_of_source,
+    run_trial,
     settings_of,
     sources_to_read,
 )
-from dagster_ckpt.spark.query.description import described_options, is_described_query, quoted, session_of
-from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, named_output
-from dagster_ckpt.spark.query.session import active_in_thread, settings_for_a_while
-from dagster_ckpt.spark.query.trial_batch import run_trial
 from dagster_ckpt.state.diff import StateDifference, comparable, differences, paired
 from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.reading import StateFrame, StateName, StateReader

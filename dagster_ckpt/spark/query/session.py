@@ -53,9 +53,7 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
     if not is_classic_session(session):
         yield
         return
-    of_sessions: Any = session._jvm
-    for part in str(session._jsparkSession.getClass().getName()).split("."):
-        of_sessions = getattr(of_sessions, part)
+    of_sessions = jvm_class(session, "SparkSession")
     before = of_sessions.getActiveSession()
     of_sessions.setActiveSession(session._jsparkSession)
     try:
@@ -67,6 +65,15 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
                 of_sessions.setActiveSession(before.get())
             else:
                 of_sessions.clearActiveSession()
+
+
+def jvm_class(session: SparkSession, name: str) -> Any:
+    """A class of the package of the session's own, which Spark 4 has moved."""
+    found: Any = session._jvm
+    package = str(session._jsparkSession.getClass().getPackageName())
+    for part in f"{package}.{name}".split("."):
+        found = getattr(found, part)
+    return found
 
 
 def is_classic_session(candidate: object) -> bool:

@@ -18,8 +18,8 @@ from dagster_ckpt.client.state_browsing import (
     write_frames,
 )
 from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, OptionError, UnsupportedSparkError
-from dagster_ckpt.recovery.batch_replay import BEFORE_THE_FIRST, ReplayPoint, query_of, replay_points, sources_of
 from dagster_ckpt.recovery.live_directories import scratch_directory
+from dagster_ckpt.recovery.replay import BEFORE_THE_FIRST, ReplayPoint, query_of, replay_points, sources_of
 from dagster_ckpt.recovery.source_check import gone_records
 from dagster_ckpt.recovery.source_inputs import changed
 from dagster_ckpt.sinks.registry import described_sink, sinks_of

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
-from dagster_ckpt.sinks.batch_rows import rows_in_iceberg
 from dagster_ckpt.sinks.iceberg_history import (
     EMPTIED,
     FENCE,
@@ -129,9 +128,20 @@ class IcebergTable(TableSink):
 
     def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
         try:
-            return rows_in_iceberg(self.table, self._history(), asked)
+            history = self._history()
+            found = history.snapshot_of(asked.query_id, asked.batch_id) if asked.query_id is not None else None
         except FileNotFoundError:
             return BatchRows(None, f"there is no Iceberg table {self.table}")
+        if found is None:
+            return BatchRows(None, f"no snapshot of the Iceberg table {self.table} is of the batch, or it has expired")
+        reader = asked.session.read.format("iceberg")
+        if found.summary.get("operation") == "append" and found.parent is not None:
+            reader = reader.option("start-snapshot-id", found.parent).option("end-snapshot-id", found.id)
+        else:
+            # The first, or one that replaced all rows.
+            reader = reader.option("versionAsOf", found.id)
+        rows = asked.columns_of(reader.load(self.table))
+        return BatchRows(rows, f"snapshot {found.id} of the Iceberg table {self.table}")
 
     def plan(self, to: RollBack) -> TablePlan | None:
         session = active_session()

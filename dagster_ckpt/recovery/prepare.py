@@ -1,8 +1,8 @@
 """Carries out a recovery plan: a live directory is ready for Spark, and the sinks have followed its state.
 
-The order of the steps makes a crash harmless. The new directory is built under a temporary name and renamed; one
-transaction makes it the stream's directory and records that sinks must still be rolled back; then the sinks are rolled
-back, which can be repeated; then that record is cleared.
+The order makes a crash harmless: the new directory is built under a temporary name and renamed; one transaction
+switches the stream to it and records that sinks must still be rolled back; this is done, repeatably; the record is
+cleared.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def prepare(
 
     An error before the switch to a new directory leaves everything as it was; after it, the next start finishes.
 
-    Only the sinks of `output`, where the query will write, are changed; if unknown, the known ones. A `survey` for this
-    plan is used if nothing has happened since. With `rewrite`, the query always continues in a new directory. `watch`
-    is called while files are written and before the switch, and may raise.
+    Only the sinks of `output` are changed; if unknown, the known ones. A `survey` for this plan is used if nothing has
+    happened since. With `rewrite`, the query always continues in a new directory. `watch` is called while files are
+    written and before the switch, and may raise.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)

@@ -135,10 +135,7 @@ def replay(
     *,
     watch: Watch,
 ) -> RestoreAndReplay:
-    """Restore a snapshot to a directory that no stream uses, and run the lost batches there without output.
-
-    `watch` is called while a batch runs, and may raise.
-    """
+    """Restore a snapshot to a directory that no stream uses, and run the lost batches there without output."""
 
     def stopped() -> bool:
         watch()

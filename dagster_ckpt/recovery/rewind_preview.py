@@ -158,7 +158,7 @@ def preview_rewind(
     """Determine what a planned start would undo and process again.
 
     For a plan that undoes nothing, the preview has only sinks that have an uncommitted batch, or that the query must
-    not write to. A running query finishes its batch in flight before it is stopped. The sources use the file systems of
+    not write to. A running query finishes its batch in flight before it stops. The sources use the file systems of
     `session`.
     """
     survey = survey_sinks(stream, plan, output)

@@ -143,7 +143,7 @@ def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput |
 
 
 def refuse_to_clean(stream: StreamHandle) -> None:
-    """If a folder where the stream last wrote no longer belongs to it, refuse to delete files there."""
+    """Refuse to delete files in a folder that no longer belongs to the stream."""
     record = stream.catalog.streams.get(stream.stream_id)
     commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)

@@ -184,7 +184,7 @@ def make_fresh_state(
     One batch without output reads all input. A second one has none and the watermark of the newest batch of `live`, so
     that what was complete then is complete here.
 
-    On an error, the caller deletes the directory. `watch` is called while Spark runs, and may raise.
+    On an error, the caller deletes the directory.
     """
     newest = live.positions().commit
     if newest is None:

@@ -1,7 +1,7 @@
 """After a start or its query failed: examine what it began from, and note damage in the catalog.
 
-Spark loads state files without a checksum from a copy. A failure proves damage only if the same Spark loads the state
-of a snapshot in the same way; otherwise code, session or environment may be its cause.
+Spark loads state files without a checksum from a copy. A failure proves damage only if the same Spark loads a
+snapshot's state in the same way; otherwise code, session or environment may be its cause.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 After a roll-back the query continues under a new id: the table still skips the undone batches of the old one.
 
 Delta drops a write whose `txnAppId` and `txnVersion` it has already; `delta_transaction` sets them as Delta's own sink
-does. The session forgets the version after the first write (`autoReset`), so that Delta refuses a second one. Writes of
-one batch have names, not numbers: changed code may make another write first.
+does. The session forgets the version after the first write (`autoReset`), and Delta then refuses a second one. Writes
+of one batch have names, not numbers: changed code may make another write first.
 """
 
 from __future__ import annotations

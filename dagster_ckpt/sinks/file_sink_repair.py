@@ -3,8 +3,7 @@
 A log of another query or timeline is not damaged: only the guard judges it.
 
 A repair relocates the log after its folder was moved or copied, or rebuilds it from a snapshot. It only writes entries
-whose part files exist with the listed length, deletes only the Hadoop checksum of an entry that changes, and is
-repeatable.
+whose part files exist with the listed length, deletes only Hadoop's checksum of a changed entry, and is repeatable.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
 
 See "The batch in flight" in docs/internals.md. Checkpoint format v2 identifies state by ids that only the missing
-commit would contain, so there the sink must go back: Spark 4.3 does not even resume in place (`assertion failed:
-CheckpointInfo length: 0`).
+commit would contain, so there the sink must go back: Spark 4.3 does not even resume in place
+(`CheckpointInfo length: 0`).
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ class Sink:
         return None
 
     def batch_after(self, replay: Replay) -> int | None:
-        """The newest batch that readers see after a roll-back; None if nothing changes, or it is unknown."""
+        """The newest batch that readers see after a roll-back; None if unchanged or unknown."""
         return None
 
     def last_batch(self, query_id: str | None) -> int | None:

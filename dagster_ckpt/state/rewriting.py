@@ -4,7 +4,7 @@ The batch keeps its number, so sinks, sources and watermarks do not notice; Spar
 misplaces the row of an aggregation without a key. Spark's `StateRewriter` writes RocksDB, tasks of this package heap
 state. Count and hash of the rows of each store and partition are compared with the source.
 
-As a program, this is the child process of `rewriter.py`: orders and answers are lines of JSON.
+As a program, this is the child of `rewriter.py`: orders and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -196,7 +196,6 @@ def rewrite_state(
         target: To be created; executors must reach both by these URLs.
         change_rows: Which rows to write; not called for a limit, which has only a counter.
         graft: Another query's operators; with them `shape` is ignored.
-        watch: Called several times a second; an exception cancels the Spark jobs.
     """
     elsewhere = rewriter_for(spark, changes_rows=change_rows is not None)
     # An error would delete what is built.

@@ -115,7 +115,7 @@ def write_skeleton(
         watch: Called for every file; if it raises, the directory is incomplete.
         is_edit: Other rows are written, which the directory remembers.
         left_out: Operators that Spark's rewriter must not see.
-        state: The query whose operators it gets, if not of `source`; likewise its `plan`.
+        state: The query whose operators (and `plan`) it gets, if not of `source`.
     """
     folder = target.folder
     folder.make()
@@ -260,8 +260,8 @@ _ANY_OTHER = "stateStoreSave"
 def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
     """A copy of a directory of Spark 3.5, with the metadata of operators that Spark's reader of state needs.
 
-    The copy is deleted at the end. The metadata is left out of a result: Spark 3.5 has no use for it, and a later Spark
-    that continues the query writes its own.
+    Deleted at the end. The metadata is left out of a result: Spark 3.5 has no use for it, and a later Spark that
+    continues the query writes its own.
     """
     copy = state.live.sibling(".described")
     copy.delete()

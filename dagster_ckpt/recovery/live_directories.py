@@ -27,8 +27,9 @@ from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.sinks.in_flight import refuse_skipped_batch
 from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Progress, Watch, materialize
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Watch, materialize
 from dagster_ckpt.state.rewriting import Rewritten, rewrite_state
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
@@ -255,7 +256,6 @@ def restore_into(
     Args:
         new_query_id: Lets the query run alongside the original; None keeps the snapshot's.
         donor: A good live directory whose matching files are linked.
-        progress: Called from several threads.
     """
     placed = itertools.count(1)
     total = stream.store.manifest(location).file_count if progress is not None else 0

@@ -18,7 +18,7 @@ from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorrupt
 from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.recovery.live_directories import Building, StateRewrite, restore_into, snapshot_location
 from dagster_ckpt.recovery.plan import Clone, FinishRestore, RecoveryPlan, Restore, RestoreAndReplay, Resume, Rewind
-from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
+from dagster_ckpt.recovery.sink_survey import Survey, survey_sinks
 from dagster_ckpt.recovery.source_check import move_sources
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import begin_log
@@ -28,7 +28,7 @@ from dagster_ckpt.sinks.registry import captured_sinks, logs_in_snapshot, sinks_
 from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
+from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone, give_query_id
 from dagster_ckpt.spark.checkpoint_dir.source_positions import give_positions
 from dagster_ckpt.spark.query.output import NamedOutput

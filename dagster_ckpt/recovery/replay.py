@@ -27,7 +27,7 @@ from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import OnRepeat, Sink, distinct, newest_batch
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, retained_batches
-from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, OFFSETS, SOURCES, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, METADATA, OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import query_metadata
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.checkpoint_dir.planned_batches import plan_again, planned_by, read_plan
@@ -196,9 +196,6 @@ def _has_parts(sink: Sink) -> bool:
     return sink.has_parts or (sink.on_repeat is OnRepeat.RUNS and not sink.rolls_back)
 
 
-BEFORE_THE_FIRST = -1
-
-
 @dataclass(frozen=True)
 class ReplayPoint:
     """State that exists, and the plans that lead from it to a batch.
@@ -244,7 +241,7 @@ def replay_points(stream: StreamHandle, batch_id: int) -> Iterator[ReplayPoint]:
         raise OptionError(f"batch is {batch_id}, but batches are numbered from 0.")
     plans = _Plans.of(stream)
     found, leads = False, deque[PlannedBatch]()
-    for number in range(batch_id, BEFORE_THE_FIRST, -1):
+    for number in range(batch_id, BEFORE_THE_FIRST_BATCH, -1):
         plan = plans.plan(number)
         if plan is None:
             break
@@ -277,7 +274,7 @@ class _Plans:
             yield ReplayPoint(batch_id, (), live=self.live)
         if batch_id in self.snapshots:
             yield ReplayPoint(batch_id, (), snapshot=self.snapshots[batch_id])
-        if batch_id == BEFORE_THE_FIRST:
+        if batch_id == BEFORE_THE_FIRST_BATCH:
             yield ReplayPoint(batch_id, ())
 
     def plan(self, batch_id: int) -> PlannedBatch | None:

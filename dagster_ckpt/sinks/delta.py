@@ -25,7 +25,7 @@ from dagster_ckpt.sinks.delta_commit import (
     restore_version,
     table_id,
 )
-from dagster_ckpt.sinks.delta_log import LOG, DeltaLog
+from dagster_ckpt.sinks.delta_log import DeltaLog
 from dagster_ckpt.sinks.sink import (
     AskedBatch,
     BatchRows,
@@ -41,7 +41,7 @@ from dagster_ckpt.sinks.table import NoSessionError, Obstacle, TablePlan, TableS
 from dagster_ckpt.spark.query.description import quoted
 from dagster_ckpt.spark.query.output import FOREACH_BATCH, foreach_batch_name
 from dagster_ckpt.spark.query.session import active_session, default_file_system
-from dagster_ckpt.spark.query.table_sources import delta_offset
+from dagster_ckpt.spark.query.table_sources import LOG, delta_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

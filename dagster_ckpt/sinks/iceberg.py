@@ -21,6 +21,7 @@ from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.sinks.iceberg_history import (
     EMPTIED,
     FENCE,
+    MAIN,
     IcebergHistory,
     IcebergPlan,
     history_in,
@@ -251,7 +252,6 @@ class IcebergTable(TableSink):
         return self.location or (self.table if _FOLDER.fullmatch(self.table) else None)
 
 
-_MAIN = "main"
 # Other metadata, or no answer which.
 _TO_EXAMINE_AGAIN = ("CommitFailedException", "CommitStateUnknownException", "ValidationException")
 
@@ -312,7 +312,7 @@ class OpenIcebergTable:
         return _id_of(self._base.currentSnapshot())
 
     def _move(self, base: Any, snapshot_id: int) -> bool:
-        updated = self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base).setBranchSnapshot(snapshot_id, _MAIN)
+        updated = self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base).setBranchSnapshot(snapshot_id, MAIN)
         try:
             self._table.operations().commit(base, updated.build())
         except Exception as error:

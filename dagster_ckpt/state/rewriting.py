@@ -32,7 +32,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.spark.query.session import start_application
-from dagster_ckpt.state.elsewhere import states_written
+from dagster_ckpt.state.elsewhere import Report, states_written
 from dagster_ckpt.state.graft import PARTITION_KEY, Graft, TakenRows, with_values
 from dagster_ckpt.state.heap import HeapStore
 from dagster_ckpt.state.rewriter import Rewriter, rewrite_elsewhere, rewriter_for, run_rewriter, settings_of
@@ -132,7 +132,6 @@ _CUTS = 3
 # Gets a store and its rows (`partition_key`: the columns that decide the partition; `key_bytes` and `value_bytes` as
 # Spark encodes them; `column_family_name`) and returns the rows to write.
 RowChange = Callable[[StateStoreName, "DataFrame"], "DataFrame"]
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)

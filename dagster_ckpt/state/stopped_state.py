@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dagster_ckpt.config.state_backend import PROVIDER_CLASS
 from dagster_ckpt.errors import RestoreError, StateRewriteError
 from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS, Cut, cut
@@ -26,7 +27,6 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     COMPRESSION_CODEC,
     DEFAULT_CODEC,
     INTERNAL_PARTITIONS,
-    PROVIDER_CLASS,
     SHUFFLE_PARTITIONS,
     CommitEntry,
     OffsetEntry,

@@ -22,8 +22,6 @@ from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, unt
 
 # Called often, from any thread; an exception aborts the work.
 Watch = Callable[[], None]
-# Called with the numbers of placed and of all files.
-Progress = Callable[[int, int], None]
 
 _LOGS = (OFFSETS, COMMITS)
 # RocksDB writes these once, and verifies a checksum of each block on every read.

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config.state_backend import PROVIDER_CLASS, StateBackend
 from dagster_ckpt.errors import JavaNotFoundError, OptionError, SparkNotFoundError
+from dagster_ckpt.spark.checkpoint_dir.logs import SHUFFLE_PARTITIONS
 from dagster_ckpt.spark.versions import RELEASES, SparkRelease, installed_release, refuse_unknown_settings
 from dagster_ckpt.values.redaction import shown_settings
 
@@ -260,9 +261,8 @@ def warm_up(spark: SparkSession) -> None:
     if not is_classic_session(spark):
         return
     session = spark.newSession()
-    session.conf.set("spark.sql.shuffle.partitions", "1")
-    provider = "spark.sql.streaming.stateStore.providerClass"
-    session.conf.set(provider, str(spark.conf.get(provider)))
+    session.conf.set(SHUFFLE_PARTITIONS, "1")
+    session.conf.set(PROVIDER_CLASS, str(spark.conf.get(PROVIDER_CLASS)))
     rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", "1").load()
     counted = rows.groupBy("value").count()
     writer = counted.writeStream.queryName("dagster_ckpt_warm_up").format("noop").outputMode("update")

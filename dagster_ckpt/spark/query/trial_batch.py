@@ -17,6 +17,7 @@ from dagster_ckpt.errors import CkptError, LiveDirectoryError, UnsupportedSparkE
 from dagster_ckpt.spark.checkpoint_dir.inspect import retained_batches
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import (
+    STATE_FORMAT,
     only_offset,
     parse_commit_entry,
     parse_offset_entry,
@@ -164,9 +165,6 @@ def _message(error: str) -> str:
     return without_secrets("\n".join(said))[:_MAX_MESSAGE]
 
 
-_FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-
-
 @dataclass(frozen=True)
 class SourceToRead:
     """`key` is its name in the offset log; `rows` are all that it will ever read."""
@@ -203,7 +201,7 @@ def settings_of(live: LiveDirectory) -> dict[str, str]:
         return {}
     path = f"{COMMITS}/{commit}"
     entry = parse_commit_entry(live.folder.read(path), f"{live.url}/{path}")
-    return {_FORMAT_VERSION: "2"} if entry.state_ids else {}
+    return {STATE_FORMAT: "2"} if entry.state_ids else {}
 
 
 def capture_batch(

@@ -66,11 +66,11 @@ class BatchDebug(ExitStack):
     """Result of `Client.debug_batch`.
 
     Input and output are in the memory of the executors. The state is in a temporary copy that this object owns: use its
-    frames before `close`, or inside a `with` block.
+    frames before `close`.
 
     Attributes:
         replayed_from: From where its state was restored.
-        inputs: The rows that each source gave, by its name in the offset log (`0`, `1`, … without names).
+        inputs: The rows of each source, by its name in the offset log (`0`, `1`, … without names).
         error: Why the batch failed, if the query fails at it; there is no output then.
     """
 
@@ -117,7 +117,7 @@ class BatchDebug(ExitStack):
 
     @property
     def input(self) -> DataFrame:
-        """The rows that the only source gave; of several, see `inputs`."""
+        """The rows of the only source; of several, see `inputs`."""
         if len(self.inputs) != 1:
             raise OptionError(
                 f"The query has {len(self.inputs)} sources. Name one: inputs[{next(iter(self.inputs))!r}]."
@@ -200,7 +200,6 @@ class BatchDebug(ExitStack):
 
     @cached_property
     def sink_name(self) -> str | None:
-        """Spark's name for the sink."""
         return self._sink.name if self._sink is not None else None
 
     @cached_property
@@ -378,7 +377,6 @@ class ShownRows:
 
     @staticmethod
     def of(frame: DataFrame, limit: int) -> ShownRows:
-        """Count a frame's rows and read the first."""
         rows = frame.count()
         return ShownRows(rows, tuple(frame.columns), texts(frame, [], limit) if rows and limit else ())
 

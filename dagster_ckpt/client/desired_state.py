@@ -216,7 +216,7 @@ RETRY_MS = 60_000
 
 
 def begin_upgrade(policy: UpgradePolicy, seen: ObservedStream) -> Decision:
-    """Begin an upgrade to the loaded code version."""
+    """To the loaded code version."""
     running = seen.execution.code_version if seen.execution is not None else None
     needs_preflight = policy.preflight and policy.mode is not UpgradeMode.STATELESS and seen.has_state
     phase = UpgradePhase.PREFLIGHT if needs_preflight else UpgradePhase.STOPPING
@@ -232,7 +232,6 @@ def begin_upgrade(policy: UpgradePolicy, seen: ObservedStream) -> Decision:
 def advance_upgrade(
     row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStream
 ) -> Decision:
-    """The next step of an upgrade in progress."""
     match upgrade.phase:
         case UpgradePhase.PREFLIGHT:
             return _preflight(row, upgrade, policy, seen)

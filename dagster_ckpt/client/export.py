@@ -51,7 +51,6 @@ class Export:
     is_running: bool = True
 
     def messages(self) -> list[str]:
-        """A few lines for people."""
         advice = f"do not start {self.stream_id} again once the exported query has run"
         if self.is_running:
             advice = f"stop {self.stream_id} before you start the exported query"

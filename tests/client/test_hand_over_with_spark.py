@@ -130,12 +130,22 @@ def test_rows_are_there_once_if_files_come_in_during_the_hand_over(spark: SparkS
     assert each_row_once(of, of.small.rows()) >= 2  # type: ignore[arg-type]
 
 
+def neighbours(rows: DataFrame, others: DataFrame) -> DataFrame:
+    """Pairs of a row and the next one, of two sources."""
+    left = rows.dropDuplicates(["a"]).selectExpr("a", "timestamp_seconds(a) AS at").withWatermark("at", "20 seconds")
+    right = others.selectExpr("a + 1 AS b", "timestamp_seconds(a) AS since").withWatermark("since", "20 seconds")
+    near = F.expr("a = b AND since BETWEEN at - INTERVAL 5 SECONDS AND at")
+    return left.join(right, near).select("a", "b")
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize(("query", "last"), [(dedup, 6), (windowed, 7)])
+@pytest.mark.parametrize(("query", "sources", "last"), [(dedup, 1, 6), (windowed, 1, 7), (neighbours, 2, 7)])
 def test_rows_equal_a_run_of_the_old_code_up_to_the_boundary_and_of_the_new_code_after_it(
-    spark: SparkSession, tmp_path: Path, query: Callable[[DataFrame], DataFrame], last: int
+    spark: SparkSession, tmp_path: Path, query: Callable[..., DataFrame], sources: int, last: int
 ) -> None:
-    of = HandOver(spark, tmp_path, query=query)
+    of = HandOver(spark, tmp_path)
+    # The same folder for each.
+    of.query, of.read = lambda rows: rows, lambda folder: query(*(of.small.read(spark, folder) for _ in range(sources)))
     of.small.feed(4)
     with of.running() as running:
         running.start_old()

@@ -42,8 +42,7 @@ from dagster_ckpt.snapshot.manifest import (
     checkpoint_number,
 )
 from dagster_ckpt.snapshot.packs import PackRunner, Threads
-from dagster_ckpt.snapshot.reader import WriteEntry, extract, read_metadata, verify_snapshot
-from dagster_ckpt.snapshot.replica import copy_snapshot
+from dagster_ckpt.snapshot.reader import WriteEntry, copy_snapshot, extract, read_metadata, verify_snapshot
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.snapshot.writer import (

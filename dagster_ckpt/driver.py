@@ -19,15 +19,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.run_log import RunLog
-from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER
-from dagster_ckpt.client.launching import hand_over, start_order
+from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER, RunLog
+from dagster_ckpt.client.launching import failing_start, hand_over, start_order
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
-from dagster_ckpt.errors import CatalogError, CkptError
-from dagster_ckpt.flink.deployment import Deployment
-from dagster_ckpt.flink.program import StreamExecution, StreamToRun, run_program
+from dagster_ckpt.errors import CkptError
+from dagster_ckpt.flink.program import Deployment, StreamExecution, StreamToRun, run_program
 from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UnexpectedRows
 from dagster_ckpt.runtime.run import StartQuery
@@ -88,7 +86,7 @@ def run_stream(
         storage: An absolute path, URL or object. Savepoints go to `<storage>/savepoints` unless an object specifies a
             folder.
         live_root: Folder of Spark's live directories, as a path or URL that every executor can reach.
-        checkpointing: Checkpointing options; default: no periodic checkpoints.
+        checkpointing: Default: no periodic checkpoints.
         restart_strategy: Default: as for a streaming asset.
         state_backend: None uses the session's settings.
         spark: Default: the session of this process, or a new one with the master of `spark-submit`, else this
@@ -97,13 +95,10 @@ def run_stream(
         on_backend_change: What the start does with state of another backend.
         executor_copy_bytes: Executors copy snapshots that write more bytes than this. They must reach live directories
             and snapshots by the same URLs, and have dagster-ckpt installed. Default: the driver copies.
-        code_version: Version of the code, recorded in snapshots.
+        code_version: Recorded in snapshots.
         unexpected_rows: With `verify_batches` of the start: a function that gets the name of what differs and the rows
             that differ, and returns those that must not.
         state_migrations: Rules for the state of operators that a release changes, for a start with `migrate_state`.
-
-    Returns:
-        How it ended: stopped with a savepoint, suspended, canceled, or out of input.
 
     Raises:
         RequestFailedError: The start that launched this process failed or was withdrawn.
@@ -166,7 +161,7 @@ def run_stream(
             start_request_id=order.request_id,
             has_supervisor=order.has_supervisor,
         )
-        with _answered(opened, order.request_id):
+        with failing_start(opened, order.request_id, BaseException):
             described = QueryToStart(lambda: start(session)).described
             hand_over(stream, order.request_id, described, order.start_from, unexpected=unexpected_rows)
             result = run_program(
@@ -178,19 +173,6 @@ def run_stream(
             )
         pipes.ended(result.streams[0])
         return result.streams[0]
-
-
-@contextmanager
-def _answered(catalog: Catalog, request_id: str | None) -> Iterator[None]:
-    """Fail the start request if the start fails before its execution."""
-    try:
-        yield
-    except BaseException as error:
-        if request_id is not None:
-            with suppress(CatalogError):
-                reason = f"{type(error).__name__}: {error}"
-                catalog.requests.fail_start(request_id, reason)
-        raise
 
 
 def _start(stream: StreamHandle, query: QueryToStart) -> StartQuery:
@@ -238,7 +220,7 @@ def pipes_report(
     interval_s: float = PROGRESS_INTERVAL_S,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[PipesReport]:
-    """Without a Pipes context in the environment, nothing is passed on."""
+    """Passes nothing on without a Pipes context in the environment."""
     if PIPES_VARIABLE not in environment:
         yield PipesReport(None)
         return
@@ -287,13 +269,10 @@ def progress_message(catalog: Catalog, stream_id: str) -> str:
 
 @contextmanager
 def forwarded_log(to: Callable[[int, str], object], *, stream_id: str | None = None) -> Iterator[None]:
-    """Also pass the transitions of a stream to the log of a Dagster run while the context is open, from INFO on.
+    """Also pass transitions to the log of a Dagster run while the context is open, from INFO on.
 
-    A thread passes them on, so that a hanging log delays neither lease nor checkpoint.
-
-    Args:
-        stream_id: Of the stream that runs here, whose periodic checkpoints are summed up (`RunLog`). None: every line
-            of all streams.
+    A thread passes them on, so that a hanging log delays neither lease nor checkpoint. `stream_id`: of the stream that
+    runs here, whose periodic checkpoints are summed up (`RunLog`); None: every line of all streams.
     """
     run_log = RunLog(to)
 

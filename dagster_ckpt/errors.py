@@ -40,9 +40,7 @@ class SnapshotNotFoundError(CkptError, FileNotFoundError):
 class SnapshotHeldError(CkptError):
     """A snapshot was not deleted because it is still in use.
 
-    Args:
-        message: What uses it.
-        passes: Whether only readers use it, so that a retry after a short wait can succeed.
+    `passes`: only readers use it, so that a retry after a short wait can succeed.
     """
 
     def __init__(self, message: str, *, passes: bool = False) -> None:
@@ -140,9 +138,7 @@ class RowsAtRiskError(RestoreError):
 class InputGoneError(RowsAtRiskError):
     """The start would read again what its sources no longer have, and this was not confirmed.
 
-    Args:
-        message: The message.
-        gone: What they no longer have, in sentences.
+    `gone`: what they no longer have, in sentences.
     """
 
     def __init__(self, message: str, gone: str = "") -> None:

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 class Catalog:
     """The record of streams, with a store for each kind of record.
 
-    Opening it creates or migrates its tables. It is safe to use from several threads and processes, and pickles as its
-    URL.
+    Opening it creates or migrates its tables. Threads and processes may share it; it pickles as its URL.
 
     Args:
         url: SQLAlchemy URL: `sqlite:////var/lib/catalog.db` or `postgresql+psycopg://user@host/database`.
@@ -119,7 +118,7 @@ class Catalog:
             connection.execute(deployment.update().values(deployment_id=deployment_id))
 
     def now_ms(self) -> int:
-        """The time to compare recorded times with, in ms since the epoch."""
+        """By the clock of recorded times."""
         with self.database.reading() as connection:
             return self.database.now_ms(connection)
 
@@ -194,7 +193,6 @@ class CatalogHome:
 
     Attributes:
         identity: Survives a move, differs for a copy: inode of a file, cluster and oid in PostgreSQL.
-        place: Host and path of a file, or host and database name.
         host: The machine or cluster on which another identity can be looked up.
     """
 

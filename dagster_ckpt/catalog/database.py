@@ -51,8 +51,6 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass
 class _Effect:
-    """Nothing was changed until the commit is requested."""
-
     is_known: bool = True
 
 
@@ -82,7 +80,7 @@ class Database:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Let the reads of this context, which must be short, share a connection: that it lives is asked once."""
+        """Let the reads of this context, which must be short, share a connection, which is tested once."""
         with ExitStack() as opened:
             if self.engine.dialect.name != "sqlite" and self not in _shared.get():
                 before = _shared.set({**_shared.get(), self: opened.enter_context(self.reading())})
@@ -152,7 +150,7 @@ class Database:
         return int(connection.execute(text(_NOW[self.url.get_backend_name()])).scalar_one())
 
     def insert_if_absent(self, connection: Connection, table: Table, **values: Any) -> bool:
-        """False if a row with its key exists. On PostgreSQL the later of two concurrent writers waits here."""
+        """False if its key exists. On PostgreSQL the later of two concurrent writers waits here."""
         insert: Any = sqlite_insert
         if self.url.get_backend_name() == "postgresql":
             from sqlalchemy.dialects.postgresql import insert  # noqa: PLC0415
@@ -320,7 +318,7 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-# Cached for their compiled queries: a sensor opens the catalog at each tick. By process: a forked child must not share
+# Cached for their compiled queries: a sensor opens the catalog at each tick. By process: a fork must not share
 # connections.
 @lru_cache(maxsize=16)
 def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
@@ -362,8 +360,7 @@ def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:
 def require_lease(connection: Connection, stream_id: str, token: int) -> None:
     """Require that a stream's lease has this token, and keep it unchanged until this transaction ends.
 
-    PostgreSQL locks the row: a take-over waits, and a later transaction finds the new token. SQLite excludes other
-    writers anyway.
+    PostgreSQL locks the row, so a take-over waits. SQLite excludes other writers anyway.
     """
     query = select(leases).where(leases.c.stream_id == stream_id).with_for_update(read=True)
     row = connection.execute(query).one_or_none()

@@ -134,7 +134,7 @@ class DesiredRecord:
 
 
 class DesiredStateRecords(Records):
-    """Managed streams: users set the desired state, the sensor records its progress.
+    """Users set the desired state, the sensor records the progress.
 
     The sensor's write counts only for the generation that it was computed for, so it never overrides a user's change.
     """
@@ -152,7 +152,6 @@ class DesiredStateRecords(Records):
         return {row.stream_id: _record(row) for row in rows}
 
     def ensure(self, stream_id: str, *, origin: str) -> DesiredRecord:
-        """In a new row the asset's definition decides."""
         with self._database.writing() as connection:
             return self._ensure(connection, stream_id, origin)
 
@@ -195,7 +194,7 @@ class DesiredStateRecords(Records):
         """With an event for each change.
 
         False, with nothing recorded, if the desired state changed concurrently or the rollback's snapshot is being
-        deleted. `begins` an upgrade: the generation increases. `lease` covers the work, if done under one.
+        deleted. `begins`: an upgrade, which increases the generation. `lease` covers the work, if done under one.
         """
         with self._database.writing_as(lease) as connection:
             _hold(connection, before.stream_id)
@@ -246,7 +245,7 @@ def _of(stream_id: str) -> Any:
 
 
 def _names_one_that_is_gone(connection: Connection, upgrade: UpgradeRecord, before: UpgradeRecord | None) -> bool:
-    """Whether an upgrade newly names a snapshot that is or is being deleted; locks its row until the commit."""
+    """Whether an upgrade newly names a snapshot that is gone or being deleted; locks its row until the commit."""
     is_new = before is None or before.phase.is_over or before.snapshot_id != upgrade.snapshot_id
     if upgrade.snapshot_id is None or upgrade.phase.is_over or not is_new:
         return False

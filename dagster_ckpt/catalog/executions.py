@@ -78,7 +78,7 @@ class ExecutionRecords(Records):
         return self._all(query.order_by(executions.c.stream_id, executions.c.ordinal))
 
     def failures_since_manual_start(self, stream_id: str) -> list[int]:
-        """When (ms since the epoch) the stream failed since a user last started it, oldest first."""
+        """Times since the epoch, oldest first, since a user last started the stream."""
         query = newest_first(stream_id).with_only_columns(
             executions.c.status, executions.c.cause, executions.c.ended_at_ms
         )
@@ -105,7 +105,7 @@ class ExecutionRecords(Records):
         return failed
 
     def last_batch(self, stream_id: str, live_directory: str | None) -> int | None:
-        """The newest committed batch that was reported in a live directory."""
+        """The newest one that was reported as committed there."""
         there = (each for each in self.of_stream(stream_id) if each.live_directory == live_directory)
         return next((each.newest_batch for each in there if each.newest_batch is not None), None)
 
@@ -133,7 +133,7 @@ class ExecutionRecords(Records):
         return {stream: list(each.sinks) for stream, each in self.newest_by_other(stream_id).items()}
 
     def newest_by_other(self, stream_id: str) -> dict[str, ExecutionRecord]:
-        """The newest execution of each other stream that has reported its sinks."""
+        """Of each other stream that has reported its sinks."""
         others = executions.alias("others")
         newest = (
             select(others.c.stream_id, func.max(others.c.ordinal).label("ordinal"))
@@ -224,7 +224,7 @@ class ExecutionRecords(Records):
                 )
 
     def _recovery_time(self, connection: Connection, stream_id: str, execution_id: str) -> dict[str, int]:
-        """How long an automatic restart took, since the last sign of life of the execution before."""
+        """Of an automatic restart, since the last sign of life of the execution before."""
         query = newest_first(stream_id).with_only_columns(
             executions.c.execution_id, executions.c.cause, executions.c.heartbeat_at_ms
         )
@@ -234,7 +234,7 @@ class ExecutionRecords(Records):
         return {"recovery_ms": max(0, self._database.now_ms(connection) - rows[1].heartbeat_at_ms)}
 
     def note_launch(self, execution_id: str, launch: dict[str, Any]) -> None:
-        """Record what the driver of an execution was launched with, as its launcher."""
+        """What its driver was launched with."""
         this = executions.c.execution_id == execution_id
         with self._database.writing() as connection:
             row = connection.execute(select(executions.c.recovery).where(this).with_for_update()).one()
@@ -242,7 +242,7 @@ class ExecutionRecords(Records):
             connection.execute(executions.update().where(this).values(recovery=as_text(recovery)))
 
     def handed_over(self, lease: LeaseRecord, execution_id: str, *, batch_id: int, gap_ms: int | None) -> None:
-        """Record the first batch after a hand-over, `gap_ms` after the last one of the execution before."""
+        """Record the first batch after a hand-over, `gap_ms` after the last one before it."""
         with self._database.writing_under(lease) as connection:
             new = connection.execute(select(executions).where(executions.c.execution_id == execution_id)).one()
             # A run of the new code may have died between.
@@ -286,8 +286,7 @@ class ExecutionRecords(Records):
     ) -> bool:
         """An ended execution is unchanged.
 
-        With `request_id`, the request for this end is completed in the same transaction; False if it was withdrawn:
-        nothing was changed.
+        With `request_id`, the request for this end is completed too; False if it was withdrawn: nothing was changed.
         """
         with self._database.writing_under(lease) as connection:
             if request_id is not None and not complete_request(self._database, connection, request_id):
@@ -351,9 +350,9 @@ class ExecutionRecords(Records):
         return True
 
     def record_terminal_failure(self, execution_id: str, reason: str) -> None:
-        """Record once, as an event, that the stream is not restarted after this execution.
+        """Record once, as an event, that no restart follows.
 
-        Not again if, since an earlier terminal failure, only restarts without a query followed.
+        Not again if, since an earlier one, only restarts without a query followed.
         """
         stream_id = self.get(execution_id).stream_id
         recorded = (events.c.stream_id == stream_id) & (events.c.type == EventType.TERMINALLY_FAILED.value)

@@ -83,7 +83,7 @@ def _newest_restorable(wanted: Any) -> Any:
 def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, int]:
     """The ancestors of a timeline, each with its last batch that belongs to the history.
 
-    `begins` has the parent of each timeline and the batch after which it branched off.
+    `begins`: the parent of each timeline, and the batch after which it branched off.
     """
     past: dict[int, int] = {}
     to_batch: int | None = None
@@ -335,7 +335,7 @@ class HistoryRecords(Records):
 
 
 class EventRecords(Records):
-    """The event outbox, in commit order. Sequence numbers have no gaps, so a reader's cursor never skips one."""
+    """The event outbox, in commit order, without gaps: a reader's cursor never skips one."""
 
     def after(self, sequence: int, *, limit: int = 1000) -> list[EventRecord]:
         """In order; 0: all."""

@@ -28,7 +28,7 @@ _UPGRADE_IS_OVER = frozenset(phase.value for phase in UpgradePhase if phase.is_o
 
 class HoldRecords(Records):
     def use(self, wanted: Sequence[SnapshotRecord], *, holder: str, ttl_ms: int) -> list[HoldRecord]:
-        """Hold snapshots while they are read, until `ttl_ms` pass without a renewal; unregistered ones are skipped."""
+        """Until `ttl_ms` pass without a renewal. Unregistered snapshots are skipped."""
         with self._database.writing() as connection:
             now_ms = self._database.now_ms(connection)
             run_out = (holds.c.kind == HoldKind.USE.value) & (holds.c.expires_at_ms <= now_ms)
@@ -88,7 +88,7 @@ class HoldRecords(Records):
 
 
 def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: int) -> None:
-    """Until the request is answered; in the transaction that creates it."""
+    """In the transaction that creates the request, until it is answered."""
     row = lock_snapshot(connection, snapshot_id)
     if row is not None:
         _refuse_if_gone(connection, row)
@@ -96,7 +96,7 @@ def refer(connection: Connection, snapshot_id: str, *, request_id: str, now_ms: 
 
 
 def standing(connection: Connection, snapshot: Row[Any], now_ms: int) -> Iterator[HoldRecord]:
-    """Everything that holds a snapshot: holds, and references in other tables."""
+    """Holds, and references in other tables."""
     is_open = exists().where(requests.c.request_id == holds.c.request_id, requests.c.status.in_(UNANSWERED))
     stands = or_(
         holds.c.kind == HoldKind.TAG.value,

@@ -25,7 +25,7 @@ class LeaseRecords(Records):
     def acquire(
         self, stream_id: str, holder: Holder, ttl_ms: int, *, take_over: int | None = None, above: int = 0
     ) -> LeaseRecord:
-        """Acquire a stream's lease if it is free or expired.
+        """If it is free or expired.
 
         Args:
             take_over: Token of an unexpired lease whose holder is proven dead.
@@ -86,7 +86,7 @@ class LeaseRecords(Records):
             log_transition(stream_id, f"Released the lease of stream {stream_id}: token {token}")
 
     def fenced(self, lease: LeaseRecord) -> None:
-        """Record that the queries of all previous holders can plan no further batch."""
+        """The queries of all previous holders can plan no further batch."""
         with self._database.writing_under(lease) as connection:
             of_stream = leases.c.stream_id == lease.stream_id
             connection.execute(leases.update().where(of_stream).values(predecessor_unproven=False))

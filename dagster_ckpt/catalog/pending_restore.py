@@ -103,5 +103,5 @@ def read_pending(row: Mapping[str, Any]) -> PendingRestore:
 
 
 def refers_to(row: Mapping[str, Any], *, snapshot_id: str, location: str | None) -> bool:
-    """Whether a row needs a snapshot, also if this version cannot read the row as a whole."""
+    """Also if this version cannot read the row as a whole."""
     return row.get("snapshot_id") == snapshot_id or (location is not None and row.get("location") == location)

@@ -16,7 +16,7 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG
 class OriginKind(StrEnum):
     """What the state in a live directory was made from.
 
-    EMPTY: The query started with empty state.
+    EMPTY: Nothing.
     SNAPSHOT: A checkpoint or savepoint.
     DIRECTORY: Another live directory, at one of its batches.
     FORK: Another stream.
@@ -239,8 +239,8 @@ class StreamRecord:
     """A stream.
 
     Attributes:
-        live_directory: Spark's checkpoint location; None before the first start and after a cancellation that deleted
-            it.
+        live_directory: Spark's checkpoint location; None before the first start and after a cancellation that
+            deleted it.
         live_generation: Increases with each new directory.
         timeline: Increases with each rewind or restore; recovery ignores snapshots taken after the branch.
         pending_restore: A restore whose sinks have not been rolled back yet.
@@ -333,25 +333,25 @@ class ExecutionRecord:
 
     @property
     def program(self) -> dict[str, str]:
-        """Container image and git commit of its code, where they are known."""
+        """Container image and git commit of its code, if known."""
         program = (self.recovery or {}).get(PROGRAM)
         return program if isinstance(program, dict) else {}
 
     @property
     def launch(self) -> dict[str, Any]:
-        """What its driver was launched with, if a run of Dagster did that; empty else."""
+        """What its driver was launched with; empty if no run of Dagster did that."""
         launch = (self.recovery or {}).get(LAUNCH)
         return launch if isinstance(launch, dict) else {}
 
     @property
     def began_with(self) -> str:
-        """What it started from, unless a snapshot was restored; empty if it has not got so far."""
+        """What it started from, unless from a snapshot; empty if it has not got so far."""
         kind = str((self.recovery or {}).get("kind", ""))
         return _BEGUN.get(kind, kind)
 
     @property
     def shown_cause(self) -> str:
-        """Its cause, for a person: the catalog counts a start for the desired state as a manual one."""
+        """For a person: the catalog counts a start for the desired state as a manual one."""
         is_reached = (self.recovery or {}).get(REQUESTED_BY) == DESIRED_STATE_ORIGIN
         return "DESIRED_STATE" if is_reached and self.cause is StartCause.MANUAL else self.cause.value
 
@@ -464,9 +464,9 @@ class SnapshotRecord:
 
     @property
     def is_proven(self) -> bool:
-        """Whether its state was loaded from storage with success and no later check found it broken.
+        """Whether its state was loaded from storage and no later check found it broken.
 
-        Either a query that resumed at its position committed a batch, or a verification read its state with Spark.
+        A query that resumed there committed a batch, or a verification read the state with Spark.
         """
         return self.verified_problem is None and PROVEN_AT_MS in self.properties
 
@@ -533,8 +533,6 @@ class CompletedSnapshot:
 
 @dataclass(frozen=True)
 class HoldRecord:
-    """A hold that protects a snapshot from deletion."""
-
     hold_id: str
     snapshot_id: str
     stream_id: str

@@ -42,7 +42,7 @@ class RequestRecords(Records):
     ) -> RequestRecord:
         """An existing request with this id is returned unchanged.
 
-        The snapshot `holding` must not be deleted until the request is answered or withdrawn.
+        The snapshot `holding` must not be deleted before the answer.
         """
         request_id = request_id or str(uuid.uuid4())
         with self._database.writing() as connection:
@@ -138,7 +138,7 @@ class RequestRecords(Records):
     def suspend_for(self, start_id: str) -> RequestRecord | None:
         """Ask the running query to stop for a start that hands over; None if that start is no longer open.
 
-        Withdrawn with the start: a query never stops for a start that has come to nothing.
+        It is withdrawn with the start: a query never stops for a start that has come to nothing.
         """
         request_id = str(uuid.uuid4())
         open_ = (requests.c.request_id == start_id) & requests.c.status.in_(UNANSWERED)
@@ -160,7 +160,7 @@ class RequestRecords(Records):
         return self.get(request_id)
 
     def stopped_for(self, start_id: str) -> bool:
-        """Whether the query has stopped for a start that hands over, and nothing has been started since."""
+        """Whether the query has stopped for a start that hands over, and nothing was started since."""
         with self._database.reading() as connection:
             return _is_stopped_for(connection, start_id)
 

@@ -54,10 +54,7 @@ class SnapshotRecords(Records):
         request_id: str | None = None,
         schedule: str | None = None,
     ) -> SnapshotRecord:
-        """Record that a snapshot is being taken: by an execution with its lease, which consumes the number.
-
-        Or without a lease: a savepoint of the stopped stream `stream_id`.
-        """
+        """By an execution with its lease, which consumes the number; without one, a savepoint of a stopped stream."""
         with self._database.writing_as(lease) as connection:
             if lease is not None:
                 raise_counter(connection, lease.stream_id, number + 1)
@@ -124,9 +121,9 @@ class SnapshotRecords(Records):
             return snapshot
 
     def renew(self, lease: LeaseRecord, snapshot_id: str, *, attempt_id: str) -> SnapshotRecord:
-        """Record that an attempt found the position of an existing checkpoint unchanged.
+        """An attempt has found the position of an existing checkpoint unchanged.
 
-        It counts as completed now, and the attempt is forgotten, without an event.
+        That counts as completed now, and the attempt is forgotten, without an event.
         """
         with self._database.writing_under(lease) as connection:
             existing = (
@@ -150,7 +147,7 @@ class SnapshotRecords(Records):
         return renewed
 
     def proven(self, lease: LeaseRecord, batch_id: int) -> None:
-        """Record that a query loaded the state after a batch from storage, and committed another one.
+        """A query has loaded the state after a batch from storage, and committed another one.
 
         This proves every restorable snapshot of that state.
         """
@@ -196,7 +193,7 @@ class SnapshotRecords(Records):
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(**values))
 
     def give_to_stream(self, snapshot_id: str) -> None:
-        """Let the stream own a savepoint and delete it like a checkpoint."""
+        """Which deletes the savepoint like a checkpoint."""
         with self._database.writing() as connection:
             _get(connection, snapshot_id)
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(claimed=True))
@@ -269,7 +266,7 @@ class SnapshotRecords(Records):
         return {snapshot.snapshot_id: snapshot for snapshot in found}
 
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
-        """Snapshots that an automatic recovery may use, newest first.
+        """Those that an automatic recovery may use, newest first.
 
         They are of the current timeline, its ancestors up to the branch, or the one that it began with, and contain
         exactly the edits of the stream's state.

@@ -101,7 +101,7 @@ class StreamRecords(_StreamRows):
             self._change(connection, stream_id, preferred_savepoint_id=snapshot_id)
 
     def accept_plan(self, stream_id: str, fingerprint: str, *, lease: LeaseRecord | None = None) -> None:
-        """Let another plan, whose differences a user accepted, continue once from a stream's state."""
+        """Once: another plan, whose differences a user accepted."""
         with self._database.writing_as(lease) as connection:
             _get(connection, stream_id)
             self._change(connection, stream_id, accepted_plan=fingerprint)
@@ -134,7 +134,7 @@ class StreamRecords(_StreamRows):
     ) -> StreamRecord:
         """The generation increases.
 
-        Refuses while an unfenced previous holder may write: its directory would be forgotten.
+        Refused while an unfenced previous holder may write: its directory would be forgotten.
 
         Args:
             restored_snapshot_id: The snapshot that it was made from; a new timeline begins with it.

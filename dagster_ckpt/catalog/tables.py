@@ -287,7 +287,7 @@ events = Table(
     Index("ix_events_stream_id_sequence", "stream_id", "sequence"),
 )
 
-# One row, locked until the commit of an event: sequence numbers follow the commit order.
+# One row, locked until the commit: sequence numbers follow the commit order.
 event_counter = Table(
     "event_counter",
     metadata,

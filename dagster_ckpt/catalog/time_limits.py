@@ -35,7 +35,7 @@ def call_limit_s(ttl_ms: int) -> float:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """End database calls in this context after that time with an error of the driver."""
+    """Database calls in this context end after that time with an error of the driver."""
     before = _deadline.set(time.monotonic() + seconds)
     try:
         yield
@@ -52,7 +52,7 @@ def limit_connections(engine: Engine) -> None:
     """Connections obey `limited`.
 
     The client ends a call if server, proxy or network do not respond. The server ends statements that no client waits
-    for, and transactions whose client froze while holding rows that others need.
+    for, and transactions whose client froze while holding rows.
     """
     if engine.dialect.name == "sqlite":
         event.listen(engine, "do_connect", _connect_to_sqlite)

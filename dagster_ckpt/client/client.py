@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.policies.retention import RetentionPolicy
     from dagster_ckpt.recovery.adopt import Adoption
     from dagster_ckpt.recovery.fork import Fork
-    from dagster_ckpt.spark.checkpoint_dir.restore import Progress
+    from dagster_ckpt.snapshot.writer import Progress
     from dagster_ckpt.state.editing import StateEdit
     from dagster_ckpt.values.metrics import Sample
 
@@ -268,10 +268,10 @@ class Client(GraphMethods, MaintenanceMethods):
         Args:
             stream: The stream; it may be running and is not changed.
             snapshot: `latest`, `all`, or the name of a snapshot.
-            to: The folder of the copies, as of a checkpoint storage; an object brings credentials. No stream may write
-                there.
-            keep: Which copies of the stream to keep there, also as data; default: all. The newest one stays, and the
-                newest one of a proven snapshot.
+            to: The folder of the copies, as of a checkpoint storage; an object brings credentials. No stream may
+                write there.
+            keep: Which copies of the stream to keep there, also as data; default: all. The newest one stays, and
+                the newest one of a proven snapshot.
             verify: Also read every byte of the copies that are there, and write again what differs.
             progress: Called with (done, all) objects of each snapshot.
 
@@ -357,12 +357,11 @@ class Client(GraphMethods, MaintenanceMethods):
         """Run one batch of a stream again, with its original plan and state, into memory. Nothing of it is changed.
 
         Its state comes from the live directory or the newest snapshot before it, in a temporary copy; batches between
-        are replayed there first. Not the sink, but the result gets the output.
+        are replayed there first. The result gets the output, instead of the sink.
 
         Args:
             batch: Number of the batch. The newest may have failed.
-            query: Describes the query, as the function that `run_stream` takes; other code is tried by passing it.
-            spark: Default: the session of this process.
+            query: Describes the query, as the function that `run_stream` takes; pass other code to try it.
             timeout_s: For each batch that is run.
 
         Raises:
@@ -383,7 +382,7 @@ class Client(GraphMethods, MaintenanceMethods):
     def remaining_state(self, stream: str, savepoint: str) -> RemainingState:
         """Find what still contains the state from before an edit: snapshots, live directories, temporary copies.
 
-        `savepoint` is the one with the edited state. Changes nothing.
+        `savepoint` is the one with the edited state.
 
         Example:
             >>> for message in client.remaining_state("orders", "forgotten-4711").messages():

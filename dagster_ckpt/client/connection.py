@@ -163,7 +163,7 @@ class Connection:
     def other_deployment(self, stream: str) -> str | None:
         """Id of another deployment whose state is in the stream's folder, as after the loss of its catalog.
 
-        None also if the folder is unknown or cannot be read.
+        None also if the folder is unknown or unreadable.
         """
         from dagster_ckpt.stream.ownership import other_owner_of_live_folder
 
@@ -195,7 +195,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class GivenStreams:
-    """Streams whose settings come from elsewhere than the catalog, also of one that was never started."""
+    """Streams whose settings come from elsewhere than the catalog, also of one never started."""
 
     catalog: Catalog
     id_of: Callable[[str], str]
@@ -203,16 +203,14 @@ class GivenStreams:
     ids: Callable[[], list[str]]
 
     def on_storage(self) -> list[str]:
-        """Ids of all streams."""
         return self.ids()
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:  # noqa: ARG002 - it has settings
-        """Open a stream."""
         return self.open_stream(stream)
 
 
 def _ready(resource: Resource) -> Resource:
-    """Read the values of the environment variables of a resource, which Dagster reads only in a run."""
+    """Read the environment variables of a resource, which Dagster reads only in a run."""
     initialize = getattr(resource, "process_config_and_initialize", None)
     ready: Resource = initialize() if initialize is not None else resource
     return ready

@@ -58,7 +58,6 @@ class Prices:
         return replace(Prices(), **given)
 
     def of_requests(self, requests: Requests) -> float:
-        """What they cost."""
         paid_as_put = requests.put + requests.copy + requests.list
         return (paid_as_put * self.put + (requests.get + requests.head) * self.get) / 1000
 
@@ -107,7 +106,6 @@ class RequestBill:
     savings: tuple[Saving, ...]
 
     def messages(self) -> list[str]:
-        """What the figures rest on, and where they are."""
         on_disk = [
             "The live directory lies on a disk: its lines say what it would cost in S3; the total leaves them out."
         ] * self.is_live_directory_local

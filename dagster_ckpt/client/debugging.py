@@ -18,30 +18,30 @@ from dagster_ckpt.client.state_browsing import (
     write_frames,
 )
 from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, OptionError, UnsupportedSparkError
-from dagster_ckpt.recovery.batch_replay import BEFORE_THE_FIRST, ReplayPoint, query_of, replay_points, sources_of
 from dagster_ckpt.recovery.live_directories import scratch_directory
+from dagster_ckpt.recovery.replay import ReplayPoint, query_of, replay_points, sources_of
 from dagster_ckpt.recovery.source_check import gone_records
 from dagster_ckpt.recovery.source_inputs import changed
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import AskedBatch, BatchRows, Sink
 from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files, files_in_entries
-from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, STATE
+from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, OFFSETS, STATE
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.planned_batches import plan_again
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
-from dagster_ckpt.spark.query.captured_batch import (
+from dagster_ckpt.spark.query.description import described_options, is_described_query, quoted, session_of
+from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, named_output
+from dagster_ckpt.spark.query.session import active_in_thread, settings_for_a_while
+from dagster_ckpt.spark.query.trial_batch import (
     Captured,
     SourceToRead,
     capture_batch,
     cloned_session,
     directory_of_source,
+    run_trial,
     settings_of,
     sources_to_read,
 )
-from dagster_ckpt.spark.query.description import described_options, is_described_query, quoted, session_of
-from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, named_output
-from dagster_ckpt.spark.query.session import active_in_thread, settings_for_a_while
-from dagster_ckpt.spark.query.trial_batch import run_trial
 from dagster_ckpt.state.diff import StateDifference, comparable, differences, paired
 from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.reading import StateFrame, StateName, StateReader
@@ -66,11 +66,11 @@ class BatchDebug(ExitStack):
     """Result of `Client.debug_batch`.
 
     Input and output are in the memory of the executors. The state is in a temporary copy that this object owns: use its
-    frames before `close`, or inside a `with` block.
+    frames before `close`.
 
     Attributes:
         replayed_from: From where its state was restored.
-        inputs: The rows that each source gave, by its name in the offset log (`0`, `1`, … without names).
+        inputs: The rows of each source, by its name in the offset log (`0`, `1`, … without names).
         error: Why the batch failed, if the query fails at it; there is no output then.
     """
 
@@ -117,7 +117,7 @@ class BatchDebug(ExitStack):
 
     @property
     def input(self) -> DataFrame:
-        """The rows that the only source gave; of several, see `inputs`."""
+        """The rows of the only source; of several, see `inputs`."""
         if len(self.inputs) != 1:
             raise OptionError(
                 f"The query has {len(self.inputs)} sources. Name one: inputs[{next(iter(self.inputs))!r}]."
@@ -200,7 +200,6 @@ class BatchDebug(ExitStack):
 
     @cached_property
     def sink_name(self) -> str | None:
-        """Spark's name for the sink."""
         return self._sink.name if self._sink is not None else None
 
     @cached_property
@@ -241,7 +240,7 @@ class BatchDebug(ExitStack):
             [f"{len(missing)} of {len(files)} files no longer exist: {', '.join(missing[:_SHOWN])}."] if missing else []
         )
         path = f"{OFFSETS}/{point.after}"
-        if not gone and point.after != BEFORE_THE_FIRST:
+        if not gone and point.after != BEFORE_THE_FIRST_BATCH:
             entry = parse_offset_entry(self._live.folder.read(path), f"{self._live.url}/{path}")
             gone = gone_records(self._writer, lambda: entry.sources)
         if gone:
@@ -378,7 +377,6 @@ class ShownRows:
 
     @staticmethod
     def of(frame: DataFrame, limit: int) -> ShownRows:
-        """Count a frame's rows and read the first."""
         rows = frame.count()
         return ShownRows(rows, tuple(frame.columns), texts(frame, [], limit) if rows and limit else ())
 

@@ -1,9 +1,9 @@
 """Savepoints that are made from another snapshot: a promoted copy, or one with edited state.
 
 An edit restores the snapshot into a temporary directory, rewrites its state there, compares the result with the
-original and stores it. It touches no live directory and needs no lease. The ids of the edits that a state contains are
-in the file `metadata` of its directory and in the header of each of its snapshots: a snapshot without the id of an edit
-has, or may have, the state from before it.
+original and stores it; it needs no lease. The ids of the edits that a state contains are in the file `metadata` of its
+directory and in the header of each of its snapshots: without the id of an edit, a snapshot has, or may have, the state
+from before it.
 """
 
 from __future__ import annotations
@@ -148,11 +148,10 @@ class EditedState:
 
     @property
     def rows(self) -> int:
-        """Number of rows removed, added or changed."""
+        """Removed, added or changed."""
         return sum(sum(counts.values()) for counts in self.changes.values())
 
     def messages(self) -> list[str]:
-        """The result, one line per fact."""
         made = f"{describe_snapshot(self.savepoint)} was created from {describe_snapshot(self.edited_from)}"
         messages = [f"{made}: {self.savepoint.location}"]
         for name, counts in self.changes.items():
@@ -304,11 +303,9 @@ class RemainingState:
 
     @property
     def is_nowhere(self) -> bool:
-        """Whether neither catalog nor storage shows any."""
         return not (self.snapshots or self.directories)
 
     def messages(self) -> list[str]:
-        """The places, one line each."""
         name = describe_snapshot(self.edited)
         if self.is_nowhere:
             return [f"no snapshot and no directory of the stream contains the state from before {name}"]
@@ -316,7 +313,7 @@ class RemainingState:
 
 
 def remaining_state(stream: StreamHandle, reference: str) -> RemainingState:
-    """Find the places for `Client.remaining_state`."""
+    """Carry out `Client.remaining_state`."""
     edited = find_snapshot(stream.catalog, stream.stream_id, reference)
     edit = edited.edit.get("id")
     if not isinstance(edit, str):

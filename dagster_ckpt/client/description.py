@@ -53,7 +53,6 @@ class StreamDescription:
 
     @property
     def stream_id(self) -> str:
-        """Id of the stream."""
         return self.summary.stream_id
 
 
@@ -74,7 +73,7 @@ class SnapshotDescription:
 
 
 def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDescription:
-    """Read a `StreamDescription` from the catalog."""
+    """Carry out `Client.describe_stream`."""
     from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
     record = catalog.streams.get(stream_id)
@@ -110,7 +109,6 @@ def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotR
 
 
 def unknown_snapshot(stream_id: str, reference: str, listed: Sequence[SnapshotRecord]) -> SnapshotNotFoundError:
-    """The error for a name that no snapshot has."""
     from dagster_ckpt.stream.snapshots import describe_snapshot
 
     names = ", ".join(map(describe_snapshot, listed[:8])) or "none"
@@ -120,7 +118,7 @@ def unknown_snapshot(stream_id: str, reference: str, listed: Sequence[SnapshotRe
 
 
 def describe_snapshot_of(stream: StreamHandle, reference: str) -> SnapshotDescription:
-    """Read a `SnapshotDescription` from catalog and storage."""
+    """Carry out `Client.describe_snapshot`."""
     record = find_snapshot(stream.catalog, stream.stream_id, reference)
     manifest = stream.store.manifest(record.location or "")
     holds = tuple(stream.catalog.holds.on(record.snapshot_id))

@@ -52,11 +52,9 @@ class SnapshotVerification:
 
     @property
     def passed(self) -> bool:
-        """Whether it can be restored."""
         return not self.problems
 
     def as_record(self) -> dict[str, Any]:
-        """The result as plain data."""
         header = self.header
         return {
             "location": self.location,
@@ -72,7 +70,7 @@ class SnapshotVerification:
 
 
 def locations_of(stream: StreamHandle, reference: str) -> list[str]:
-    """Locations of the snapshots that a reference names, also `all`."""
+    """`reference` may also be `all`."""
     listed = [
         snapshot for snapshot in stream.catalog.snapshots.completed(stream.stream_id) if snapshot.location is not None
     ]
@@ -160,7 +158,6 @@ class StreamExamination:
 
     @property
     def messages(self) -> list[str]:
-        """Two or three sentences."""
         diagnosis = self.diagnosis
         if diagnosis.can_resume:
             first = "Spark can resume in the live directory as it is."
@@ -181,7 +178,6 @@ class StreamExamination:
         return [first, second, use]
 
     def as_record(self) -> dict[str, Any]:
-        """The result as plain data."""
         return {
             "stream_id": self.stream_id,
             "messages": self.messages,

@@ -21,8 +21,6 @@ _LOG = logging.getLogger(__name__)
 
 
 class GraphMethods(SnapshotMethods, LifecycleMethods):
-    """See `Client`."""
-
     def stream_edges(self) -> list[Edge]:
         """Which streams read the output of which others."""
         from dagster_ckpt.stream.edges import edges_in
@@ -107,7 +105,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
 
     def preview_savepoint_set(self, savepoint_set: str) -> dict[str, RewindPreview]:
         """What a restart from a set would undo and process again, by stream. Changes nothing."""
-        from dagster_ckpt.client.set_restart import preview_set
+        from dagster_ckpt.client.savepoint_set import preview_set
 
         found = self._catalog.savepoint_sets.get(savepoint_set)
         return preview_set(found, {stream: self._open(stream) for stream in found.streams})
@@ -134,35 +132,34 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
             RequestFailedError: Another stream has read rows that this would undo. Nothing was changed.
             RowsAtRiskError: A sink could lose rows. Nothing was changed.
         """
-        from dagster_ckpt.client import set_restart
-        from dagster_ckpt.client.savepoint_set import take_savepoint_set
+        from dagster_ckpt.client import savepoint_set as sets
         from dagster_ckpt.recovery.stream_graph import graph_of
 
         found = self._catalog.savepoint_sets.get(savepoint_set)
         opened = {stream: self._open(stream) for stream in found.streams}
-        previews = set_restart.preview_set(found, opened)
-        set_restart.refuse_set(found, opened, previews)
-        suspended = set_restart.suspend_set(
+        previews = sets.preview_set(found, opened)
+        sets.refuse_set(found, opened, previews)
+        suspended = sets.suspend_set(
             found, opened, lambda stream: self.stop(stream, savepoint=False, timeout_s=timeout_s)
         )
         report(f"suspended {', '.join(suspended) or 'no stream'}")
-        set_restart.save_before(
+        sets.save_before(
             lambda: (
-                set_restart.set_before(found, opened, self.savepoint_sets())
-                or take_savepoint_set(
+                sets.set_before(found, opened, self.savepoint_sets())
+                or sets.take_savepoint_set(
                     self._catalog,
                     graph_of(self._catalog, ",".join(found.streams)),
                     lambda stream, name: self.trigger_savepoint(stream, label=name, timeout_s=timeout_s),
                     self._open,
                     selection=",".join(found.streams),
                     origin=self._origin,
-                    label=set_restart.label_before(found),
+                    label=sets.label_before(found),
                     as_they_are=True,
                 )
             ),
             report,
         )
-        set_restart.restore_set(found, opened, origin=self._origin, report=report)
+        sets.restore_set(found, opened, origin=self._origin, report=report)
         for stream in found.streams if start else ():
             self.restart(stream, timeout_s=timeout_s, report=report)
         return found

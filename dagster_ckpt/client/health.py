@@ -53,8 +53,6 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
-
     check: HealthCheck
     verdict: Verdict
     message: str
@@ -70,12 +68,11 @@ class StreamHealth:
     findings: tuple[Finding, ...]
 
     def messages(self) -> list[str]:
-        """The findings, one line each."""
         return [f"{each.check.value}: {each.verdict.value}, {each.message}" for each in self.findings]
 
 
 def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealth:
-    """Judge one stream by the facts in its catalog."""
+    """Carry out `Client.health`."""
     catalog, stream_id = stream.catalog, stream.stream_id
     catalog.streams.get(stream_id)
     now_ms = catalog.now_ms()
@@ -106,12 +103,11 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """The worst of several; `PASS` of none."""
+    """`PASS` of none."""
     return max((finding.verdict for finding in findings), key=_WORSE.index, default=Verdict.PASS)
 
 
 def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether a snapshot was recently proven to be restorable."""
     finding = _finding_of(HealthCheck.RESTORABILITY)
     if facts.newest is not None and facts.unrestorable is not None:
         return finding(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
@@ -182,7 +178,6 @@ def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Ver
 
 
 def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Finding:
-    """How many attempts have failed since the last success."""
     finding = _finding_of(HealthCheck.CONSECUTIVE_FAILURES)
     figures = {"consecutive_failures": facts.failures}
     if facts.failures < settings.failures_to_warn:
@@ -192,7 +187,6 @@ def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Findin
 
 
 def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether the query completes batches, or is idle."""
     finding = _finding_of(HealthCheck.PROGRESS)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(_of_down(facts, options, now_ms), f"the stream should be running but is not: {facts.down}")
@@ -242,7 +236,6 @@ def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) 
 
 
 def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
-    """Whether the state grows without bound."""
     finding = _finding_of(HealthCheck.SIZE_GROWTH)
     full_bytes = facts.newest.full_bytes if facts.newest is not None else None
     if full_bytes is None:
@@ -266,7 +259,6 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
 
 
 def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether the stream keeps up with its sources."""
     finding = _finding_of(HealthCheck.SOURCE_LAG)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(Verdict.UNKNOWN, f"the stream should be running but is not: {facts.down}")
@@ -301,7 +293,6 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether the sources still retain what a recovery would re-read."""
     finding = _finding_of(HealthCheck.SOURCE_RETENTION)
     if facts.newest is None:
         return finding(Verdict.PASS, "there is no snapshot yet that a recovery would start from")
@@ -330,7 +321,7 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
 
 
 def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """Whether its watermark is not ahead of the clock, which makes every later event a late one."""
+    """A watermark ahead of the clock makes every later event a late one."""
     finding = _finding_of(HealthCheck.EVENT_TIME)
     watermark_ms = facts.watermark_ms
     if watermark_ms is None:
@@ -346,7 +337,6 @@ def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def desired_state(facts: HealthFacts) -> Finding:
-    """Whether it is moving towards its desired state."""
     finding = _finding_of(HealthCheck.DESIRED_STATE)
     row = facts.desired
     if row is None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
+from dagster_ckpt.catalog.history import SnapshotHistory
 from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord, watermark_ms_of
 from dagster_ckpt.errors import OptionError
@@ -151,7 +152,6 @@ class SourceFacts:
 
     @property
     def kind(self) -> SourceKind:
-        """Its kind."""
         return next((kind for begin, kind in _KINDS if self.name.startswith(begin)), SourceKind.OTHER)
 
 
@@ -212,7 +212,6 @@ def kafka_offsets(text: object) -> Offsets | None:
 
 
 def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[SourceFacts]:
-    """Add them to the Kafka sources."""
     return [replace(each, earliest=earliest) if each.kind is SourceKind.KAFKA else each for each in sources]
 
 
@@ -275,8 +274,8 @@ def _gone(source: SourceFacts) -> str | None:
 
 
 @dataclass(frozen=True)
-class HealthFacts:
-    """What the catalog knows of a stream; None: unknown, or nothing.
+class HealthFacts(SnapshotHistory):
+    """What the catalog knows of a stream besides its snapshots; None: unknown, or nothing.
 
     Attributes:
         inactivity: What that query does, and for how long.
@@ -286,12 +285,6 @@ class HealthFacts:
     """
 
     running_since_ms: int | None = None
-    newest: SnapshotRecord | None = None
-    verified: SnapshotRecord | None = None
-    failures: int = 0
-    last_failure: str | None = None
-    bytes_before: int | None = None
-    slowest_ms: int | None = None
     sources: Sequence[SourceFacts] | None = None
     rows_per_second: float | None = None
     desired: DesiredRecord | None = None
@@ -331,13 +324,8 @@ def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, no
         failed_runs = [end for end in failed.get(stream_id, ()) if end.at_ms > after_ms]
         silent = _why_silent(catalog, execution, now_ms)
         facts[stream_id] = HealthFacts(
+            **vars(history),
             running_since_ms=_running_since_ms(execution) if silent is None else None,
-            newest=history.newest,
-            verified=history.verified,
-            failures=history.failures,
-            last_failure=history.last_failure,
-            bytes_before=history.bytes_before,
-            slowest_ms=history.slowest_ms,
             sources=sources_of(progress),
             rows_per_second=speed if isinstance(speed, int | float) else None,
             desired=desired.get(stream_id),

@@ -80,7 +80,6 @@ class DriverLaunch:
         self.command_line(stream_id="", start_request="")
 
     def command_line(self, *, stream_id: str, start_request: str) -> list[str]:
-        """The command line of one launch."""
         try:
             return [word.format(stream_id=stream_id, start_request=start_request) for word in self.command]
         except (KeyError, IndexError, ValueError) as error:
@@ -212,7 +211,7 @@ def is_by_hand() -> bool:
 
 
 def cause_unasked(catalog: Catalog, stream_id: str) -> StartCause:
-    """The cause of a start without a request: a user or a restart."""
+    """Of a start without a request: a user or a restart."""
     if is_by_hand() or catalog.executions.latest(stream_id) is None:
         return StartCause.MANUAL
     return StartCause.RESTART_NEW_RUN
@@ -303,7 +302,7 @@ def hand_over(
         # `is_next`: an earlier process has checked the code and stopped the query, and died.
         return
     set_up()
-    with span("hand_over", stream=stream.stream_id), _failing(stream, request_id):
+    with span("hand_over", stream=stream.stream_id), failing_start(stream.catalog, request_id):
         if takes_over:
             with span("check"):
                 check_loaded_code(stream, describe, start_from, tell)
@@ -322,14 +321,14 @@ def hand_over(
 
 
 @contextmanager
-def _failing(stream: StreamHandle, request_id: str | None) -> Iterator[None]:
-    """Fail the request with the error."""
+def failing_start(catalog: Catalog, request_id: str | None, of: type[BaseException] = Exception) -> Iterator[None]:
+    """Fail a start request with the error."""
     try:
         yield
-    except Exception as error:
+    except of as error:
         if request_id is not None:
             with suppress(CatalogError):
-                stream.catalog.requests.fail_start(request_id, f"{type(error).__name__}: {error}")
+                catalog.requests.fail_start(request_id, f"{type(error).__name__}: {error}")
         raise
 
 

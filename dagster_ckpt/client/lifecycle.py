@@ -60,7 +60,6 @@ class StopResult:
     retention: RetentionReport | None = None
 
     def messages(self) -> list[str]:
-        """The result, one line per fact."""
         from dagster_ckpt.stream.snapshots import describe_snapshot
 
         if self.was_running:
@@ -73,8 +72,6 @@ class StopResult:
 
 
 class LifecycleMethods(Connection):
-    """See `Client`."""
-
     def stop(
         self,
         stream: str,
@@ -117,7 +114,7 @@ class LifecycleMethods(Connection):
         """End a stream for good, such as one that no code defines any more; repeatable.
 
         Its desired state becomes CANCELED, open start requests are withdrawn, and a running query is canceled. Its
-        clean-up option decides whether checkpoints are kept or deleted; savepoints stay.
+        clean-up option decides about checkpoints; savepoints stay.
         """
         from dagster_ckpt.runtime.settlement import settle_execution
 
@@ -151,15 +148,13 @@ class LifecycleMethods(Connection):
     def _end_between_restarts(self, stream: StreamHandle, *, cancels: bool) -> str | None:
         from dagster_ckpt.runtime.run import EndKind, QueryEnd
         from dagster_ckpt.runtime.settlement import stop_before_restart
-        from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-        from dagster_ckpt.stream.liveness import this_holder
+        from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 
         last = self._catalog.executions.latest(stream.stream_id)
         if last is None or last.settled or is_running(stream):
             return None
-        holder = this_holder(f"stop-{uuid.uuid4()}", self._origin, None)
         try:
-            acquired = acquire(self._catalog, stream.stream_id, holder)
+            acquired = acquire_for(self._catalog, stream.stream_id, "stop", self._origin)
         except LeaseHeldError:
             # A restart has begun meanwhile: request it.
             return None
@@ -173,7 +168,7 @@ class LifecycleMethods(Connection):
     def preview_rewind(self, stream: str, *, start_from: str | StartFrom = "latest") -> RewindPreview:
         """What a start would undo and process again, and the effect on each sink. Changes nothing.
 
-        The stream may be running; `start_from` is that of `restart`.
+        `start_from` is that of `restart`.
 
         Raises:
             LiveDirectoryError: There is no state to start from, or the batch is not retained.
@@ -235,8 +230,8 @@ class LifecycleMethods(Connection):
         """Start a stream, suspending it first if it is running. Returns what it undid, once the query is started.
 
         What catalog, storage and sinks tell is checked first. The supervisor sensor, which must be turned on, launches
-        the run, which checks the new code's plan, sources and sink while the query runs, and only then suspends it.
-        If the start is refused, or no run is launched, the query runs on.
+        the run, which checks the new code's plan, sources and sink while the query runs, and only then suspends it. If
+        the start is refused, or no run is launched, the query runs on.
 
         If something else runs the stream's program, or with `suspend_first`, the query is suspended before the code is
         checked, and started again where it stopped if the start is refused.
@@ -389,7 +384,7 @@ class LifecycleMethods(Connection):
         self._catalog.streams.accept_plan(self._id_of(stream), fingerprint)
 
     def desired_state(self, stream: str) -> DesiredRecord | None:
-        """The desired state of a stream and the progress of its last upgrade; None if it is not managed."""
+        """The desired state of a stream, with the progress of its last upgrade; None if it is not managed."""
         return self._catalog.desired_states.find(self._id_of(stream))
 
     def set_desired_state(
@@ -440,11 +435,10 @@ class LifecycleMethods(Connection):
 
         Args:
             timeout_s: For each step.
-            report: Called with a message per step.
 
         Raises:
-            RequestFailedError: No other code ran before, no snapshot of it is left, or its launch cannot be repeated:
-                the message says which code to deploy.
+            RequestFailedError: No other code ran before, no snapshot of it is left, or its launch cannot be
+                repeated: the message says which code to deploy.
             RowsAtRiskError: A sink could lose rows; nothing was changed.
             RequestTimeoutError: No run was launched in time.
         """

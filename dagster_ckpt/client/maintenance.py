@@ -30,8 +30,6 @@ DAY_MS = 86_400_000
 
 
 class MaintenanceMethods(Connection):
-    """See `Client`."""
-
     def doctor(
         self, stream: str, *, directory: str | None = None, deep: bool = True, deep_snapshots: bool = False
     ) -> StreamExamination:
@@ -146,9 +144,8 @@ class MaintenanceMethods(Connection):
     def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:
         """Delete the savepoints that a schedule took and that its history does not keep.
 
-        Those of users, other schedules, or claimed by a start are not considered. The preferred savepoint, the one
-        that the current timeline began with, the newest one and the newest proven one are always kept. Ages are by the
-        catalog's clock.
+        Those of users, other schedules, or claimed by a start stay. So do the preferred savepoint, the one that the
+        current timeline began with, the newest one and the newest proven one. Ages are by the catalog's clock.
         """
         from dagster_ckpt.policies.guard import decide_retention, needed_of_history
         from dagster_ckpt.policies.retention import RetentionContext

@@ -82,7 +82,7 @@ class ObservedStream:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is running, as far as known."""
+        """As far as known."""
         return self.life is StreamLife.ALIVE
 
     @property
@@ -169,7 +169,7 @@ class Decision:
 
 
 def stay(row: DesiredRecord, reason: str) -> Decision:
-    """Do nothing and keep everything recorded."""
+    """Keep everything recorded."""
     return Decision(reason, row.upgrade, row.alert, row.request_id, row.alert_until)
 
 
@@ -180,7 +180,6 @@ def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **argumen
 
 
 def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason: str, **changes: Any) -> Decision:
-    """Move an upgrade to `phase`."""
     moved = replace(upgrade, phase=phase, reason=reason, **changes)
     alert = f"{moved.to_version}: {reason}" if phase.refuses else None if phase is UpgradePhase.STABLE else row.alert
     keeps_request = phase.is_over or phase is upgrade.phase

@@ -1,13 +1,11 @@
 """Repairs and cleans the outputs of file sinks.
 
-Two things may still need a file that the log does not name: a batch being written, and a snapshot whose copy of the
-log names it, since a start from there makes it visible again. Files of batch jobs in the same folder are not the
-stream's.
+Two things may still need a file that the log does not name: a batch being written, and a snapshot whose copy of the log
+names it, since a start from there makes it visible again. The folder may also have files of batch jobs.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +33,8 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_written
-from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held, this_holder
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
+from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held
 from dagster_ckpt.stream.ownership import fence_predecessor
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
@@ -63,7 +61,6 @@ class Orphan:
 
     @property
     def is_removable(self) -> bool:
-        """Whether nothing needs it."""
         return self.kept_because is None
 
 
@@ -76,12 +73,11 @@ class SinkCleaning:
 
     @property
     def removable(self) -> tuple[Orphan, ...]:
-        """Files that nothing needs."""
         return tuple(orphan for orphan in self.orphans if orphan.is_removable)
 
     @property
     def bytes(self) -> int:
-        """Total size of the removable files."""
+        """Of the removable files."""
         return sum(orphan.file.size for orphan in self.removable)
 
 
@@ -211,7 +207,6 @@ class RebuiltOutput:
     unknown: range
 
     def messages(self) -> list[str]:
-        """One or two sentences."""
         first = f"{self.folder}: its log lists the files of all batches up to {self.batch_id}"
         if not self.unknown:
             return [f"{first}; the stream can go on"]
@@ -231,8 +226,7 @@ def rebuild_output_logs(stream: StreamHandle, *, dry_run: bool = False, origin: 
     planned = [_plan(stream, folder) for folder in broken]
     if dry_run or not planned:
         return [result for _, result in planned]
-    holder = this_holder(f"rebuild-output-{uuid.uuid4()}", origin, None)
-    acquired = acquire(stream.catalog, stream.stream_id, holder)
+    acquired = acquire_for(stream.catalog, stream.stream_id, "rebuild-output", origin)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         fence_predecessor(stream, acquired, still_mine=lease.check)
         # Its query may have run until it was fenced.

@@ -62,7 +62,6 @@ class PlatformLaunch(ABC):
         """Cancel a run."""
 
     def submit_for(self, stream_id: str, start_request: str) -> SubmittedRun:
-        """Submit the run of one start."""
         try:
             run = self.submit(_filled(self.request, stream_id=stream_id, start_request=start_request))
         except Exception as error:
@@ -126,18 +125,15 @@ class DatabricksLaunch(PlatformLaunch):
     platform = "Databricks"
 
     def submit(self, request: Mapping[str, Any]) -> str:
-        """By `jobs/runs/submit`."""
         return str(self.client.api_client.do("POST", "/api/2.2/jobs/runs/submit", body=request)["run_id"])
 
     def end(self, run: str) -> str | None:
-        """By `jobs/runs/get`."""
         state = self.client.api_client.do("GET", "/api/2.2/jobs/runs/get", query={"run_id": run})["state"]
         if state["life_cycle_state"] not in ("TERMINATED", "SKIPPED", "INTERNAL_ERROR"):
             return None
         return f"{state.get('result_state', state['life_cycle_state'])}: {state.get('state_message')}"
 
     def cancel(self, run: str) -> None:
-        """By `jobs/runs/cancel`."""
         self.client.api_client.do("POST", "/api/2.2/jobs/runs/cancel", body={"run_id": int(run)})
 
 
@@ -162,18 +158,15 @@ class EmrLaunch(PlatformLaunch):
     platform = "Amazon EMR"
 
     def submit(self, request: Mapping[str, Any]) -> str:
-        """By `RunJobFlow`."""
         return str(self.client.run_job_flow(**request)["JobFlowId"])
 
     def end(self, run: str) -> str | None:
-        """By `DescribeCluster`."""
         status = self.client.describe_cluster(ClusterId=run)["Cluster"]["Status"]
         if status["State"] not in ("TERMINATING", "TERMINATED", "TERMINATED_WITH_ERRORS"):
             return None
         return f"{status['State']}: {status.get('StateChangeReason', {}).get('Message')}"
 
     def cancel(self, run: str) -> None:
-        """By `TerminateJobFlows`."""
         self.client.terminate_job_flows(JobFlowIds=[run])
 
 
@@ -195,18 +188,15 @@ class EmrServerlessLaunch(PlatformLaunch):
     platform = "Amazon EMR Serverless"
 
     def submit(self, request: Mapping[str, Any]) -> str:
-        """By `StartJobRun`."""
         return str(self.client.start_job_run(**request)["jobRunId"])
 
     def end(self, run: str) -> str | None:
-        """By `GetJobRun`."""
         job = self.client.get_job_run(applicationId=self.request["applicationId"], jobRunId=run)["jobRun"]
         if job["state"] not in ("SUCCESS", "FAILED", "CANCELLING", "CANCELLED"):
             return None
         return f"{job['state']}: {job['stateDetails']}"
 
     def cancel(self, run: str) -> None:
-        """By `CancelJobRun`."""
         self.client.cancel_job_run(applicationId=self.request["applicationId"], jobRunId=run)
 
 
@@ -223,18 +213,15 @@ class GlueLaunch(PlatformLaunch):
     platform = "AWS Glue"
 
     def submit(self, request: Mapping[str, Any]) -> str:
-        """By `StartJobRun`."""
         return str(self.client.start_job_run(**request)["JobRunId"])
 
     def end(self, run: str) -> str | None:
-        """By `GetJobRun`."""
         job = self.client.get_job_run(JobName=self.request["JobName"], RunId=run)["JobRun"]
         if job["JobRunState"] not in ("STOPPED", "SUCCEEDED", "FAILED", "TIMEOUT", "ERROR", "EXPIRED"):
             return None
         return f"{job['JobRunState']}: {job.get('ErrorMessage')}"
 
     def cancel(self, run: str) -> None:
-        """By `BatchStopJobRun`."""
         self.client.batch_stop_job_run(JobName=self.request["JobName"], JobRunIds=[run])
 
 
@@ -263,11 +250,9 @@ class SparkApplicationLaunch(PlatformLaunch):
         return {"group": group, "version": version, "namespace": namespace, "plural": "sparkapplications"}
 
     def submit(self, request: Mapping[str, Any]) -> str:
-        """By a creation of the resource."""
         return str(self.client.create_namespaced_custom_object(**self._kind, body=request)["metadata"]["name"])
 
     def end(self, run: str) -> str | None:
-        """By a read of the resource."""
         found = self.client.get_namespaced_custom_object(**self._kind, name=run)
         state = found.get("status", {}).get("applicationState", {})
         if state.get("state") not in ("COMPLETED", "FAILED", "SUBMISSION_FAILED", "FAILING"):
@@ -275,5 +260,4 @@ class SparkApplicationLaunch(PlatformLaunch):
         return f"{state['state']}: {state.get('errorMessage')}"
 
     def cancel(self, run: str) -> None:
-        """By a deletion of the resource."""
         self.client.delete_namespaced_custom_object(**self._kind, name=run)

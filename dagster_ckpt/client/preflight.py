@@ -1,7 +1,4 @@
-"""What a start would do.
-
-Nothing here changes anything, and the query may be running.
-"""
+"""What a start would do. Nothing here changes anything, and the query may be running."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ _T = TypeVar("_T")
 
 
 def planned_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
-    """The plan of a start, as far as catalog and storage tell. No sink is asked."""
+    """As far as catalog and storage tell. No sink is asked."""
     return plan_recovery(recovery_facts(stream, start_from, predecessor_ended=True, remembers=False))
 
 
@@ -110,7 +107,6 @@ def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
 
 
 def listed_snapshot(stream: StreamHandle, snapshot: SnapshotRecord | None) -> SnapshotRecord | None:
-    """The snapshot as the catalog lists it at this location."""
     if snapshot is None:
         return None
     listed = stream.catalog.snapshots.by_id([snapshot.snapshot_id]).get(snapshot.snapshot_id)
@@ -124,7 +120,7 @@ def ahead_of(
     output: NamedOutput | None = None,
     session: SparkSession | None = None,
 ) -> RewindPreview:
-    """What a start of a stream, which may be running, would undo and process again."""
+    """What a start would undo and process again."""
     lost, running = lost_batches(stream, facts, plan, output), is_running(stream)
     replayed = plan if lost is None else lost.plan()
     ahead = preview_rewind(stream, facts, replayed, output, session, is_running=running)
@@ -171,9 +167,9 @@ def check_start(
     *,
     report: Callable[[str], None],
 ) -> StartCheck:
-    """Raises what the start would raise.
+    """Raises what the start would raise; `report` gets a message per change.
 
-    A query that cannot be described refuses nothing here: its start reports that. `report` gets a message per change.
+    A query that cannot be described refuses nothing here: its start reports that.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     output = _told(describe, named_output)

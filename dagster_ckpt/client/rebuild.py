@@ -22,7 +22,7 @@ from dagster_ckpt.catalog.records import (
     StreamRecord,
 )
 from dagster_ckpt.catalog.streams import RebuiltStream
-from dagster_ckpt.client.stored_sets import register_sets
+from dagster_ckpt.client.savepoint_set import register_sets
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError, StreamNotFoundError
 from dagster_ckpt.sinks.registry import sinks_in
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
@@ -31,8 +31,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import read_metadata
 from dagster_ckpt.spark.checkpoint_dir.state_files import LAYOUT
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
-from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import this_holder
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 from dagster_ckpt.stream.opening import storage_place
 from dagster_ckpt.stream.ownership import IF_LOST, owner_of_live_folder, refuse_unfinished_adoption, unclaimed_directory
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, TAKEN_FROM, describe_snapshot, record_of
@@ -74,11 +73,10 @@ class RebuildReport:
 
     @property
     def found_only_damage(self) -> bool:
-        """Whether state was found, but none to continue from."""
+        """State was found, but none to continue from."""
         return bool(self.skipped) and not self.registered and self.live_directory is None
 
     def messages(self) -> list[str]:
-        """The result, one line per fact."""
         where = self.live_directory or "the newest snapshot, which is restored if there is one"
         return [
             *(f"registered {name}" for name in (*self.registered, *self.sets)),
@@ -101,7 +99,6 @@ class CatalogRebuild:
     refused: Mapping[str, str]
 
     def messages(self) -> list[str]:
-        """The result, one line per fact."""
         lines = [f"{each.stream_id}: {message}" for each in self.streams for message in each.messages()]
         return [*lines, *(f"{stream_id} was not rebuilt: {why}" for stream_id, why in self.refused.items())]
 
@@ -123,9 +120,8 @@ def rebuild(
     if take_over_deployment is not None:
         stream.catalog.take_over_deployment(take_over_deployment, only_if_unused=True)
     record = stream.register()
-    holder = this_holder(f"rebuild-{uuid.uuid4()}", origin, None)
     above = max(stream.newest_token(), _tokens_of(found))
-    acquired = acquire(stream.catalog, stream.stream_id, holder, above=above)
+    acquired = acquire_for(stream.catalog, stream.stream_id, "rebuild", origin, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         known = {snapshot.snapshot_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
         owner = owner_of_live_folder(stream)
@@ -170,7 +166,7 @@ def rebuild(
 def _goes_on_elsewhere(
     live: LiveDirectory, found: Sequence[SnapshotRecord], continue_from: ContinueFrom | None
 ) -> bool:
-    """Whether the stream continues from a snapshot newer than its live directory, which is an old copy.
+    """Whether its live directory is an old copy, and the stream continues from a newer snapshot.
 
     A rewind always makes a new directory. One behind a snapshot taken of it was put back.
     """

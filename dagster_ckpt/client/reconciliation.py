@@ -6,8 +6,8 @@ decision is made again.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
@@ -48,8 +48,8 @@ from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.sinks.registry import output_of
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_of_snapshot
-from dagster_ckpt.stream.lease import LeaseKeeper, acquire
-from dagster_ckpt.stream.liveness import holds_lease, this_holder
+from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
+from dagster_ckpt.stream.liveness import holds_lease
 from dagster_ckpt.stream.ownership import check_places, fence_predecessor
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
@@ -115,7 +115,6 @@ def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definiti
 
 
 def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> ObservedStream:
-    """Read the facts of a decision."""
     stream_id = row.stream_id
     execution = catalog.executions.latest(stream_id)
     snapshots = catalog.snapshots.restorable(stream_id)
@@ -142,7 +141,7 @@ def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orches
 
 
 def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
-    """Carry out a decision, then record it."""
+    """And record it afterwards."""
     run: StepRun | None = None
     for action in decision.actions:
         match action:
@@ -162,7 +161,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
 
 
 def step_name(row: DesiredRecord) -> str:
-    """Name of the current step, for its runs."""
+    """Of the current step, for its runs."""
     is_under_way = row.upgrade is not None and not row.upgrade.phase.is_over
     phase = row.upgrade.phase.value if row.upgrade is not None and is_under_way else "STATE"
     return f"{row.stream_id}/{row.generation}/{phase}"
@@ -233,8 +232,6 @@ class RecordedEnd(Enum):
 
 @dataclass(frozen=True)
 class Wait:
-    """No action yet."""
-
     reason: str
 
 
@@ -333,11 +330,7 @@ def roll_back(
         raise RequestFailedError(
             f"Stream {stream.stream_id!r} has no upgrade to roll back. To go back to a snapshot use restart_stream_job."
         )
-    holder = this_holder(f"rollback-{uuid.uuid4()}", run_id, None)
-    acquired = acquire(stream.catalog, stream.stream_id, holder)
-    with LeaseKeeper(stream.catalog, acquired.record) as lease:
-        check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
-        fence_predecessor(stream, acquired, still_mine=lease.check)
+    with fenced_lease(stream, "rollback", run_id) as lease:
         try:
             source = restore_snapshot(stream, upgrade.snapshot_id, lease, report)
         except _FINAL as error:
@@ -351,6 +344,16 @@ def roll_back(
             row, upgrade=after, alert=alert, request_id=row.request_id, lease=lease.record
         )
     return after
+
+
+@contextmanager
+def fenced_lease(stream: StreamHandle, verb: str, origin: str) -> Iterator[LeaseKeeper]:
+    """Of a stream that does not run, whose former holders can write no more."""
+    acquired = acquire_for(stream.catalog, stream.stream_id, verb, origin)
+    with LeaseKeeper(stream.catalog, acquired.record) as lease:
+        check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
+        fence_predecessor(stream, acquired, still_mine=lease.check)
+        yield lease
 
 
 def _continues_with(stream: StreamHandle, upgrade: UpgradeRecord) -> str:

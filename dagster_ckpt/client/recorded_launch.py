@@ -24,7 +24,6 @@ _HIDES, _INSTEAD_OF = "hides_secrets", "instead_of"
 
 
 def record_of(launch: DriverLaunch | PlatformLaunch) -> dict[str, Any]:
-    """What is recorded of a launch."""
     if isinstance(launch, DriverLaunch):
         kept: dict[str, Any] = {"command": list(launch.command), "environment": dict(launch.environment)}
     else:
@@ -36,7 +35,7 @@ def record_of(launch: DriverLaunch | PlatformLaunch) -> dict[str, Any]:
 def launch_to_use(
     catalog: Catalog, stream_id: str, launch: DriverLaunch | PlatformLaunch, request: RequestRecord | None
 ) -> tuple[DriverLaunch | PlatformLaunch, dict[str, Any]]:
-    """The launch of a start, and what is recorded of it: that of the loaded code, unless that was rolled back.
+    """The launch of a start, and its record: that of the loaded code, unless that was rolled back.
 
     Raises:
         RequestFailedError: The launch that a rollback names cannot be repeated.
@@ -85,7 +84,7 @@ class Predecessor:
 def predecessor(catalog: Catalog, stream_id: str) -> Predecessor | None:
     """The code before the present one; None if the stream has only run one code, as far as was recorded.
 
-    Code that a rollback has replaced is left out: a rollback that is repeated does not lead back to it.
+    Code that a rollback has replaced is left out, so that a repeated rollback does not lead back to it.
     """
     executions = catalog.executions.of_stream(stream_id)
     runs = _runs(executions)

@@ -1,7 +1,7 @@
 """Verified copies of snapshots in a second storage.
 
 A copy has the id, number and content of its original, in the folders of a checkpoint storage. So a start takes it by
-its location, and a catalog is rebuilt from it. What is there is read from the storage alone; the catalog lists no copy.
+its location, and a catalog is rebuilt from it; the catalog lists no copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dagster_ckpt.recovery.retention import objects_of
 from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.spark.checkpoint_dir.restore import Progress
+from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.opening import storage_place
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, holding, retained
@@ -49,7 +49,6 @@ class Replica:
     is_verified: bool = False
 
     def message(self) -> str:
-        """What was done with it."""
         done = f"copied, {size(self.copied_bytes)} written" if self.copied_bytes else "is there"
         read = "every byte verified" if self.is_verified else "not read again"
         return self.problems[0] if self.problems else f"{done}, {read}"
@@ -75,7 +74,6 @@ class Replication:
         return not self.failed and not any(each.problems for each in self.replicas)
 
     def messages(self) -> list[str]:
-        """One line per copy."""
         lines = [f"{each.name}: {each.message()}: {each.location}" for each in self.replicas]
         lines += [f"deleted the copy {location}" for location in self.deleted]
         return [*lines, *self.failed] or ["nothing to copy"]

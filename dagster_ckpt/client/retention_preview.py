@@ -61,11 +61,9 @@ class RetentionPreview:
 
     @property
     def deleted(self) -> tuple[PreviewedSnapshot, ...]:
-        """Those without a reason to stay."""
         return tuple(each for each in self.snapshots if not each.reasons)
 
     def messages(self) -> list[str]:
-        """One line per checkpoint, and the sums."""
         kept = len(self.snapshots) - len(self.deleted)
         most = f"; at most {size(self.most_bytes)} at any time" if self.most_bytes is not None else ""
         return [

@@ -1,31 +1,55 @@
-"""Takes a savepoint set: savepoints of streams that read each other, while they run.
+"""Savepoint sets, of streams that read each other: taken while these run, kept in storage, and restarted from.
 
-The streams downstream come first. A stream upstream goes on meanwhile, so its later savepoint contains what they have
-read. This is then tested exactly, and where it is not so, the stream upstream is taken once more.
+Taken: the streams downstream come first. A stream upstream goes on meanwhile, so its later savepoint contains what they
+have read. This is then tested exactly, and where it is not so, the stream upstream is taken once more.
+
+In storage, a file beside each savepoint names the savepoints of its set, for a rebuilt catalog. It is written before
+the catalog records the set, and deleted before the catalog releases it.
+
+Restarted: the streams are suspended and restored downstream first, and started upstream first. So at every step no
+stream has read rows that its upstream lacks. If the process dies, the same command finishes.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.catalog.savepoint_sets import SavepointSet
-from dagster_ckpt.client.stored_sets import delete_set, write_set
-from dagster_ckpt.errors import RequestFailedError
+from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
+from dagster_ckpt.catalog.savepoint_sets import SAVEPOINT_SET, SavepointSet, set_from, values_of
+from dagster_ckpt.client.preflight import start_preview
+from dagster_ckpt.client.reconciliation import fenced_lease, restore_snapshot
+from dagster_ckpt.client.requests import is_running
+from dagster_ckpt.errors import (
+    CkptError,
+    RequestFailedError,
+    SnapshotCorruptError,
+    SnapshotNotFoundError,
+    StorageAccessError,
+)
 from dagster_ckpt.recovery.recovery_line import RecoveryLine, recovery_line
+from dagster_ckpt.recovery.rewind_preview import RewindPreview, refuse_loss
 from dagster_ckpt.recovery.stream_graph import StreamGraph, point_of, select
+from dagster_ckpt.sinks.table import NoSessionError
+from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.stream.edges import EdgeKind
 from dagster_ckpt.stream.snapshots import holding
+from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.modes import SnapshotKind
+from dagster_ckpt.values.untrusted import from_json, reading
 
 if TYPE_CHECKING:
     from dagster_ckpt.stream.handle import StreamHandle
 
+
 TakeSavepoint = Callable[[str, str], SnapshotRecord]
 OpenStream = Callable[[str], "StreamHandle"]
+Report = Callable[[str], None]
+_MEMBERS = "savepoints"
 
 
 def take_savepoint_set(
@@ -115,3 +139,156 @@ def _refuse(graph: StreamGraph, reasons: Sequence[str]) -> None:
             f"No savepoint set of {', '.join(graph.order)} was recorded: {'; '.join(reasons)}. Take it again, or, if "
             "only the proof is missing, with accept_unproven."
         )
+
+
+def write_set(made: SavepointSet, open_stream: OpenStream) -> None:
+    """Repeatable. A storage class of the user's own keeps no sets."""
+    members = {stream: each.snapshot_id for stream, each in made.savepoints.items()}
+    _put(made, open_stream, json.dumps({**values_of(made), _MEMBERS: members}).encode())
+
+
+def delete_set(made: SavepointSet, open_stream: OpenStream) -> None:
+    """Repeatable; the savepoints stay."""
+    _put(made, open_stream, None)
+
+
+def _put(made: SavepointSet, open_stream: OpenStream, content: bytes | None) -> None:
+    for stream, each in made.savepoints.items():
+        store = open_stream(stream).store
+        if isinstance(store, ObjectSnapshotStore) and each.location is not None:
+            store.put_set(each.location, content)
+
+
+def register_sets(stream: StreamHandle, found: Iterable[SnapshotRecord]) -> tuple[list[str], list[str]]:
+    """Only sets of which the catalog has every savepoint.
+
+    Returns their names, and why others are not registered.
+    """
+    registered: list[str] = []
+    incomplete: list[str] = []
+    for snapshot in found:
+        try:
+            stored = _set_beside(stream, snapshot)
+            if stored is None:
+                continue
+            made, members = stored
+            listed = stream.catalog.snapshots.by_id(list(members.values()))
+            lacking = [each for each in made.streams if not _is_there(listed.get(members.get(each, "")), each)]
+            name = f"savepoint set {made.label or made.set_id}"
+            if lacking:
+                incomplete.append(f"{name} is not registered: the catalog lacks its savepoint of {', '.join(lacking)}")
+            elif not all(SAVEPOINT_SET in each.properties for each in listed.values()):
+                stream.catalog.savepoint_sets.record(made, list(listed))
+                registered.append(name)
+        except CkptError as error:
+            incomplete.append(f"the savepoint set beside {snapshot.location} is not registered: {error}")
+    return registered, incomplete
+
+
+def _set_beside(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[SavepointSet, dict[str, str]] | None:
+    store = stream.store
+    if not isinstance(store, ObjectSnapshotStore) or snapshot.kind is not SnapshotKind.SAVEPOINT:
+        return None
+    content = store.set_of(snapshot.location or "")
+    if content is None:
+        return None
+    with reading(lambda why: SnapshotCorruptError(f"The record of its set cannot be read: {why}")):
+        values = from_json(content)
+        return set_from(values), {str(each): str(its) for each, its in values[_MEMBERS].items()}
+
+
+def _is_there(snapshot: SnapshotRecord | None, stream_id: str) -> bool:
+    return snapshot is not None and snapshot.stream_id == stream_id and snapshot.status is SnapshotStatus.COMPLETED
+
+
+def preview_set(found: SavepointSet, opened: dict[str, StreamHandle]) -> dict[str, RewindPreview]:
+    """By stream. Raises SnapshotNotFoundError if a savepoint is gone."""
+    gone = [stream for stream in found.streams if stream not in found.savepoints]
+    if gone:
+        raise SnapshotNotFoundError(
+            f"Savepoint set {found.set_id} has lost the savepoint of {', '.join(gone)}. Nothing was changed. "
+            "Restart the streams one by one, as far as dagster-ckpt line shows snapshots that belong together."
+        )
+    return {
+        stream: start_preview(opened[stream], StartFrom(found.savepoints[stream].snapshot_id))
+        for stream in found.streams
+    }
+
+
+def refuse_set(found: SavepointSet, opened: dict[str, StreamHandle], previews: dict[str, RewindPreview]) -> None:
+    """Refuse a restart from a set that could lose rows, or that leaves a reader behind."""
+    others = [
+        reader.message()
+        for preview in previews.values()
+        for reader in preview.readers
+        if reader.stream_id not in found.streams and reader.has_read_undone is not False
+    ]
+    if others:
+        raise RequestFailedError(
+            f"Streams {', '.join(found.streams)} are not restarted, nothing was changed: the set lacks streams that "
+            f"read them. {' '.join(dict.fromkeys(others))}. Cancel these streams first, or accept the loss."
+        )
+    for stream, preview in previews.items():
+        refuse_loss(opened[stream], preview, accept_loss=False)
+
+
+def suspend_set(found: SavepointSet, opened: dict[str, StreamHandle], suspend: Callable[[str], object]) -> list[str]:
+    """Those that run or wait for a restart, downstream first; returns them."""
+    suspended = []
+    for stream in reversed(found.streams):
+        last = opened[stream].catalog.executions.latest(stream)
+        if is_running(opened[stream]) or (last is not None and not last.settled):
+            suspend(stream)
+            suspended.append(stream)
+    return suspended
+
+
+def restore_set(found: SavepointSet, opened: dict[str, StreamHandle], *, origin: str, report: Report) -> None:
+    """With their sinks, downstream first. Repeatable.
+
+    Where a table needs a Spark session that this process lacks, the next start of its stream rolls it back.
+    """
+    for stream in reversed(found.streams):
+        _restore(opened[stream], found.savepoints[stream].snapshot_id, origin, report)
+        report(f"restored {stream} to batch {found.savepoints[stream].batch_id}")
+
+
+def _restore(stream: StreamHandle, snapshot_id: str, origin: str, report: Report) -> None:
+    with fenced_lease(stream, "restore", origin) as lease:
+        try:
+            restore_snapshot(stream, snapshot_id, lease, report)
+        except StorageAccessError as error:
+            if not isinstance(error.__cause__, NoSessionError):
+                raise
+            # Streams that read the table do not start before.
+            report(f"{stream.stream_id}: {error}")
+
+
+def set_before(
+    found: SavepointSet, opened: dict[str, StreamHandle], sets: Sequence[SavepointSet]
+) -> SavepointSet | None:
+    """The set that an interrupted restart from `found` took first: no stream has run since.
+
+    Another one would be of streams that are restored in part, and would hide the way back.
+    """
+    for each in sets:
+        if each.label == label_before(found) and set(each.savepoints) == set(found.streams):
+            latest = [opened[stream].catalog.executions.latest(stream) for stream in found.streams]
+            began = [last.started_at_ms for last in latest if last is not None]
+            return each if max(began, default=0) < each.created_at_ms else None
+    return None
+
+
+def label_before(found: SavepointSet) -> str:
+    """Of the set that a restart from `found` takes first."""
+    return f"before-{found.set_id[:8]}"
+
+
+def save_before(take: Callable[[], SavepointSet], report: Report) -> None:
+    """A stream may be too broken for a savepoint, which the restart mends."""
+    try:
+        before = take()
+    except CkptError as error:
+        report(f"no set of the streams as they are could be taken, so none leads back: {error}")
+    else:
+        report(f"to undo this, restart from savepoint set {before.label or before.set_id}")

@@ -27,8 +27,6 @@ _PROMOTED_FROM = "promoted_from"
 
 
 class SnapshotMethods(Connection):
-    """See `Client`."""
-
     def trigger_checkpoint(self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> SnapshotRecord:
         """Take a checkpoint of a running stream now, despite the minimum pause, and wait for it."""
         return self._answer(self.request_checkpoint(stream), timeout_s)
@@ -82,7 +80,7 @@ class SnapshotMethods(Connection):
         )
 
     def request_checkpoint(self, stream: str) -> RequestRecord:
-        """Request a checkpoint of a running stream without waiting for it; see `await_request`."""
+        """Request a checkpoint of a running stream; see `await_request`."""
         opened = self._open(stream)
         opened.catalog.streams.get(opened.stream_id)
         if not is_running(opened):
@@ -97,7 +95,7 @@ class SnapshotMethods(Connection):
     def request_savepoint(
         self, stream: str, *, label: str | None = None, target_directory: str | None = None
     ) -> RequestRecord:
-        """Request a savepoint of a running stream without waiting for it; see `await_request`.
+        """Request a savepoint of a running stream; see `await_request`.
 
         Of a stopped one, use `trigger_savepoint`.
         """

@@ -40,7 +40,7 @@ LIVE = "live"
 class StreamState(ExitStack):
     """Result of `Client.state`: the state after one batch.
 
-    Frames are lazy: use them before `close`, or inside a `with` block. The snapshot cannot be deleted until then.
+    Frames are lazy: use them before `close`. The snapshot cannot be deleted until then.
     """
 
     def __init__(
@@ -138,7 +138,6 @@ class StreamStateDiff(ExitStack):
 
 
 def session_of_process() -> SparkSession:
-    """The active Spark session of this process."""
     found = active_session()
     if found is None:
         raise SparkNotFoundError(
@@ -235,12 +234,11 @@ def show_state(
 
 
 def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> list[ShownDifference]:
-    """Compute every difference, and the first rows of each."""
+    """Compute every difference."""
     return [show_difference(state, limit=limit) for state in diff.states]
 
 
 def show_difference(state: StateDifference, *, limit: int = DEFAULT_LIMIT) -> ShownDifference:
-    """Compute the difference of one state, and its first rows."""
     counts = {change.value: number for change, number in state.counts.items()}
     columns = tuple(state.rows.columns)
     first = texts(state.rows, [CHANGE, KEY], limit) if any(counts.values()) else ()

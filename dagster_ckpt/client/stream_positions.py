@@ -34,7 +34,7 @@ class StreamConnection:
 
     @property
     def batches_behind(self) -> int | None:
-        """Batches that were written and, at that time, not read; None if that is not known."""
+        """Batches that were written and not read then; None if that is not known."""
         if self.why or self.written is None:
             return None
         return max(self.written - (-1 if self.read is None else self.read), 0)

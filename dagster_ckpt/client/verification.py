@@ -51,8 +51,8 @@ def verify_batches(
 ) -> None:
     """Compare the newest `count` batches with the loaded code's; records the result like that of a preflight.
 
-    Of a stream with fewer batches all are compared. What cannot be compared, such as the output of a sink that does not
-    tell which batch a row is of, is reported and refuses nothing.
+    What cannot be compared, such as the output of a sink that does not tell which batch a row is of, is reported and
+    refuses nothing.
     """
     live = LiveDirectory(stream.catalog.streams.get(stream.stream_id).live_directory or "")
     newest = live.positions().commit

@@ -71,12 +71,12 @@ class CheckpointConfig:
 
     @property
     def requested(self) -> CheckpointOptions:
-        """The options as set, each validated separately."""
+        """As set, each validated separately."""
         return self._asked
 
     @property
     def options(self) -> CheckpointOptions:
-        """The options in effect."""
+        """In effect, validated together."""
         return self._asked.in_effect()
 
     def validate(self) -> None:
@@ -185,7 +185,7 @@ class CheckpointConfig:
         return ExternalizedCheckpointRetention[self._asked.cleanup.name]
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Return whether unaligned checkpoints are on. Without effect under AT_LEAST_ONCE."""
+        """Return whether they are on. Without effect under AT_LEAST_ONCE."""
         return self._asked.unaligned
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> Self:
@@ -248,7 +248,7 @@ class CheckpointConfig:
         return self._asked.storage
 
     def set_checkpoint_storage(self, storage: CheckpointStorage | str) -> Self:
-        """Set where snapshots are stored: a storage, or the absolute path or URL of a directory."""
+        """A storage, or the absolute path or URL of a directory."""
         return self._with(storage=storage)
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> Self:

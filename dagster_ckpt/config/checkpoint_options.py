@@ -280,15 +280,14 @@ class CheckpointOptions:
 
     @property
     def retention_policy(self) -> RetentionPolicy:
-        """Which completed checkpoints to keep while the stream runs."""
         return self.retention if self.retention is not None else Latest(self.num_retained)
 
     @property
     def trigger_policy(self) -> TriggerPolicy | None:
         """When the next periodic checkpoint is due; None: never.
 
-        As in Flink, the period is the longer of interval and minimum pause, and the first checkpoint
-        is not due before the pause.
+        As in Flink, the period is the longer of interval and minimum pause, and the first checkpoint is not due before
+        the pause.
         """
         if self.trigger is not None or self.interval is None:
             return self.trigger
@@ -302,14 +301,13 @@ class CheckpointOptions:
 
     @property
     def effective_min_pause_ms(self) -> int:
-        """The minimum pause, at most `MAX_PAUSE_MS`."""
         return min(self.min_pause, MAX_PAUSE_MS)
 
     def describe(self) -> list[OptionDescription]:
         return [option.described(self) for option in options_of(type(self)).values()]
 
     def overridden(self, given: Mapping[str, Any]) -> CheckpointOptions:
-        """Return the options with some replaced, as for one run; None keeps one.
+        """The options with some replaced, as for one run; None keeps one.
 
         A policy and the option that it replaces unset each other.
         """

@@ -133,7 +133,7 @@ class JobManagerCheckpointStorage(_StorageWithPaths):
         _set(self, "storage_options", _settings("storage_options", storage_options))
 
     def get_checkpoint_path(self) -> str | None:
-        """Return the directory of externalized checkpoints as PyFlink writes it, or None."""
+        """As PyFlink writes it."""
         return None if self.checkpoint_location is None else str(self.checkpoint_location)
 
     def __str__(self) -> str:
@@ -204,7 +204,7 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
         _set(self, "storage_options", _settings("storage_options", storage_options))
 
     def get_checkpoint_path(self) -> str:
-        """Return the directory of checkpoints as PyFlink writes it."""
+        """As PyFlink writes it."""
         return str(self.checkpoint_location)
 
     def __str__(self) -> str:

@@ -309,11 +309,11 @@ class RocksDBBackend(StateBackend):
         return bool(self._options.incremental)
 
     def get_db_storage_paths(self) -> list[str] | None:
-        """Return the local directories of the working state, or None if Spark's are used."""
+        """Return the local directories of the working state; None: Spark's."""
         return None if self._options.db_storage_paths is None else list(self._options.db_storage_paths)
 
     def set_db_storage_paths(self, *paths: str) -> None:
-        """Set the local directories of the working state; no argument restores Spark's."""
+        """Set them; no argument restores Spark's."""
         self._set(db_storage_paths=paths or None)
 
     def get_predefined_options(self) -> PredefinedOptions:
@@ -326,7 +326,7 @@ class RocksDBBackend(StateBackend):
         return self._options.factory
 
     def set_options(self, options_factory_class_name: str) -> None:
-        """Set a `RocksDBOptionsFactory` by import path, applied after the predefined options."""
+        """By import path; applied after the predefined options."""
         options_factory(options_factory_class_name)
         self._set(factory=options_factory_class_name)
 
@@ -370,9 +370,8 @@ class RocksDBStateBackend(RocksDBBackend):
 
     Args:
         checkpoint_data_uri: URL for checkpoints.
-        enable_incremental_checkpointing: As for `EmbeddedRocksDBStateBackend`.
         checkpoint_stream_backend: A Memory, Fs or RocksDB backend, instead of the URL.
-        settings: As for `EmbeddedRocksDBStateBackend`.
+        enable_incremental_checkpointing: As for `EmbeddedRocksDBStateBackend`, like `settings`.
     """
 
     def __init__(
@@ -400,15 +399,13 @@ class RocksDBStateBackend(RocksDBBackend):
         self._set(transfer_threads=TRANSFER_THREADS.checked(number_of_transfering_threads))
 
     def is_ttl_compaction_filter_enabled(self) -> bool:
-        """Return what was set; Spark has no such filter."""
         return self._options.ttl_compaction_filter
 
     def enable_ttl_compaction_filter(self) -> None:
-        """Turn on Flink's filter of expired state, which Spark lacks."""
+        """Without effect: Spark has no such filter."""
         self._set(ttl_compaction_filter=True)
 
     def disable_ttl_compaction_filter(self) -> None:
-        """Turn off Flink's filter of expired state, which Spark lacks."""
         self._set(ttl_compaction_filter=False)
 
     def describe(self) -> list[OptionDescription]:

@@ -16,9 +16,16 @@ from dagster_ckpt.client.launching import cause_unasked
 from dagster_ckpt.config.state_backend import StatePartitions
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink import execution_config as allowed
-from dagster_ckpt.flink.deployment import Deployment, deployment_below
 from dagster_ckpt.flink.execution_config import ConfiguredProgram, ExecutionConfig, KryoRegistrations
-from dagster_ckpt.flink.program import JobExecutionResult, RegisteredWriter, StreamToRun, run_program, start_registered
+from dagster_ckpt.flink.program import (
+    Deployment,
+    JobExecutionResult,
+    RegisteredWriter,
+    StreamToRun,
+    deployment_below,
+    run_program,
+    start_registered,
+)
 from dagster_ckpt.policies.restart import effective_restart_strategy
 from dagster_ckpt.spark.query.description import (
     brings_a_trigger,

@@ -1,4 +1,4 @@
-"""Runs the streams of one program until they end: a thread per stream, and one result for all."""
+"""One program without Dagster: where it stores its streams, and how it runs them, in a thread each, until they end."""
 
 from __future__ import annotations
 
@@ -11,29 +11,111 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, StartCause
+from dagster_ckpt.config.checkpoint_options import CheckpointOptions
+from dagster_ckpt.config.checkpoint_storage import DeploymentStorage, FileSystemCheckpointStorage
+from dagster_ckpt.config.state_backend import (
+    DEFAULT_TRANSFER_THREADS,
+    OnStateChange,
+    StateBackend,
+    StatePartitions,
+    storage_of_stream,
+)
 from dagster_ckpt.errors import LeaseLostError, StreamFailedError
 from dagster_ckpt.flink.execution_config import PARALLELISM_DEFAULT, ExecutionConfig
-from dagster_ckpt.policies.restart import restart_description
+from dagster_ckpt.policies.restart import RestartPolicy, restart_description
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import EndKind, Outcome, RunRequest, StartQuery
 from dagster_ckpt.runtime.settlement import settle_run
 from dagster_ckpt.runtime.start import start_stream_query
+from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.inspect import pinned_partitions
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
 from dagster_ckpt.spark.query.session import active_in_thread, application_of
+from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.liveness import UNSEEN_JVM
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.durations import monotonic_ms
+from dagster_ckpt.values.storage_path import location_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The locations of one program.
+
+    Attributes:
+        executor_copy_bytes: Executors copy larger snapshots; None: the driver copies.
+    """
+
+    live_root: str
+    catalog_url: str
+    storage: FileSystemCheckpointStorage
+    executor_copy_bytes: int | None = None
+
+    def stream(
+        self,
+        stream_id: str,
+        *,
+        catalog: Catalog,
+        query_name: str,
+        options: CheckpointOptions,
+        restart: RestartPolicy,
+        backend: StateBackend | None,
+        savepoint_url: str | None,
+        code_version: str | None = None,
+        on_backend_change: OnStateChange = OnStateChange.REFUSE,
+        state_partitions: StatePartitions | None = None,
+        state_migrations: Sequence[StateMigration] = (),
+    ) -> StreamHandle:
+        """Backend None: the session's settings; savepoint URL None: savepoints are stored next to checkpoints."""
+        root = self.storage.checkpoint_location.url_to_open
+        unset = DeploymentStorage(checkpoint_path=root, savepoint_path=savepoint_url or f"{root}/savepoints")
+        storage = storage_of_stream(options.storage, backend, self.storage).configure(unset)
+        threads = backend.transfer_threads if backend is not None else DEFAULT_TRANSFER_THREADS
+        return StreamHandle(
+            stream_id=stream_id,
+            name=query_name,
+            asset_key=stream_id,
+            catalog=catalog,
+            store=open_store(storage, stream_id, transfer_threads=threads),
+            options=options,
+            restart=restart,
+            live_root=self.live_root,
+            backend=backend,
+            code_version=code_version,
+            on_backend_change=on_backend_change,
+            state_partitions=state_partitions,
+            executor_copy_bytes=self.executor_copy_bytes,
+            storage=storage,
+            state_migrations=tuple(state_migrations),
+        )
+
+    def open_catalog(self) -> Catalog:
+        """The folder of a SQLite file is created."""
+        return Catalog(self.catalog_url)
+
+
+def deployment_below(
+    folder: Path, *, live_root: str | None, catalog_url: str | None, storage_path: str | None
+) -> Deployment:
+    """By default `live`, `catalog.db` and `snapshots` in a folder."""
+    home = folder.absolute()
+    return Deployment(
+        live_root=live_root or f"file://{home / 'live'}",
+        catalog_url=catalog_url or f"sqlite:///{home / 'catalog.db'}",
+        storage=FileSystemCheckpointStorage(location_url("storage_path", storage_path or str(home / "snapshots"))),
+    )
 
 
 _LOG = logging.getLogger("dagster_ckpt.flink")
@@ -124,8 +206,7 @@ def run_program(
 ) -> JobExecutionResult:
     """Run streams until all of them have ended, each in a thread: an interrupt never lands inside a call into the JVM.
 
-    A signal stops every stream and keeps its state. If one stream fails, the others are stopped too, and its error is
-    raised.
+    A signal stops every stream and keeps its state. If one fails, the others are stopped too, and its error is raised.
     """
     began_ms = monotonic_ms()
     run_id = run_id or uuid.uuid4().hex

@@ -1,9 +1,9 @@
-"""Dagster integration: streaming assets, resources, operator jobs, sensors and schedules.
+"""Dagster integration; the work is done by the client.
 
-The only package that imports Dagster; the work is done by the client. `stream` says what a stream is,
-`streaming_asset` and `external_asset` define them, `stream_run` executes one inside a Dagster run, `resources` and
-`settings` configure it, `jobs` has the operator jobs and schedules, `sensors` reports snapshots and supervises streams,
-`checks` evaluates their health, and `component` declares streams in YAML. Start with `definitions`.
+`stream` says what a stream is, `streaming_asset` and `external_asset` define them, `stream_run` executes one inside a
+Dagster run, `resources` and `settings` configure it, `jobs` has the operator jobs and schedules, `sensors` reports
+snapshots and supervises streams, `checks` evaluates their health, and `component` declares streams in YAML. Start with
+`definitions`.
 """
 
 from dagster_shared.libraries import DagsterLibraryRegistry

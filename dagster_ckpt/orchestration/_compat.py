@@ -1,8 +1,8 @@
 """Every non-public name of Dagster that this project uses.
 
 Interrupts: Dagster raises `DagsterExecutionInterruptedError` in the main thread. Inside a py4j call, the reply stays
-on the socket, and the next call hangs or reads the wrong answer. A streaming step therefore captures interrupts and
-polls a flag between short waits.
+on the socket, and the next call hangs or reads the wrong answer. So a streaming step captures interrupts and polls a
+flag between short waits.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def run_slots(instance: dg.DagsterInstance, stream_tag: str) -> RunSlots | None:
 def changed_fields(
     definition: dg.ResourceDefinition, given: Mapping[str, object], kinds: tuple[type, ...]
 ) -> list[str]:
-    """Fields to which a run's config gives another value than the code location."""
+    """Fields that a run's config sets otherwise than the code location."""
     kind = getattr(definition, "configurable_resource_cls", None)
     if not isinstance(kind, type) or not issubclass(kind, kinds):
         return []
@@ -110,9 +110,8 @@ def changed_fields(
 def plan_outside_runs(instance: dg.DagsterInstance, keys: Iterable[dg.AssetKey]) -> None:
     """Detach the newest planned materialization of each asset from its run, by reporting a runless one.
 
-    `AutomationCondition` considers an asset in progress until its run materializes it. A stream's run lasts
-    for weeks, and its checkpoints are reported as runless events, so `eager()` would start nothing
-    downstream.
+    `AutomationCondition` considers an asset in progress until its run materializes it. A stream's run lasts for weeks,
+    and its checkpoints are runless events, so `eager()` would start nothing downstream.
     """
     for key in keys:
         event = dg.DagsterEvent(

@@ -10,9 +10,8 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client.health import Finding, HealthCheck, Verdict, judge, worst
 from dagster_ckpt.client.health_facts import HealthFacts, HealthSettings, health_facts
 from dagster_ckpt.orchestration._compat import LatestEvaluation, latest_check_evaluations
-from dagster_ckpt.orchestration.metadata import DEPLOYMENT_KEY
+from dagster_ckpt.orchestration.metadata import DEPLOYMENT_KEY, OtherDeployments
 from dagster_ckpt.orchestration.resources import catalog_of
-from dagster_ckpt.orchestration.sensors.other_deployments import OtherDeployments
 from dagster_ckpt.orchestration.stream import StreamingAsset, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.values.durations import wall_clock_ms
@@ -50,7 +49,7 @@ def build_health_checks(
 ) -> list[dg.AssetChecksDefinition]:
     """Define the health checks of streams, to run from the page. `build_health_sensor` evaluates them continuously.
 
-    The checks are on a stream's first asset. Each further asset has one, `stream_health`, with the worst result.
+    They are on a stream's first asset. Each further asset has one, `stream_health`, with the worst result.
 
     Args:
         settings: Thresholds, for all of them or by stream id.
@@ -75,7 +74,7 @@ def build_health_sensor(
 
     Args:
         facts_besides: As in `build_health_checks`; it must be fast.
-        repeat_after_seconds: Then an unchanged result is reported again.
+        repeat_after_seconds: When an unchanged result is reported again.
     """
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)

@@ -1,7 +1,7 @@
 """Runs a function in a child process, which is replaced after its death without importing anything again.
 
 The child is a fork of this process, so it must be made before a JVM is started here. A `Spare` is a child that has
-prepared the function and waits until it may go on.
+prepared the function and waits until it may go on; `Standby` keeps one ready.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,14 +28,12 @@ _CHUNK = 1 << 16
 # What a spare writes before its answer, once it is prepared; no pickle begins with it.
 _READY = b"\0"
 _GO = b"\1"
-# The ends of pipes by which this process tells its spares, and whose closing tells them that it has ended.
+# The ends of pipes that tell its spares to go on; their closing tells that this process has ended.
 _telling: set[int] = set()
 
 
 @dataclass(frozen=True)
 class Returned(Generic[T]):
-    """The function has returned."""
-
     value: T
 
 
@@ -63,7 +62,7 @@ def in_child(
 ) -> Returned[T] | Raised | Died:
     """Run a function in a child process until it ends; what it returns or raises must pickle.
 
-    The child gets one SIGINT as soon as `interrupted` returns True, and is killed if this call ends with an error.
+    The child gets one SIGINT once `interrupted` returns True, and is killed if this call ends with an error.
     `meanwhile` is called several times a second.
     """
     return _outcome(*_fork(lambda writing: _answer(work, writing)), interrupted, meanwhile)
@@ -72,7 +71,7 @@ def in_child(
 class Spare(Generic[T]):
     """A child process that calls `prepare`, and `work` once this process says so. It ends when this process ends.
 
-    It also ends as soon as what `prepare` returns says that it is of no use any more.
+    It also ends once what `prepare` returned says that it is of no use any more.
     """
 
     def __init__(self, prepare: Callable[[], Callable[[], bool]], work: Callable[[], T]) -> None:
@@ -89,12 +88,11 @@ class Spare(Generic[T]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is prepared."""
         self._received = self._received or _read(self._reading)
         return bool(self._received)
 
     def how_it_ended(self) -> str | None:
-        """None while it lives; after an end, it must not be used again."""
+        """None while it lives; after its end, do not use it again."""
         ended, status = os.waitpid(self.pid, os.WNOHANG)
         if not ended:
             return None
@@ -105,14 +103,13 @@ class Spare(Generic[T]):
     def take_over(
         self, *, interrupted: Callable[[], bool], meanwhile: Callable[[], object] = lambda: None
     ) -> Returned[T] | Raised | Died:
-        """Tell it to go on, as soon as it is prepared, and wait as `in_child` does."""
+        """Tell it to go on once it is prepared, and wait as `in_child` does."""
         with suppress(BrokenPipeError):
             os.write(self._tell, _GO)
         self._forget()
         return _outcome(self.pid, self._reading, interrupted, meanwhile)
 
     def end(self) -> None:
-        """Kill it."""
         self._forget()
         _kill(self.pid)
         os.close(self._reading)
@@ -185,7 +182,7 @@ def _await(
                 continue
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            # A process that the child has left may keep the pipe open, so its end is not waited for.
+            # A process that the child has left may keep the pipe open.
             while received := _read(reading):
                 answer += received
             return answer, status
@@ -254,3 +251,74 @@ def _how_it_ended(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
     return f"ended with exit status {os.WEXITSTATUS(status)}"
+
+
+# A spare would slow down the driver that starts at the same time.
+DELAY_S = 15.0
+# Between spares that end one after another, such as on a machine without memory for them.
+LONGEST_DELAY_S = 900.0
+
+
+class Standby(Generic[T]):
+    """At most one spare; `tend` does what is due. `start` is None if there is to be none. `clock` in s."""
+
+    def __init__(
+        self,
+        start: Callable[[], Spare[T]] | None,
+        report: Callable[[str], object],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._start = start
+        self._report = report
+        self._clock = clock
+        self._spare: Spare[T] | None = None
+        self._is_reported = False
+        self._lost = 0
+        self._due_s = clock() + DELAY_S
+
+    def tend(self) -> None:
+        """Start a spare if it is time, or look after the present one."""
+        if self._spare is None:
+            if self._start is not None and self._clock() >= self._due_s:
+                self._spare, self._is_reported = self._started(self._start), False
+            return
+        ended = self._spare.how_it_ended()
+        if ended is not None:
+            self._lose(f"The spare process {self._spare.pid} {ended}")
+        elif not self._is_reported and self._spare.is_ready:
+            self._is_reported = True
+            self._say(f"The spare process {self._spare.pid} is ready")
+
+    def take(self) -> Spare[T] | None:
+        """The spare, if any, for the caller to use; another one follows."""
+        if self._spare is not None:
+            self.tend()
+        taken, self._spare = self._spare, None
+        if taken is not None:
+            self._lost, self._due_s = 0, self._clock() + DELAY_S
+        return taken
+
+    def end(self) -> None:
+        if self._spare is not None:
+            self._spare.end()
+            self._spare = None
+
+    def _started(self, start: Callable[[], Spare[T]]) -> Spare[T] | None:
+        try:
+            return start()
+        except OSError as error:
+            self._lose(f"No spare process could be started ({error})")
+            return None
+
+    def _lose(self, what: str) -> None:
+        self._spare = None
+        delay_s = min(DELAY_S * 2**self._lost, LONGEST_DELAY_S)
+        self._lost += 1
+        self._due_s = self._clock() + delay_s
+        self._say(f"{what}; the stream continues, and the next one is started in {delay_s:.0f} s")
+
+    def _say(self, what: str) -> None:
+        # A log that cannot be written must not end the driver.
+        with suppress(Exception):
+            self._report(what)

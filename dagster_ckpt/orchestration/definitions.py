@@ -12,7 +12,7 @@ from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_operator_jobs
-from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs
+from dagster_ckpt.orchestration.jobs.rewind_jobs import build_rewind_jobs, build_set_jobs
 from dagster_ckpt.orchestration.jobs.schedules import (
     PeriodicReplication,
     PeriodicSavepoints,
@@ -21,7 +21,6 @@ from dagster_ckpt.orchestration.jobs.schedules import (
     build_savepoint_schedule,
     build_verification_schedule,
 )
-from dagster_ckpt.orchestration.jobs.set_jobs import build_set_jobs
 from dagster_ckpt.orchestration.metadata import GRAPH_KEY, PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
@@ -49,7 +48,7 @@ def stream_definitions(
     """Assets, jobs, sensors and schedules for streaming assets, to merge into a code location.
 
     The code location must provide the resources `pyspark`, `checkpoint_storage`, `state_backend` and
-    `checkpoint_catalog`, or those that the streams' translator names instead. Several calls in one code location need
+    `checkpoint_catalog`, or those that the streams' translator names. Several calls in one code location need
     translators with different prefixes.
 
     Args:
@@ -57,16 +56,15 @@ def stream_definitions(
         downstream: A job to start after new checkpoints.
         downstream_interval_seconds: Minimum time between two starts of it.
         report_interval_seconds: One periodic checkpoint is reported to Dagster per interval; 0: each.
-        savepoint_schedules: By stream id: a cron expression, or `PeriodicSavepoints` with history and
-            blackouts.
+        savepoint_schedules: By stream id: a cron expression, or `PeriodicSavepoints`.
         replication: Copies of the snapshots in a second bucket.
         health: Thresholds of the health checks, for all streams or by stream id.
         health_checks: Those to define.
         checkpoint_page: Address of `dagster-ckpt ui`, such as `http://localhost:3080`, for links from assets and
             reports.
-        operator_jobs: Names of the operator jobs to define, such as `restart_stream_job`, without the prefix of a
-            translator; default: all. Those that sensors and savepoint schedules launch are always defined; the
-            schedule that verifies snapshots is, if its job is.
+        operator_jobs: Names of the operator jobs to define, such as `restart_stream_job`, without a translator's
+            prefix; default: all. Those that sensors and savepoint schedules launch are always defined; the schedule
+            that verifies snapshots is, if its job is.
 
     Example:
         >>> defs = dg.Definitions.merge(stream_definitions(orders), dg.Definitions(resources=...))

@@ -42,7 +42,6 @@ class ReadCheckpoint:
     exactly: bool
 
     def metadata(self) -> dict[str, Any]:
-        """Metadata for the materialization."""
         return {
             READ_STREAM_KEY: self.stream_id,
             READ_SNAPSHOT_KEY: self.snapshot_id,
@@ -91,7 +90,7 @@ def reading_checkpoint(
 
 
 class Basis(Enum):
-    """How it was determined: the asset recorded it, Dagster recorded its input, or only the time says so."""
+    """The asset recorded it, Dagster recorded its input, or only the time says so."""
 
     RECORDED = "recorded"
     DATA_VERSION = "data version"

@@ -75,8 +75,7 @@ def external_streaming_asset(
         launch: How a run of its start job launches the driver: a command, or a run of a platform
             (`dagster_ckpt.client.platforms`). None: a service manager or Kubernetes starts it; the asset has no start
             job.
-        stream_id: Id in catalog and storage, as used by the program; default: the asset key joined by
-            dots.
+        stream_id: Id in catalog and storage, as the program uses it; default: the asset key joined by dots.
         pool: As in `dagster.asset`, for the run that launches the driver and follows it.
         options: As in `streaming_asset`. `checkpointing` must be that of the program; `restart_strategy` decides how
             the supervisor sensor relaunches a dead driver.
@@ -126,11 +125,11 @@ def run_driver(
 ) -> Iterator[Any]:
     """Yields nothing.
 
-    Raises a `dagster.Failure`, which Dagster never retries, if the driver did not start its query, the stream failed or
-    was canceled, or this run was asked to stop and leaves the driver running.
+    Raises a `dagster.Failure` if the driver did not start its query, the stream failed or was canceled, or this run was
+    asked to stop and leaves the driver running.
     """
     with capture_interrupts():
-        # Runs launched from the asset's page have no tags yet.
+        # From the asset's page, a run has no tags yet.
         context.instance.add_run_tags(context.run.run_id, {STREAM_ID_TAG: stream.stream_id})
         plan_outside_runs(context.instance, stream.keys)
         watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -39,15 +40,13 @@ class CheckpointPage:
             raise OptionError(f"checkpoint_page is {self.url!r}, but must be an address such as http://localhost:3080.")
 
     def of_stream(self, stream_id: str) -> dg.UrlMetadataValue:
-        """The overview of a stream."""
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/streams/{quote(stream_id)}")
 
     def of_graph(self, stream_id: str) -> dg.UrlMetadataValue:
-        """Only streams that are connected with this one."""
+        """Only the streams that are connected with this one."""
         return dg.MetadataValue.url(f"{self.url.rstrip('/')}/graph?stream={quote(stream_id, safe='')}")
 
     def of_snapshot(self, stream_id: str, snapshot_id: str) -> dg.UrlMetadataValue:
-        """One snapshot of a stream."""
         return dg.MetadataValue.url(f"{self.of_stream(stream_id).url}/-/snapshots/{quote(snapshot_id)}")
 
 
@@ -115,7 +114,7 @@ def _of(event: EventRecord, deployment: str | None) -> dict[str, Any]:
 
 
 def snapshot_metadata(snapshot: SnapshotRecord) -> dict[str, Any]:
-    """The figures of a snapshot; the asset's page plots what is a number, so ids and positions are text."""
+    """The asset's page plots what is a number, so ids and positions are text."""
     watermark_ms = snapshot.watermark_ms
     figures: dict[str, Any] = {
         "dagster_ckpt/snapshot": snapshot.reference,
@@ -154,16 +153,11 @@ def number_in(metadata: Mapping[str, dg.MetadataValue], key: str) -> int | None:
 
 
 def known(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is unknown."""
     return {name: value for name, value in figures.items() if value is not None}
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, at_most: int | None = None) -> str:
-    """A Markdown table, or "none" without rows.
-
-    Args:
-        at_most: Maximum number of rows; the number of others is shown below.
-    """
+    """Says "none" without rows. More than `at_most` are counted below."""
     every = list(rows)
     shown = every if at_most is None else every[:at_most]
     if not shown:
@@ -174,11 +168,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, a
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | None]]) -> dg.TableMetadataValue:
-    """A sortable table on a page of Dagster.
-
-    Args:
-        rows: Cells by column; a cell must not be empty there, so None and "" are shown as a dash.
-    """
+    """Sortable. A cell must not be empty there, so None and "" are shown as a dash."""
     records = [
         dg.TableRecord({name: "-" if value in (None, "") else value for name, value in row.items()}) for row in rows
     ]
@@ -189,3 +179,34 @@ def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, str | int | No
 def _row(cells: Sequence[object]) -> str:
     # A vertical bar or a line break would end the cell.
     return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+class OtherDeployments:
+    """What this process knows of streams that another deployment reports, too.
+
+    Their reports would alternate forever. The code location that was loaded last reports a stream; the other one is
+    silent about it, and says so once, until it is loaded again. So a new catalog takes over at once.
+    """
+
+    def __init__(self) -> None:
+        self._reported: set[str] = set()
+        self._silent: set[str] = set()
+
+    def silence(self, stream_id: str, reported_by: Collection[object], ours: str, log: logging.Logger) -> bool:
+        """Whether to report nothing of a stream.
+
+        `reported_by`: deployments of the newest report on each of its assets or checks; None: unknown.
+        """
+        others = sorted({str(each) for each in reported_by if each not in (None, ours)})
+        if not others or stream_id not in self._reported:
+            self._reported.add(stream_id)
+            self._silent.discard(stream_id)
+            return False
+        if stream_id not in self._silent:
+            self._silent.add(stream_id)
+            log.error(
+                f"{stream_id}: deployment {', '.join(others)} has reported on the same asset keys since this one "
+                f"({ours}) did. This sensor reports nothing of the stream any more. Give the streams of one of the two "
+                "code locations a key_prefix; if the other is gone, reload this code location"
+            )
+        return True

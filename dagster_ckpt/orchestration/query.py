@@ -1,4 +1,4 @@
-"""The query of a stream outside of a run, with the resources of its code location, for what only describes it."""
+"""The query of a stream outside of a run, with the resources of its code location: to describe it, or to check it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from dagster_ckpt.client import Client
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.stream import QueryDescriber, Stream, StreamingAsset
+from dagster_ckpt.orchestration.resources import DeploymentResources
+from dagster_ckpt.orchestration.stream import (
+    QueryDescriber,
+    Stream,
+    StreamingAsset,
+    defined_streams,
+    find_stream,
+    stream_of_asset,
+)
 from dagster_ckpt.orchestration.translator import RESOURCES, SPARK
+from dagster_ckpt.recovery.compatibility import CompatibilityReport
+from dagster_ckpt.spark.query.session import active_in_thread, apply_state_backend
+from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +37,6 @@ class _WithSession:
 
 
 def describer_of(stream: Stream) -> QueryDescriber:
-    """The function that describes the query."""
     if stream.describe is None:
         raise OptionError(
             f"The query of stream {stream.stream_id!r} is described by an asset, op or program of your own, which "
@@ -45,7 +56,7 @@ def resource_keys(stream: Stream) -> set[str]:
 
 @contextmanager
 def resources_of(stream: Stream, defined: Mapping[str, Any]) -> Iterator[Any]:
-    """The resources of a stream as attributes; they are torn down afterwards."""
+    """As attributes; they are torn down afterwards."""
     keys = resource_keys(stream)
     missing = sorted(keys - defined.keys())
     if missing:
@@ -70,3 +81,33 @@ def query_of(
             return describe(context, SimpleNamespace(**{**given, of_spark: _WithSession(spark)}))
 
         yield given[of_spark].spark_session, with_session
+
+
+def check_definitions(
+    stream: str, definitions: dg.Definitions, *, start_from: str | StartFrom = "latest"
+) -> CompatibilityReport:
+    """`Client.check` with the code and resources of a code location; `stream` is a stream id or an asset key."""
+    found = find_stream(streams_of(definitions), stream)
+    with resources_of(found, definitions.resources or {}) as resources:
+        return check_stream(found, resources, start_from=start_from)
+
+
+def streams_of(definitions: dg.Definitions) -> list[StreamingAsset]:
+    assets = [each for each in definitions.assets or () if isinstance(each, dg.AssetsDefinition)]
+    return [stream for each in assets if (stream := stream_of_asset(each)) is not None]
+
+
+def check_stream(
+    stream: Stream, resources: object, *, start_from: str | StartFrom = "latest", client: Client | None = None
+) -> CompatibilityReport:
+    """`Client.check`; `resources` has those of the stream as attributes."""
+    describe = describer_of(stream)
+    deployment = DeploymentResources.of(resources, stream.translator)
+    spark = deployment.spark_session
+    apply_state_backend(spark, deployment.state_backend.backend())
+    given = {key: getattr(resources, key) for key in resource_keys(stream)}
+    with active_in_thread(spark), dg.build_asset_context(resources=given) as context:
+        if client is not None:
+            return client.check(stream.stream_id, lambda: describe(context, resources), start_from=start_from)
+        with Client.of_streams(defined_streams([stream], deployment), origin="check") as own:
+            return own.check(stream.stream_id, lambda: describe(context, resources), start_from=start_from)

@@ -38,16 +38,14 @@ class HasResources(Protocol):
     """Context of an op, sensor, schedule or check."""
 
     @property
-    def resources(self) -> Any:
-        """Resources by their keys."""
+    def resources(self) -> Any: ...
 
 
 class HasSparkSession(Protocol):
     """`SparkSessionResource`, or any other resource with a Spark session."""
 
     @property
-    def spark_session(self) -> SparkSession:
-        """The session."""
+    def spark_session(self) -> SparkSession: ...
 
 
 class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
@@ -333,7 +331,7 @@ class DeploymentResources:
 
     @staticmethod
     def of(given: object, translator: StreamTranslator) -> DeploymentResources:
-        """Find them in a context, whose keys a translator may have chosen."""
+        """Find them in a context, under the keys of a translator."""
         return DeploymentResources(
             getattr(given, translator.get_resource_key(CHECKPOINT_STORAGE)),
             getattr(given, translator.get_resource_key(STATE_BACKEND)),

@@ -3,7 +3,7 @@
 The run's process imports the code and starts no Spark: it forks a child that runs the stream, and another one after the
 child's death. That saves the sensor, the launch of a run and the imports. Lease, fencing, restart strategy and recovery
 are those of a restart in a new run, which follows whenever this process does not decide. With `standby`, the next child
-has been forked before, has started Spark, and waits.
+has started Spark before, and waits.
 """
 
 from __future__ import annotations
@@ -24,9 +24,16 @@ from pyspark.sql import SparkSession
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus
 from dagster_ckpt.errors import QueryStalledError
 from dagster_ckpt.orchestration._compat import check_captured_interrupt
-from dagster_ckpt.orchestration.child_process import ChildTracebackError, Died, Raised, Returned, Spare, in_child
+from dagster_ckpt.orchestration.child_process import (
+    ChildTracebackError,
+    Died,
+    Raised,
+    Returned,
+    Spare,
+    Standby,
+    in_child,
+)
 from dagster_ckpt.orchestration.run_status import CRASHED, END_KEY, RunWatch, StepContext, run_failure, worker_of
-from dagster_ckpt.orchestration.standby import Standby
 from dagster_ckpt.policies.guard import decide_restart
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt
 from dagster_ckpt.runtime.settlement import record_death
@@ -44,7 +51,7 @@ def can_restart_in_run(context: StepContext) -> bool:
     """Whether this is the process that a launcher started for the run, on Linux, and Spark is not started in it."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return False
-    # A notebook or a test that executes a job itself wants to see the session; its run has no origin.
+    # A notebook or test that executes a job itself wants the session; its run has no origin.
     worker = worker_of(context.instance, context.run.run_id)
     if context.run.remote_job_origin is None or worker is None or worker.pid != os.getpid():
         return False
@@ -60,8 +67,8 @@ def restarting_in_run(
 ) -> T:
     """Run a stream in a child process, and in another one each time it dies and the restart strategy allows it.
 
-    `open_stream`, `work` and `prepare` are called in children: this process keeps no connection that they would share.
-    `prepare` starts Spark in a spare process; None for no spare.
+    All three functions are called in children: this process keeps no connection that they would share. `prepare` starts
+    Spark in a spare process; None for no spare.
     """
     start = partial(Spare, prepare, work) if prepare is not None else None
     standby = Standby(start, context.log.info)
@@ -121,7 +128,7 @@ def _await_restart(
     """Wait until the failed stream may start again; the id of the execution that failed, or None if it may not here.
 
     Only an execution whose query ran is restarted here: a machine that cannot start one is left to the next run. A
-    spare that ends before its execution begins is no failure of the stream: the restart is carried out without it.
+    spare that ends before its execution begins is no failure of the stream.
     """
     stream = open_stream()
     watch = RunWatch(context.instance, context.run.run_id, signalled=check_captured_interrupt)

@@ -1,7 +1,7 @@
 """The Dagster run of a stream.
 
-A process gets no signal, and would keep writing for weeks, if its run worker was killed, or if its run was terminated
-while the code server was down or forcibly marked as ended. `RunWatch` therefore polls the run.
+A process gets no signal, and would write on for weeks, if its run worker was killed, or if its run was terminated while
+the code server was down or forcibly marked as ended. So `RunWatch` polls the run.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartC
 def report_terminal_failure(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, reason: str
 ) -> str:
-    """On the stream's last run, in its tags and in the catalog; returns the message.
+    """On the stream's last run and in the catalog; returns the message.
 
     The tag `dagster_ckpt/terminal_failure` tells run failure sensors that no restart follows.
     """
@@ -243,7 +243,7 @@ def refuse_required_outputs(context: StepContext) -> None:
 
 
 def refuse_overridden_resources(context: StepContext) -> None:
-    """Refuse a run config that changes the deployment: its catalog, storage or live directories.
+    """Refuse a run config that changes catalog, storage or live directories.
 
     Another catalog would allow a second writer, and another storage would lose what the catalog lists. Equal values
     pass: the launchpad can fill them in.

@@ -97,7 +97,7 @@ class CheckpointSettings(_Fields):
 
 
 def unset_fields_of(options: type[CheckpointOptions]) -> dict[str, Any]:
-    """The same fields, all unset: what one run is given in place of its asset's."""
+    """The same fields, all unset."""
     set_here = fields_of(options).items()
     return {name: (plain | None, Field(default=None, description=each.description)) for name, (plain, each) in set_here}
 
@@ -189,7 +189,6 @@ _Config = TypeVar("_Config", bound=dg.Config)
 
 
 def with_start_options(config: type[_Config]) -> type[_Config]:
-    """Add the options of `StartFrom` to a config."""
     return with_fields(
         config, {each.name: field_of(each.kind, each.default, each.description) for each in start_options()}
     )
@@ -201,7 +200,6 @@ def field_of(kind: Any, default: Any, description: str, **limits: Any) -> tuple[
 
 
 def with_fields(config: type[_Config], added: Mapping[str, Any]) -> type[_Config]:
-    """The config with more fields."""
     about: dict[str, Any] = {"__doc__": config.__doc__, "__module__": config.__module__}
     return create_model(config.__name__, __base__=config, **about, **added)
 
@@ -215,7 +213,6 @@ class StartConfig(dg.Config):
         super().__init__(**options)
 
     def parsed(self) -> StartFrom:
-        """The options as a `StartFrom`."""
         return StartFrom.from_record(dict(self))
 
 
@@ -242,5 +239,5 @@ class StreamRunConfig(StartConfig):
 
     @classmethod
     def from_op_config(cls, op_config: Mapping[str, Any] | None) -> StreamRunConfig:
-        """Parse an op's config, which may have further fields, or none at all."""
+        """It may have further fields, or none at all."""
         return cls(**{name: value for name, value in (op_config or {}).items() if name in cls.model_fields})

@@ -48,7 +48,7 @@ _STREAM = "dagster_ckpt_stream"
 
 
 def refuse_unknown(function: str, given: Mapping[str, object], *known: type) -> None:
-    """Raise a TypeError for keywords that no dictionary type names."""
+    """A TypeError for keywords that no dictionary type names."""
     names = [name for kind in known for name in kind.__annotations__]
     for name in given:
         if name not in names:
@@ -153,7 +153,6 @@ NOT_IN_YAML = frozenset({"state_migrations"})
 
 
 def description_of(option: str) -> str:
-    """Description of one of `StreamOptions`."""
     described: str = get_type_hints(StreamOptions, include_extras=True)[option].__metadata__[0]
     return described
 
@@ -229,7 +228,6 @@ class StreamSpec:
         return {**self.op_tags, **STREAM_TAGS}
 
     def metadata(self) -> dict[str, Any]:
-        """Metadata for the asset's page."""
         options = self.options
         return {
             "dagster_ckpt/stream_id": self.stream_id,
@@ -252,7 +250,6 @@ def _checked_tags(stream_id: str, tags: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def asset_names(keys: Sequence[dg.AssetKey]) -> str:
-    """Asset keys as one string."""
     return ", ".join(key.to_user_string() for key in keys)
 
 
@@ -282,7 +279,6 @@ class Stream:
 
     @property
     def stream_id(self) -> str:
-        """Id in catalog and storage."""
         return self.spec.stream_id
 
     @property
@@ -337,9 +333,9 @@ class StreamingAsset(Stream):
         describe: QueryDescriber | None = None,
         function: Callable[..., DataStreamWriter] | None = None,
     ) -> StreamingAsset:
-        """Create a streaming asset from a definition whose op runs the stream, or that has no op.
+        """Of a definition whose op runs the stream, or that has no op. The assets must have one code version.
 
-        `name` of its op without a translator; default: the op's. The assets must have one code version.
+        `name` of its op without a translator; default: the op's.
         """
         translator = translator or StreamTranslator()
         described = asset.map_asset_specs(lambda each: each.merge_attributes(metadata=spec.metadata()))
@@ -438,7 +434,6 @@ def translator_of(streams: Sequence[Stream]) -> StreamTranslator:
 
 
 def stream_handle(stream: Stream, resources: DeploymentResources) -> StreamHandle:
-    """The handle of a stream, for operators."""
     return open_stream(stream.spec, resources, name=stream.name, writes=stream.writes, code_version=stream.code_version)
 
 

@@ -61,8 +61,7 @@ from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
-from dagster_ckpt.spark.query.session import active_in_thread, application_of, apply_state_backend
-from dagster_ckpt.spark.query.warm_up import warm_up
+from dagster_ckpt.spark.query.session import active_in_thread, application_of, apply_state_backend, warm_up
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import refuse_while_written
 from dagster_ckpt.stream.liveness import UNSEEN_JVM, Liveness, ProcessIdentity
@@ -178,7 +177,7 @@ def _run_to_its_end(
 
 
 def _refuse_start(context: StepContext, resources: DeploymentResources, error: CkptError) -> None:
-    """Answer the request that the run was launched for, unless its start has done that."""
+    """Answer the request that the run was launched for, unless its start has."""
     asked = context.run.tags.get(START_REQUEST_TAG)
     if asked is not None:
         with suppress(CkptError):
@@ -289,7 +288,7 @@ class _Step:
     def _in_session(self) -> Iterator[SparkSession]:
         spark = self.resources.spark_session
         apply_state_backend(spark, self.resources.state_backend.backend())
-        # Enter again, because creating a Spark session replaces the SIGINT handler.
+        # Again, because creating a session replaces the SIGINT handler.
         with capture_interrupts(), active_in_thread(spark):
             yield spark
 
@@ -353,7 +352,7 @@ def _end_interrupted(
     if canceled is not None:
         if canceled is dg.DagsterRunStatus.CANCELING:
             settle_run(handle, outcome, is_canceled=True)
-        # The supervisor sensor applies retention after a forcibly ended run.
+        # The supervisor sensor then applies retention.
         raise run_failure("The stream was canceled: its run was terminated.", "CANCELED", report)
     # After a time limit a run is CANCELING, then FAILURE: the supervisor sensor settles by the final status.
     raise run_failure(
@@ -364,7 +363,7 @@ def _end_interrupted(
 
 
 def run_report(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:
-    """Metadata of a run; empty if the catalog cannot be read, which must not change the end."""
+    """Empty if the catalog cannot be read, which must not change the end."""
     try:
         return _report_of(stream, outcome)
     except CkptError as error:

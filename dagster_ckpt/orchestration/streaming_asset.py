@@ -15,7 +15,7 @@ import dagster as dg
 
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.function_config import (
+from dagster_ckpt.orchestration.launchpad import (
     PARAMETER,
     config_class,
     config_in,
@@ -81,7 +81,7 @@ class StreamingAssetOptions(StreamOptions, AssetOptions):
 def parts_of(
     function: str, options: Mapping[str, Any], translator: StreamTranslator
 ) -> tuple[Callable[[str], StreamSpec], Callable[[str, str | None], dg.AssetSpec]]:
-    """Makers of the stream, given its id, and of the asset's spec, given its name and description, from keywords."""
+    """Makers of the stream, given its id, and of the asset's spec, given its name and description."""
     refuse_unknown(function, options, StreamingAssetOptions)
     of_stream = {name: value for name, value in options.items() if name in StreamOptions.__annotations__}
     of_asset = {name: value for name, value in options.items() if name not in of_stream}
@@ -121,12 +121,11 @@ def streaming_asset(
     reason.
 
     Args:
-        stream_id: Id in catalog and storage; default: the asset key joined by dots. Keep it when you rename the asset,
-            and the asset keeps its state.
+        stream_id: Id in catalog and storage; default: the asset key joined by dots. If you rename the asset, keep
+            it, and the asset keeps its state.
         name: Asset name; default: the function's name.
         pool: As in `dagster.asset`.
-        translator: Chooses the asset's spec, the names of jobs, sensors and schedules, and the keys of resources;
-            default: `StreamTranslator()`.
+        translator: Chooses the asset's spec, the names of jobs, sensors and schedules, and the keys of resources.
         options: How the stream runs, see `StreamOptions`; and `key_prefix`, `deps`, `group_name`, `description`
             (default: the function's docstring), `metadata`, `tags`, `code_version` (each snapshot records it),
             `owners`, `kinds` (three at most; default: spark and streaming) and `freshness_policy` (default:
@@ -169,8 +168,8 @@ def streaming_multi_asset(
 ) -> Callable[[StreamFunction], StreamingAsset]:
     """Make several assets of one query, for example one whose `foreachBatch` writes several tables.
 
-    They share one stream id, start job and history: each checkpoint is reported on every asset. The function is as for
-    `streaming_asset`. Assets cannot be materialized individually.
+    They share one stream id, start job and history: each checkpoint is reported on every asset. The function and other
+    options are as for `streaming_asset`. Assets cannot be materialized individually.
 
     Args:
         specs: The first asset names the stream on the page. Default kinds: spark and streaming.
@@ -178,9 +177,6 @@ def streaming_multi_asset(
         name: Name of the op and of the query; default: the function's name.
         description: Description of the op; default: the function's docstring.
         code_version: Version of the query's code, for every spec.
-        pool: As in `dagster.multi_asset`.
-        translator: As in `streaming_asset`; it chooses each of the specs.
-        options: How the stream runs, see `StreamOptions`.
 
     Example:
         >>> @streaming_multi_asset(specs=[dg.AssetSpec("good_orders"), dg.AssetSpec("bad_orders")])
@@ -263,7 +259,7 @@ def describer(
 ) -> QueryDescriber:
     """The function takes its resources from an object that has them as attributes.
 
-    `config_of` makes its config, if it has one, from the context.
+    `config_of` makes its config from the context.
     """
     keys = {each: translator.get_resource_key(each) for each in _resources(function)}
     kind = config_class(function)
@@ -308,10 +304,9 @@ _INTERVALS_TO_FAIL = 6
 
 
 def default_freshness(options: CheckpointOptions) -> dg.FreshnessPolicy | None:
-    """A policy that warns after three intervals without a checkpoint and fails after six.
+    """A policy that warns after three intervals without a checkpoint and fails after six; None without periodic ones.
 
-    An interval counts as at least a minute, as the catalog sensor reports at most one a minute. None without periodic
-    checkpoints.
+    An interval counts as at least a minute, as the catalog sensor reports at most one a minute.
 
     Example:
         >>> default_freshness(CheckpointConfig(interval=600_000).options).fail_window
@@ -445,8 +440,7 @@ def _check_op(spec: StreamSpec, op: dg.OpDefinition) -> None:
     if op.retry_policy is not None:
         raise OptionError(
             f"Stream {spec.stream_id}: {op.name} has a RetryPolicy, so that Dagster would start it again after a "
-            "cancel. "
-            "Remove it: restarts come from the stream's restart_strategy."
+            "cancel. Remove it: restarts come from the stream's restart_strategy."
         )
     fields = getattr(op.config_field.config_type if op.config_field else None, "fields", {})
     if "start_from" not in fields:

@@ -70,15 +70,15 @@ class StreamTranslator:
         return self._prefixed(name)
 
     def get_op_name(self, name: str) -> str:
-        """Name of an op, unique in a code location; see `get_job_name`."""
+        """Unique in a code location; see `get_job_name`."""
         return self._prefixed(name)
 
     def get_sensor_name(self, name: str) -> str:
-        """Name of a sensor; see `get_job_name`."""
+        """See `get_job_name`."""
         return self._prefixed(name)
 
     def get_schedule_name(self, name: str) -> str:
-        """Name of a schedule; see `get_job_name`."""
+        """See `get_job_name`."""
         return self._prefixed(name)
 
     def get_resource_key(self, resource: str) -> str:
@@ -86,7 +86,6 @@ class StreamTranslator:
         return self.resource_keys.get(resource, resource)
 
     def keys_of(self, resources: Iterable[str]) -> set[str]:
-        """The keys of several resources."""
         return {self.get_resource_key(each) for each in resources}
 
     def _prefixed(self, name: str) -> str:

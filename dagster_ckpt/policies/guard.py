@@ -88,13 +88,6 @@ def decide_retention(
     """Ask a policy which snapshots, oldest first, stay; `needed` ones stay regardless.
 
     A policy that raises, or answers with other snapshots, drops nothing; this is logged.
-
-    Example:
-        >>> from dagster_ckpt.policies.retention import Latest
-        >>> queue = [RetainedSnapshot("chk-1"), RetainedSnapshot("chk-2"), RetainedSnapshot("chk-3")]
-        >>> decision = decide_retention(Latest(1), queue, RetentionContext(0), needed=needed_for_recovery(queue))
-        >>> [snapshot.snapshot_id for snapshot in decision.dropped]
-        ['chk-1', 'chk-2']
     """
     try:
         # An answer that never ends is refused as well.
@@ -117,7 +110,7 @@ def decide_retention(
 def snapshot_to_recover_from(
     snapshots: Sequence[RetainedSnapshot], *, prefer_checkpoint: bool
 ) -> RetainedSnapshot | None:
-    """The newest of the snapshots, given oldest first; with `prefer_checkpoint`, the newest checkpoint."""
+    """The newest of those given oldest first; with `prefer_checkpoint`, the newest checkpoint."""
     if not snapshots:
         return None
     if not prefer_checkpoint:

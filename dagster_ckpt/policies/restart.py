@@ -157,7 +157,7 @@ class RestartStrategyConfiguration(ABC):
 
     @abstractmethod
     def get_description(self) -> str:
-        """Return a description of the strategy in Flink's words."""
+        """In Flink's words."""
 
     def described(self) -> str:
         """The same with readable durations."""
@@ -231,7 +231,6 @@ class FixedDelayRestartStrategyConfiguration(_DelayedRestart):
         return self.restart_attempts
 
     def get_delay_between_attempts_interval(self) -> timedelta:
-        """From a failure to its restart."""
         return timedelta(milliseconds=self.delay_ms)
 
     def validate(self) -> None:
@@ -287,7 +286,6 @@ class FailureRateRestartStrategyConfiguration(_DelayedRestart):
         return timedelta(milliseconds=self.failure_interval_ms)
 
     def get_delay_between_attempts_interval(self) -> timedelta:
-        """From a failure to its restart."""
         return timedelta(milliseconds=self.delay_ms)
 
     def validate(self) -> None:
@@ -384,11 +382,9 @@ class ExponentialDelayRestartStrategyConfiguration(_DelayedRestart):
         return timedelta(milliseconds=self.max_backoff_ms)
 
     def get_backoff_multiplier(self) -> float:
-        """Growth from one delay to the next."""
         return self.backoff_multiplier
 
     def get_reset_backoff_threshold(self) -> timedelta:
-        """Healthy time after which delays are reset."""
         return timedelta(milliseconds=self.reset_backoff_threshold_ms)
 
     def get_jitter_factor(self) -> float:

@@ -263,10 +263,6 @@ def known_interval_ms(policy: TriggerPolicy) -> int | None:
     """The longest time between checkpoints while a query makes progress, for health and freshness.
 
     None: no limit, as for own policies, rows, batches and blackouts.
-
-    Example:
-        >>> known_interval_ms(Interval(60_000) | EveryBatches(100)), known_interval_ms(EveryBatches(100))
-        (60000, None)
     """
     match policy:
         case Interval(interval_ms=time) | MinPause(pause_ms=time):

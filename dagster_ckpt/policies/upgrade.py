@@ -18,10 +18,9 @@ class UpgradeMode(StrEnum):
     """What the new code starts from, like `job.upgradeMode` of the Flink Kubernetes Operator.
 
     STATELESS: Empty state: all state is discarded, and sinks that support it are rolled back.
-    LAST_STATE: The live directory where the old code stopped, or the newest snapshot if there is no
-        live directory. Works for a failing stream too.
-    SAVEPOINT: The same, after the old code was stopped with a savepoint, to which a rollback
-        returns.
+    LAST_STATE: The live directory where the old code stopped, or the newest snapshot if there is no live directory.
+        Works for a failing stream too.
+    SAVEPOINT: The same, after the old code was stopped with a savepoint, to which a rollback returns.
     HAND_OVER: As LAST_STATE, but the run of the new code starts beside the old one, compares what both do
         (`verify_batches`), and only then stops the old code and takes over.
 

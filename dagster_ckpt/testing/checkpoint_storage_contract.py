@@ -14,8 +14,7 @@ from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, Deployment
 from dagster_ckpt.errors import SnapshotAbortedError, SnapshotNotFoundError, SnapshotTooLargeError, StorageAccessError
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.reuse import Source, SourceFile
-from dagster_ckpt.testing.dying_writer import DyingWrite, Moment
-from dagster_ckpt.testing.trial_snapshots import FILES, TRIAL_STREAM, TrialStream
+from dagster_ckpt.testing.trial_snapshots import FILES, TRIAL_STREAM, DyingWrite, Moment, TrialStream
 from dagster_ckpt.values.modes import SnapshotKind
 
 

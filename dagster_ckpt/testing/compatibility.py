@@ -61,7 +61,7 @@ def _report(
 ) -> CompatibilityReport:
     if definitions is not None and client is None and query is None:
         # Dagster is needed only for definitions.
-        from dagster_ckpt.orchestration.code_check import check_definitions  # noqa: PLC0415
+        from dagster_ckpt.orchestration.query import check_definitions  # noqa: PLC0415
 
         return check_definitions(stream, definitions, start_from=start_from)
     if definitions is None and client is not None and query is not None:

@@ -49,11 +49,7 @@ _FILES = ("parquet", "orc", "json", "csv", "avro")
 
 @dataclass(frozen=True)
 class CompletedStream:
-    """What a stream has left after `run_to_completion`.
-
-    Attributes:
-        folder: Has the catalog, the snapshots and the live directory.
-    """
+    """What a stream has left after `run_to_completion`; `folder` has catalog, snapshots and live directory."""
 
     folder: Path
     snapshots: list[SnapshotRecord]
@@ -118,10 +114,9 @@ def run_to_completion(
     Args:
         stream: A `streaming_asset`, `streaming_multi_asset`, or stream of a component.
         resources: By key, those that the function of the stream names. Catalog, storage and live directory in them are
-            replaced, so those of `Definitions` may be passed as they are. Default of `pyspark`: the Spark session of
-            this process.
-        folder: Where catalog, snapshots and live directory go. In the folder of an earlier run, the stream continues
-            where that run ended. Default: a temporary folder, deleted with the result.
+            replaced, so those of `Definitions` may be passed. Default of `pyspark`: the Spark session of this process.
+        folder: Where these are stored. In the folder of an earlier run, the stream continues where that run ended.
+            Default: a temporary folder, deleted with the result.
         config: For the `config` parameter of the stream's function; default: its defaults.
         start_from: As in `Client.restart`.
 

@@ -60,7 +60,7 @@ class ActionLog:
         return action
 
     def of(self, stream_id: str) -> list[Action]:
-        """The last actions on a stream, newest first."""
+        """Newest first."""
         with self._lock:
             return [action for action in self._actions if action.stream_id == stream_id]
 

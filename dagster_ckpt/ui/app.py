@@ -66,7 +66,7 @@ _TABS: dict[str, Callable[[Client, str], Any]] = {
 
 
 class CheckpointPage:
-    """The pages over one client; see `checkpoint_page`."""
+    """See `checkpoint_page`."""
 
     def __init__(self, client: Client, *, token: str | None, allowed_hosts: list[str]) -> None:
         # So that the page withdraws only its own requests.
@@ -350,7 +350,7 @@ def refuse_location(client: Client, stream_id: str, start: StartFrom, *, may_act
 
 
 def is_inside(location: str, folders: Iterable[str]) -> bool:
-    """However it is spelled; a symbolic link leads out of a folder."""
+    """However it is spelled. A symbolic link leads out of a folder."""
     decoded = location
     while (once := unquote(decoded)) != decoded:
         decoded = once

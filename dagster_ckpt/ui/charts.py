@@ -37,8 +37,6 @@ _GOES_ON = ("RESUME", "CLONE")
 
 @dataclass(frozen=True)
 class Point:
-    """A value at a time."""
-
     at_ms: int
     value: float
     of: SnapshotFigures
@@ -78,7 +76,7 @@ _DAY_MS = 86_400_000
 
 
 def ticks(first_ms: int, last_ms: int, *, most: int) -> list[tuple[int, str]]:
-    """Round moments between two others, and their names: a time, or a date where they are days apart."""
+    """Round moments between two others, with names: a time, or a date where they are days apart."""
     span_ms = last_ms - first_ms
     fitting = (step for step in _STEPS if span_ms // step <= most)
     step_ms = next(fitting, max(-(-span_ms // most // _DAY_MS), 1) * _DAY_MS)

@@ -42,7 +42,6 @@ _EVENTS = 500
 
 
 def number(value: int) -> str:
-    """A number with separators."""
     return f"{value:,}"
 
 
@@ -92,7 +91,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Distribution of one figure as text: minimum, mean, maximum, then the percentiles 50, 90, 95 and 99."""
+    """Of one figure, as text: minimum, mean, maximum, then the percentiles 50, 90, 95 and 99."""
 
     title: str
     values: tuple[str, ...]
@@ -144,8 +143,6 @@ class Failures:
 
 @dataclass(frozen=True)
 class Option:
-    """See `OptionDescription`."""
-
     name: str
     value: str
     effect: str
@@ -190,7 +187,6 @@ def names(snapshots: Sequence[SnapshotRecord]) -> list[tuple[str, SnapshotRecord
 
 
 def overview(client: Client, stream: str) -> Overview:
-    """The first page of a stream."""
     described = client.describe_stream(stream, limit=ROWS)
     problem = None
     try:
@@ -223,7 +219,6 @@ def _delay_of_replayed(title: str, delays: Sequence[Point]) -> Markup | None:
 
 
 def graph(client: Client, stream: str | None) -> GraphPage:
-    """The streams that read each other."""
     found = client.stream_connections(stream)
     return GraphPage(found, graph_chart(found))
 
@@ -236,14 +231,12 @@ def history(
     status: SnapshotStatus | None,
     older_than: HistoryCursor | None,
 ) -> tuple[StreamDescription, HistoryPage]:
-    """A page of a stream's snapshots."""
     described = client.describe_stream(stream, limit=1)
     page = client.catalog.history.page(described.stream_id, limit=ROWS, kind=kind, status=status, older_than=older_than)
     return described, page
 
 
 def summary(client: Client, stream: str) -> Summary:
-    """Percentiles over the last completed snapshots."""
     described = client.describe_stream(stream, limit=1)
     figures = client.catalog.history.figures(described.stream_id, limit=CHARTED)
     rows = [
@@ -254,7 +247,6 @@ def summary(client: Client, stream: str) -> Summary:
 
 
 def timeline(client: Client, stream: str) -> TimelinePage:
-    """Restarts, restores and timelines of a stream."""
     described = client.describe_stream(stream, limit=EXECUTIONS)
     catalog = client.catalog
     sources = {each.execution_id: str((each.recovery or {}).get("snapshot_id") or "") for each in described.executions}
@@ -273,7 +265,6 @@ def timeline(client: Client, stream: str) -> TimelinePage:
 
 
 def failures(client: Client, stream: str) -> Failures:
-    """Failed attempts, executions and recoveries of a stream."""
     described = client.describe_stream(stream, limit=1)
     catalog = client.catalog
     page = catalog.history.page(described.stream_id, limit=ROWS, status=SnapshotStatus.FAILED)
@@ -338,7 +329,6 @@ def _sinks(properties: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def configuration(client: Client, stream: str) -> Configuration:
-    """The recorded settings of a stream, and the effects of its checkpointing options."""
     described = client.describe_stream(stream, limit=1)
     recorded = described.settings
     options = tuple(
@@ -389,7 +379,7 @@ def _percentiles(title: str, values: Sequence[int | None], text: Callable[[int],
 
 
 def _json(value: object) -> str:
-    """A value as text without secrets."""
+    """Without secrets."""
     if isinstance(value, str):
         return without_secrets(value)
     return without_secrets(

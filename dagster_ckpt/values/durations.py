@@ -19,12 +19,7 @@ _MS_PER_HOUR = 60 * _MS_PER_MINUTE
 
 
 class Duration(timedelta):
-    """PyFlink's `pyflink.common.Duration`: a timedelta with that class's constructors.
-
-    Example:
-        >>> Duration.of_seconds(30) == timedelta(seconds=30)
-        True
-    """
+    """PyFlink's `pyflink.common.Duration`: a timedelta with that class's constructors."""
 
     @classmethod
     def of_days(cls, days: int) -> Duration:
@@ -81,12 +76,7 @@ def iso_duration(duration_ms: int) -> str:
 
 
 def utc_time(at_ms: int) -> str:
-    """A moment as text, for messages that may be read much later.
-
-    Example:
-        >>> utc_time(1_357_095_845_000)
-        '2013-01-02 03:04:05 UTC'
-    """
+    """For messages that may be read much later: `2013-01-02 03:04:05 UTC`."""
     return datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

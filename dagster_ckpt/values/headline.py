@@ -8,12 +8,7 @@ _LONGEST = 160
 
 
 def headline(message: str) -> str:
-    """The first line, cut after a sentence or a word if it is long.
-
-    Example:
-        >>> headline("a very long sentence " * 20).endswith("very …"), headline("short")
-        (True, 'short')
-    """
+    """The first line, cut after a sentence or a word if it is long."""
     whole = message.strip()
     first = whole.split("\n", 1)[0].rstrip()
     if len(first) > _LONGEST:

@@ -154,11 +154,7 @@ METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) 
 
 
 class Sample(NamedTuple):
-    """One value of a metric.
-
-    Attributes:
-        kind: The value of its label `kind`, or of its own label; empty if it has none.
-    """
+    """`kind` is the value of its label `kind`, or of its own label; empty if it has none."""
 
     metric: Metric
     stream_id: str

@@ -52,12 +52,7 @@ def without_secrets(text: str, known: Iterable[str | None] = ()) -> str:
 
 
 def shown_command(words: Sequence[str]) -> list[str]:
-    """Redact the words of a command line.
-
-    Example:
-        >>> shown_command(["run", "--conf", "fs.s3a.secret.key=x", "--password", "y", "orders.py"])
-        ['run', '--conf', 'fs.s3a.secret.key=***', '--password', '***', 'orders.py']
-    """
+    """Redact the words of a command line, such as `--password x` and `fs.s3a.secret.key=x`."""
     shown: list[str] = []
     hides_next = False
     for word in words:
@@ -74,12 +69,7 @@ def shown_command(words: Sequence[str]) -> list[str]:
 
 
 def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Redact the values of settings with secret-sounding names.
-
-    Example:
-        >>> shown_settings({"redis.host": "h", "redis.password": "x"})
-        {'redis.host': 'h', 'redis.password': '***'}
-    """
+    """Redact the values of settings with secret-sounding names."""
     return {
         name: HIDDEN if names_a_secret(name) else without_secrets(value) if isinstance(value, str) else value
         for name, value in settings.items()
@@ -91,12 +81,7 @@ def names_a_secret(name: str) -> bool:
 
 
 def user_info(url: str) -> tuple[str, str]:
-    """Split a URL into one without user info, and the user info.
-
-    Example:
-        >>> user_info("sftp://me:secret@host/snapshots")
-        ('sftp://host/snapshots', 'me:secret')
-    """
+    """Split a URL into one without user info, and the user info."""
     scheme, separator, rest = url.partition("://")
     if not separator or f"{scheme.lower()}://" in _CONTAINERS:
         return url, ""

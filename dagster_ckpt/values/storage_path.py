@@ -31,12 +31,7 @@ def local_path(url: str) -> Path | None:
 
 
 def with_authority(url: str) -> str:
-    """Add the `//` that Hadoop leaves out if there is no authority.
-
-    Example:
-        >>> with_authority("hdfs:/data/orders")
-        'hdfs:///data/orders'
-    """
+    """Add the `//` that Hadoop leaves out: `hdfs:/data` is `hdfs:///data`."""
     return _ONE_SLASH.sub(r"\g<scheme>:///", url, count=1)
 
 
@@ -47,7 +42,7 @@ def has_folders(url: str) -> bool:
 
 def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
     """The user's arguments, plus defaults that this package needs."""
-    # fsspec shares cached listings among threads: one that began before a write may hide the written object.
+    # fsspec shares cached listings among threads: one from before a write may hide the written object.
     arguments = {**storage_options, "use_listings_cache": False}
     if not url.startswith(("s3://", "s3a://")):
         return arguments

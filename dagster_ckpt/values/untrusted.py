@@ -91,10 +91,7 @@ def inflation_limit(packed: int) -> int:
 def inflated(packed: bytes | memoryview, wbits: int = zlib.MAX_WBITS) -> bytes:
     """Decompress deflate data.
 
-    Raises:
-        ValueError: The output exceeds `inflation_limit`.
-        EOFError: The data is truncated.
-        zlib.error: The data is damaged.
+    ValueError if the output exceeds `inflation_limit`, EOFError if the data is truncated, zlib.error if it is damaged.
     """
     limit = inflation_limit(len(packed))
     unpacker = zlib.decompressobj(wbits)

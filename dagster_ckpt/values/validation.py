@@ -236,10 +236,6 @@ def conforming(option: str, value: Any, kind: Any) -> Any:
     """Return a value of an annotated kind, or raise.
 
     An enum's member may be its name or value, a tuple may be a list.
-
-    Example:
-        >>> conforming("effect", "REAL", Effect | None)
-        <Effect.REAL: 'real'>
     """
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
@@ -307,14 +303,7 @@ def checked_stream_id(stream_id: object) -> str:
 
 
 def policy_name(policy: object) -> str:
-    """Its `repr` if its class defines one, else the name of its class.
-
-    Example:
-        >>> class Own:
-        ...     pass
-        >>> policy_name(Own()), policy_name(3)
-        ('Own()', '3')
-    """
+    """Its `repr` if its class defines one, else the name of its class."""
     if type(policy).__repr__ is object.__repr__:
         return f"{type(policy).__name__}()"
     try:

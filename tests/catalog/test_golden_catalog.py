@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect
 
-from dagster_ckpt.catalog import Catalog, OriginKind, UpgradePhase
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.catalog.records import (
     CompletedSnapshot,
     ExecutionStatus,
     HoldKind,
+    OriginKind,
     RequestStatus,
     SnapshotStatus,
     SnapshotTrigger,

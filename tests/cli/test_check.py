@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from dagster_ckpt import run_stream
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.orchestration.code_check import streams_of
+from dagster_ckpt.orchestration.query import streams_of
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.testing import assert_compatible
 from tests.docs.test_guide_commands import commands_of

@@ -9,9 +9,9 @@ import pytest
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.flink import environment
-from dagster_ckpt.flink.deployment import deployment_below
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.flink.execution_config import ExecutionConfig, ExecutionMode, KryoRegistrations
+from dagster_ckpt.flink.program import deployment_below
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches, Interval
 from dagster_ckpt.values.modes import CheckpointingMode, TimeCharacteristic

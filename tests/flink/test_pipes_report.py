@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 STREAM = "sales"
 PROGRAM = """
 import sys, threading
-from dagster_ckpt.catalog import Catalog
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.driver import pipes_report
 from dagster_ckpt.flink.program import StreamExecution

@@ -19,8 +19,7 @@ from dagster_ckpt.client.client import Client
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.flink import Semantic, kafka_delivery
-from dagster_ckpt.flink.deployment import Deployment
-from dagster_ckpt.flink.program import StreamToRun, run_program
+from dagster_ckpt.flink.program import Deployment, StreamToRun, run_program
 from dagster_ckpt.policies.restart import NoRestartStrategyConfiguration
 from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.stream.start_from import StartFrom

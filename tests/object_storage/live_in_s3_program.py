@@ -23,7 +23,7 @@ from dagster_ckpt.client.outputs import clean_sinks
 from dagster_ckpt.client.state_browsing import StreamState, StreamStateDiff
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.config.rocksdb import ROCKSDB
-from dagster_ckpt.flink.deployment import Deployment
+from dagster_ckpt.flink.program import Deployment
 from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.live_directories import SCRATCH_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory

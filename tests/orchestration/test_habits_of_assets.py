@@ -20,7 +20,7 @@ from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.component.stream import StreamDeclaration
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.external_asset import external_streaming_asset
-from dagster_ckpt.orchestration.function_config import CONFIG_TAG, config_of_run
+from dagster_ckpt.orchestration.launchpad import CONFIG_TAG, config_of_run
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.run_status import RESTART_OF_TAG
 from dagster_ckpt.orchestration.settings import StreamRunConfig

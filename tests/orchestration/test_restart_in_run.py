@@ -16,9 +16,8 @@ from orchestration_catalog import begin_execution
 
 from dagster_ckpt.catalog.records import ExecutionStatus
 from dagster_ckpt.orchestration import restart_in_run
-from dagster_ckpt.orchestration.child_process import Spare
+from dagster_ckpt.orchestration.child_process import DELAY_S, Spare, Standby
 from dagster_ckpt.orchestration.restart_in_run import _await_restart, _restarting
-from dagster_ckpt.orchestration.standby import DELAY_S, Standby
 from dagster_ckpt.policies.restart import RestartStrategies, effective_restart_strategy
 from tests.support.as_writer import as_writer
 from tests.support.streams import stream_at

@@ -16,7 +16,7 @@ from dagster_pyspark import PySparkResource
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration.component.component import StreamsComponent
-from dagster_ckpt.orchestration.component.query import Sink
+from dagster_ckpt.orchestration.component.stream import Sink
 from dagster_ckpt.orchestration.component.yaml_fields import with_values
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import (

@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.child_process import Spare
-from dagster_ckpt.orchestration.standby import DELAY_S, LONGEST_DELAY_S, Standby
+from dagster_ckpt.orchestration.child_process import DELAY_S, LONGEST_DELAY_S, Spare, Standby
 from dagster_ckpt.orchestration.stream import StreamSpec
 
 

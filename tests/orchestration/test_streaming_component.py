@@ -423,7 +423,7 @@ class TestQueries:
 
 
 def described(declared: Any, spark: SparkSession) -> Any:
-    from dagster_ckpt.orchestration.component.query import described
+    from dagster_ckpt.orchestration.component.stream import described
 
     return described(declared.name, declared.sources, declared.transform, declared.sink, declared.trigger)(spark)
 

@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from dagster_ckpt.client import Client
-from dagster_ckpt.client.set_restart import restore_set
+from dagster_ckpt.client.savepoint_set import restore_set
 from tests.client.test_savepoint_sets import Pipeline
 from tests.support.stream_graph import Stage
 from tests.ui.conftest import served

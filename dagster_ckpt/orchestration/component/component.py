@@ -51,7 +51,7 @@ class StreamResources(dg.Resolvable, dg.Model):
     ] = None
 
     def given(self) -> Mapping[str, Any]:
-        """The given resources, by their names without a translator."""
+        """By their names without a translator."""
         found = {
             "pyspark": SparkSessionResource(spark_config=as_text(self.spark_config))
             if self.spark_config is not None
@@ -80,11 +80,9 @@ class StreamsScaffolder(dg.Scaffolder[ScaffoldParams]):
 
     @classmethod
     def get_scaffold_params(cls) -> type[ScaffoldParams]:
-        """The parameters of the command."""
         return ScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
-        """Write the file."""
         where = (request.params.data_directory or str((request.project_root or Path.cwd()) / "data")).rstrip("/")
         name = request.params.stream or re.sub(r"\W", "_", request.target_path.name)
         stream = {
@@ -174,12 +172,10 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
 
     @classmethod
     def model(cls) -> type[BaseModel]:
-        """The model that validates its YAML."""
         return with_field_errors(super().model())
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
-        """Description and tags for component catalogs."""
         return dg.ComponentTypeSpec(
             description="Spark Structured Streams with checkpoints, savepoints, restarts and rewinds.",
             tags=["spark", "streaming"],
@@ -191,13 +187,11 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         return {"env_var": dg.EnvVar}
 
     def translator(self) -> StreamTranslator:
-        """Names everything that the component defines."""
         given = self.resources.given() if self.resources is not None and self.name_prefix is not None else {}
         prefixed = {name: f"{self.name_prefix}_{name}" for name in given}
         return StreamTranslator(self.name_prefix, {**prefixed, **self.resource_keys})
 
     def all_streams(self) -> list[Stream]:
-        """Every stream declared here."""
         further = [imported("declared_in_python", path) for path in self.declared_in_python]
         for path, stream in zip(self.declared_in_python, further, strict=True):
             if not isinstance(stream, Stream):
@@ -209,7 +203,6 @@ class StreamsComponent(dg.Component, dg.Resolvable, dg.Model):
         return [*(declared.stream(translator) for declared in self.streams), *further]
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:  # noqa: ARG002 - Dagster's signature
-        """Build the definitions of all streams."""
         schedules = {
             declared.stream_id or declared.name: declared.savepoints.periodic()
             for declared in self.streams

@@ -82,7 +82,7 @@ def templated(value: type[Value]) -> dg.Resolver:
 
 
 def settings_in_yaml(description: str, value: Any = Scalar) -> dg.Resolver:
-    """Resolve free-form settings, but not their `{{ env_var('NAME') }}`; text stays text, even if it is a number."""
+    """Resolve free-form settings, but not their `{{ env_var('NAME') }}`; text that looks like a number stays text."""
     return dg.Resolver(_resolved, model_field_type=dict[str, value] | None, description=description)
 
 
@@ -163,7 +163,7 @@ def _named(annotation: Any) -> Any:
 
 
 def _resolved(context: dg.ResolutionContext, value: Any) -> Any:
-    """Resolve templates; text without one stays text, even if it looks like a number."""
+    """Resolve templates; text without one stays text."""
     if isinstance(value, dict):
         return {name: _resolved(context.at_path(name), each) for name, each in value.items()}
     if isinstance(value, list):
@@ -178,7 +178,7 @@ _OF_ALTERNATIVES = ("string_type", "none_required")
 
 @cache
 def with_field_errors(model: type[BaseModel]) -> type[BaseModel]:
-    """A component's YAML model whose validation errors and JSON schema name unknown fields."""
+    """A component's YAML model whose errors and JSON schema name unknown fields."""
 
     def with_names(cls: type[BaseModel], given: Any, handler: ModelWrapValidatorHandler[BaseModel]) -> BaseModel:
         try:
@@ -260,7 +260,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _with_names(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Validate names apart from alternatives, to report a wrong name at its own line."""
+    """Validate names apart from alternatives, so that a wrong name is reported at its own line."""
     for each in [schema, *schema.get("$defs", {}).values()]:
         if each.get("additionalProperties") is False:
             del each["additionalProperties"]

@@ -19,7 +19,6 @@ from dagster_ckpt.client.state_browsing import (
     show_state,
     written_rows,
 )
-from dagster_ckpt.orchestration.code_check import check_stream
 from dagster_ckpt.orchestration.jobs.ops import (
     SNAPSHOT,
     StreamConfig,
@@ -29,6 +28,7 @@ from dagster_ckpt.orchestration.jobs.ops import (
     with_parameters_of,
 )
 from dagster_ckpt.orchestration.metadata import known, markdown_table, table
+from dagster_ckpt.orchestration.query import check_stream
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.recovery.compatibility import Compatibility, CompatibilityReport
 from dagster_ckpt.stream.lease import has_living_holder
@@ -211,7 +211,6 @@ def _state_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
 
 
 def compatibility_metadata(report: CompatibilityReport) -> dict[str, Any]:
-    """Metadata of a verdict on code."""
     rows = [[step.part.value, step.name, step.action.value, step.reason] for step in report.steps]
     return {
         "dagster_ckpt/verdict": report.verdict.value,
@@ -224,7 +223,6 @@ def compatibility_metadata(report: CompatibilityReport) -> dict[str, Any]:
 
 
 def doctor_metadata(examination: StreamExamination) -> dict[str, Any]:
-    """Metadata of an examination."""
     diagnosis = examination.diagnosis
     rows = [
         [item.severity.value, item.code.value, item.path, item.explanation, item.advice] for item in diagnosis.findings
@@ -245,7 +243,6 @@ def doctor_metadata(examination: StreamExamination) -> dict[str, Any]:
 
 
 def verification_metadata(verified: Sequence[SnapshotVerification]) -> dict[str, Any]:
-    """Metadata of verifications."""
     rows = [
         [
             "good" if item.passed else "BROKEN",
@@ -301,7 +298,6 @@ _EXECUTION_COLUMNS = {
 
 
 def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[str, Any]:
-    """Metadata of a stream."""
     handle = catalog.streams.get(stream_id)
     snapshots = catalog.snapshots.completed(stream_id)
     executions = catalog.executions.of_stream(stream_id, limit=limit)
@@ -325,7 +321,7 @@ def overview_metadata(catalog: Catalog, stream_id: str, *, limit: int) -> dict[s
 
 
 def started_from(execution: ExecutionRecord) -> str:
-    """The starting point, and what was processed again, in one sentence."""
+    """The starting point, and what was processed again."""
     recovery = execution.recovery or {}
     reason = str(recovery.get("reason") or "its query was not started")
     batches, span_ms = recovery.get("rewound_batches"), recovery.get("rewound_ms")
@@ -364,7 +360,6 @@ def _time(ms: int | None) -> str | None:
 
 
 def state_metadata(shown: Sequence[ShownState]) -> dict[str, Any]:
-    """Metadata of state."""
     states: list[_Row] = [{**_name(each), "rows": each.rows} for each in shown]
     largest: list[_Row] = [{**_name(each), **vars(key)} for each in shown for key in each.largest]
     metadata: dict[str, Any] = {"dagster_ckpt/states": table({**_NAME, "rows": "int"}, states)}
@@ -375,7 +370,6 @@ def state_metadata(shown: Sequence[ShownState]) -> dict[str, Any]:
 
 
 def difference_metadata(shown: Sequence[ShownDifference]) -> dict[str, Any]:
-    """Metadata of differences."""
     changes = {"added": "ADDED", "removed": "REMOVED", "changed": "CHANGED"}
     states: list[_Row] = [
         {**_name(each), **{name: each.counts[change] for name, change in changes.items()}, "note": each.note}

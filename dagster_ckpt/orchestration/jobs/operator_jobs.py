@@ -53,7 +53,6 @@ class HistoryConfigSchema(dg.Config):
     )
 
     def policy(self) -> RetentionPolicy:
-        """Decides which savepoints of the schedule are kept."""
         if self.keep is None:
             return SavepointHistory(self.max_count, self.max_age_ms)
         if self.max_count is not None or self.max_age_ms is not None:
@@ -122,7 +121,7 @@ class RequestedState(Enum):
 
     @property
     def desired(self) -> DesiredState | None:
-        """The state; None to use the one in the definition."""
+        """None: the one in the definition."""
         return None if self is RequestedState.AS_DEFINED else DesiredState(self.value)
 
 
@@ -322,7 +321,6 @@ def _snapshot_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
 
 
 def desired_state_metadata(row: DesiredRecord) -> dict[str, dg.MetadataValue]:
-    """Metadata of a desired state and the progress towards it."""
     upgrade = row.upgrade
     facts: list[tuple[str, object]] = [
         ("desired state", row.desired.value if row.desired is not None else "as defined"),

@@ -187,15 +187,13 @@ class StreamOps:
         self._names: dict[str, str] = {}
 
     def op(self, function: Callable[..., Any]) -> dg.OpDefinition:
-        """Make an op of `function(context, config)`."""
         return self._op(function, OPERATOR_RESOURCES)
 
     def op_with_spark(self, function: Callable[..., Any]) -> dg.OpDefinition:
-        """Make an op that needs a Spark session as well."""
         return self._op(function, RESOURCES)
 
     def op_with_code(self, function: Callable[..., Any]) -> dg.OpDefinition:
-        """Make an op that needs what the code of the streams needs."""
+        """With the resources that the code of the streams uses."""
         assets = [stream.asset for stream in self._streams if isinstance(stream, StreamingAsset)]
         return self._op(function, {*RESOURCES, *(key for asset in assets for key in asset.required_resource_keys)})
 
@@ -236,7 +234,7 @@ class StreamOps:
     def call_for_all(
         self, context: dg.OpExecutionContext, method: Callable[..., _Result], config: dg.Config
     ) -> _Result:
-        """For a method that is not for a single stream."""
+        """For a method of several streams."""
         values = {_PARAMETERS.get(name, name): value for name, value in config}
         return method(self._client(context), **arguments(method, {"report": context.log.info, **values}))
 
@@ -257,7 +255,7 @@ class StreamOps:
         return operator_job
 
     def stream(self, stream_id: str) -> Stream:
-        """Find a stream by its id, or by the key of one of its assets."""
+        """By its id, or by the key of one of its assets."""
         return find_stream(self._streams, stream_id)
 
     def client(self, context: dg.OpExecutionContext, stream_id: str) -> Client:
@@ -278,7 +276,6 @@ class StreamOps:
         )
 
     def resources(self, context: dg.OpExecutionContext) -> DeploymentResources:
-        """The resources of these streams."""
         return DeploymentResources.of(context.resources, self._translator)
 
     def _op(self, function: Callable[..., Any], resources: Iterable[str]) -> dg.OpDefinition:
@@ -297,6 +294,5 @@ def report_snapshot(context: dg.OpExecutionContext, snapshot: SnapshotRecord) ->
 
 
 def log_messages(context: dg.OpExecutionContext, messages: Iterable[str]) -> None:
-    """Show a result's messages in the run's log."""
     for message in messages:
         context.log.info(message)

@@ -1,10 +1,11 @@
-"""Ops and jobs for rewinds and forks."""
+"""Jobs for rewinds, forks and savepoint sets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import dagster as dg
 from pydantic import Field
 
+from dagster_ckpt.catalog.savepoint_sets import SavepointSet
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.export import Export
 from dagster_ckpt.client.outputs import Orphan, SinkCleaning
@@ -83,7 +84,7 @@ def build_rewind_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
 def rewind_metadata(
     context: dg.OpExecutionContext, stream: Stream, preview: RewindPreview
 ) -> dict[str, dg.MetadataValue]:
-    """Metadata of a rewind and its effects downstream."""
+    """With its effects downstream."""
     return {**preview_metadata(preview), **downstream_metadata(dependents_of(context, stream, preview))}
 
 
@@ -98,7 +99,6 @@ ROWS_SHOWN = 200
 
 
 def preview_metadata(preview: RewindPreview) -> dict[str, dg.MetadataValue]:
-    """Metadata of a rewind."""
     plan = preview.plan
     facts = [
         ("plan", plan.reason),
@@ -146,7 +146,6 @@ def downstream_metadata(dependents: Sequence[Dependent] | None) -> dict[str, dg.
 
 
 def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
-    """Metadata of a fork or import."""
     is_import = made.of_deployment is not None
     facts = [
         ("stream", made.stream_id),
@@ -165,7 +164,6 @@ def fork_metadata(made: Fork) -> dict[str, dg.MetadataValue]:
 
 
 def cleaning_metadata(cleaning: SinkCleaning) -> dict[str, dg.MetadataValue]:
-    """Metadata of orphaned part files."""
     done = "deleted" if cleaning.deleted else "would be deleted"
     orphans = [_orphan(orphan, done) for orphan in cleaning.orphans]
     table = markdown_table(("file", "bytes", "age", "undone by", "what is done"), orphans, at_most=ROWS_SHOWN)
@@ -193,3 +191,78 @@ def _time(ms: int | None) -> str:
 
 def _source(kind: str, count: int | None) -> str:
     return "unknown" if count is None else f"{count:,} {kind}"
+
+
+@with_parameters_of(Client.trigger_savepoint_set)
+class SavepointSetConfig(dg.Config):
+    """Take savepoints of streams that belong together, while they run."""
+
+
+@with_parameters_of(Client.restart_savepoint_set, without={"savepoint_set"})
+class RestartSetConfig(dg.Config):
+    """Take all streams of a set back to it."""
+
+    savepoint_set: str = Field(description="Id or label of the set.")
+    preview: bool = Field(default=False, description="Only show what the restart would undo.")
+
+
+def build_set_jobs(streams: Sequence[Stream]) -> list[dg.JobDefinition]:
+    ops = StreamOps(streams)
+
+    @ops.op
+    def savepoint_set(context: dg.OpExecutionContext, config: SavepointSetConfig) -> str:
+        """Take savepoints of several streams that belong together, while they run: a set, or nothing."""
+        with errors_as_failure():
+            made = ops.call_for_all(context, Client.trigger_savepoint_set, config)
+        log_messages(context, made.messages())
+        context.add_output_metadata(set_metadata(made))
+        return made.set_id
+
+    @ops.op
+    def restart_savepoint_set(context: dg.OpExecutionContext, config: RestartSetConfig) -> str:
+        """Suspend all streams of a savepoint set, take them and their sinks back to it, and start them."""
+        with errors_as_failure():
+            ahead = ops.call_for_all(context, Client.preview_savepoint_set, config)
+        context.add_output_metadata(_undone(context, ops, ahead))
+        for stream_id, preview in ahead.items():
+            log_messages(context, [f"{stream_id}: {message}" for message in preview.messages()])
+        if not config.preview:
+            with errors_as_failure():
+                ops.call_for_all(context, Client.restart_savepoint_set, config)
+        return config.savepoint_set
+
+    return [ops.job(savepoint_set), ops.job(restart_savepoint_set)]
+
+
+def set_metadata(made: SavepointSet) -> dict[str, dg.MetadataValue]:
+    rows = [
+        (stream_id, "none" if each.batch_id is None else each.batch_id, each.location or "")
+        for stream_id in made.streams
+        if (each := made.savepoints.get(stream_id)) is not None
+    ]
+    return {
+        "dagster_ckpt/savepoint_set": dg.MetadataValue.text(made.label or made.set_id),
+        "dagster_ckpt/savepoints": dg.MetadataValue.md(markdown_table(("stream", "batch", "location"), rows)),
+        "dagster_ckpt/unproven": dg.MetadataValue.json(list(made.unproven)),
+    }
+
+
+def _undone(
+    context: dg.OpExecutionContext, ops: StreamOps, ahead: Mapping[str, RewindPreview]
+) -> dict[str, dg.MetadataValue]:
+    """With the materializations downstream of any stream."""
+    found: dict[tuple[dg.AssetKey, str], Dependent] = {}
+    is_known = True
+    keys = {key for stream_id in ahead for key in ops.stream(stream_id).keys}
+    rows = []
+    for stream_id, preview in ahead.items():
+        rows.append((stream_id, preview.plan.reason, preview.batches))
+        dependents = dependents_of(context, ops.stream(stream_id), preview)
+        is_known &= dependents is not None
+        # The streams themselves go back.
+        found |= {(each.asset_key, each.run_id): each for each in dependents or () if each.asset_key not in keys}
+    newest_first = sorted(found.values(), key=lambda each: each.at_ms, reverse=True)
+    return {
+        "dagster_ckpt/rewind": dg.MetadataValue.md(markdown_table(("stream", "plan", "batches undone"), rows)),
+        **downstream_metadata(newest_first if is_known else None),
+    }

@@ -125,14 +125,11 @@ def build_housekeeping_schedule(
 
 @dataclass(frozen=True)
 class PeriodicReplication:
-    """Scheduled copies of the snapshots of every stream to a second bucket or folder.
+    """Scheduled copies of the snapshots of every stream to a second bucket or folder; options as of `Client.replicate`.
 
     Attributes:
-        to: The folder, as of a checkpoint storage; no stream may write there.
         cron_schedule: In UTC.
         snapshot: `all`, or `latest`.
-        keep: Which copies of each stream stay; None: all.
-        verify: Also read the copies that are there, and write again what differs.
 
     Example:
         >>> PeriodicReplication("s3://second/checkpoints", keep=KeepRules(last=3, daily=7))
@@ -213,7 +210,7 @@ def build_verification_schedule(
 
 
 def _run_for(stream: Stream, context: dg.ScheduleEvaluationContext, op: str, **config: Any) -> dg.RunRequest:
-    """Request one run per stream and tick, even if the tick is evaluated again."""
+    """One run per stream and tick, even if the tick is evaluated again."""
     return dg.RunRequest(
         run_key=f"{stream.stream_id}-{context.scheduled_execution_time.isoformat()}",
         run_config={"ops": {op: {"config": {"stream_id": stream.stream_id, **config}}}},

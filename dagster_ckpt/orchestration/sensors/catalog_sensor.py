@@ -24,6 +24,7 @@ from dagster_ckpt.orchestration.metadata import (
     SEQUENCE_KEY,
     SNAPSHOT_ID_KEY,
     CheckpointPage,
+    OtherDeployments,
     failure_observation,
     identity,
     materialization,
@@ -31,7 +32,6 @@ from dagster_ckpt.orchestration.metadata import (
 )
 from dagster_ckpt.orchestration.resources import catalog_of
 from dagster_ckpt.orchestration.run_status import UNFINISHED
-from dagster_ckpt.orchestration.sensors.other_deployments import OtherDeployments
 from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.values.durations import wall_clock_ms
@@ -66,7 +66,7 @@ def events_to_report(
     *,
     interval_ms: int,
 ) -> Iterator[ReportedEvent]:
-    """The events to report, in order.
+    """In order.
 
     Always: savepoints, user-triggered checkpoints, the first checkpoint after a start or restore, the last before an
     end, and failed savepoints. Else the first checkpoint per interval, and of failed ones the first after a success,
@@ -380,7 +380,7 @@ def _there(
 def already_reported(
     fetch: Callable[..., dg.EventRecordsResult], key: dg.AssetKey, news: Sequence[EventRecord], ours: str
 ) -> frozenset[str]:
-    """Which of these snapshots, in order, are already on their asset after an interrupted tick or a reset cursor.
+    """Which of these snapshots, in order, an interrupted tick or one before a reset of the cursor has reported.
 
     Other events may be between ours. `fetch` is the instance's `fetch_materializations` or `fetch_observations`.
     """

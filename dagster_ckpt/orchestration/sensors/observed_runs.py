@@ -50,8 +50,7 @@ def undefined_streams(
 ) -> list[str]:
     """Report streams that a code location has started and no longer defines for a minute, also as alerts.
 
-    Nothing restarts such a stream, and a definition under another name would start empty beside it. `location` None:
-    unknown.
+    Nothing restarts such a stream, and a definition under another name would start empty. `location` None: unknown.
     """
     runs = {stream_id: run_id for run_id, stream_id in catalog.executions.unsettled_runs().items()}
     rows = catalog.desired_states.all()
@@ -183,9 +182,8 @@ def report_lost_runs(
 ) -> list[str]:
     """Record the end of lost runs; a message for each.
 
-    A run is lost if its process does not exist, none of its leases is being renewed, and it is
-    either proven to have ended or has shown no sign of life for three minutes. It is recorded as
-    CANCELED if it was being terminated, else as FAILURE.
+    A run is lost if its process does not exist, none of its leases is being renewed, and it is either proven to have
+    ended or has shown no sign of life for three minutes. It is CANCELED if it was being terminated, else a FAILURE.
     """
     if instance.run_launcher.supports_check_run_worker_health:
         # Dagster's monitoring covers these.

@@ -29,6 +29,7 @@ from dagster_ckpt.client.reconciliation import (
     reconcile_desired,
 )
 from dagster_ckpt.errors import CkptError, StreamNotFoundError
+from dagster_ckpt.orchestration._compat import RunSlots, run_slots
 from dagster_ckpt.orchestration.resources import catalog_of
 from dagster_ckpt.orchestration.run_status import (
     DEPLOYMENT_TAG,
@@ -46,7 +47,6 @@ from dagster_ckpt.orchestration.sensors.observed_runs import (
     report_lost_runs,
     undefined_streams,
 )
-from dagster_ckpt.orchestration.sensors.run_slots import slots_warning
 from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG
 from dagster_ckpt.policies.restart import restart_description
@@ -108,7 +108,7 @@ def build_supervisor_sensor(
         # First: it requests starts, which are launched below.
         steps, held = tick.reconcile_desired_states()
         starts = list(tick.requested_starts())
-        # A requested start replaces the restart of a failed run: both would compete for the lease.
+        # Instead of the restart of a failed run: both would compete for the lease.
         starting = {request.tags[STREAM_ID_TAG] for request in starts} | held
         requests = [*steps, *starts, *tick.after_ends(except_of=starting)]
         origin = context.code_location_origin
@@ -151,8 +151,8 @@ class SupervisorTick:
     def reconcile_desired_states(self) -> tuple[list[dg.RunRequest], set[str]]:
         """Take one step with each managed stream that is not in its desired state; one that is costs one read.
 
-        Returns the runs of long steps, but no starts, which are requested in the catalog; and the streams that the
-        restart strategy must not start now.
+        Returns the runs of long steps (starts are requested in the catalog), and the streams that the restart strategy
+        must not start now.
         """
         rows = self.catalog.desired_states.all()
         managed = {
@@ -189,7 +189,6 @@ class SupervisorTick:
         return runs, held
 
     def requested_starts(self) -> Iterator[dg.RunRequest]:
-        """Launch the starts that operators requested."""
         for request in self.catalog.requests.starts_to_launch():
             stream = self.streams.get(request.stream_id)
             # An external program picks up the request itself.
@@ -209,7 +208,7 @@ class SupervisorTick:
             self.messages.append(f"{request.stream_id}: starting from {start_from} for {request.origin}")
             yield self._run(
                 stream.start_job.name,
-                # One run per request, however often it is evaluated. A re-created catalog may use the id again.
+                # One run per request. A re-created catalog may use the id again.
                 f"start-{request.request_id}-{request.created_at_ms}{f'-{attempt}' if attempt else ''}",
                 {STREAM_ID_TAG: stream.stream_id, START_REQUEST_TAG: request.request_id},
                 {stream.name: set_options(request.arguments)},
@@ -374,3 +373,23 @@ def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
             stream.stream_id, name=stream.name, asset_key=stream.writes, options=settings.as_record()
         )
     return catalog.desired_states.ensure(stream.stream_id, origin="the asset's definition")
+
+
+def slots_warning(instance: dg.DagsterInstance, streams: int) -> str | None:
+    """What to change in dagster.yaml; None if that many streams fit in, with a slot to spare for a restart."""
+    slots = run_slots(instance, STREAM_ID_TAG)
+    return describe_slots(slots, streams) if slots is not None else None
+
+
+def describe_slots(slots: RunSlots, streams: int) -> str | None:
+    """Pure."""
+    limits = {"concurrency.runs.max_concurrent_runs": slots.total, f"the limit of {STREAM_ID_TAG}": slots.of_streams}
+    short = [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and limit <= streams]
+    if not short:
+        return None
+    return (
+        f"dagster.yaml leaves no slot to spare: {' and '.join(short)}, and this code location has {streams} streams, "
+        "each of which occupies a slot for as long as it runs. Runs beyond that, of streams, restarts and batch work, "
+        "wait in the queue. Raise the limits: one slot per stream, some for restarts and operator jobs, and those of "
+        "batch work"
+    )

@@ -289,7 +289,7 @@ def is_suspicious_end(reason: str) -> bool:
 
 
 # These determine which files belong together; of all others, name and length suffice.
-_READ_FOLDERS = ("metadata", "offsets", "commits", "sources")
+_READ_FOLDERS = (METADATA, OFFSETS, COMMITS, SOURCES)
 _READ_SUFFIXES = (".zip", ".crc")
 # A restore rewrites these paths.
 _NOT_OF_A_SNAPSHOT = {Code.SCHEMA_PATH_ELSEWHERE}

@@ -42,7 +42,7 @@ from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, dist
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, logs_of_sinks
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, live_query_id
-from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, OFFSETS, LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.sources import Distance, SourceDistance, distance
 from dagster_ckpt.stream.handle import StreamHandle
@@ -295,7 +295,7 @@ def _properties(stream: StreamHandle, snapshot: SnapshotRecord) -> Mapping[str, 
 def _snapshot_files(stream: StreamHandle, plan: RecoveryPlan) -> dict[str, bytes]:
     if plan.snapshot is None:
         return {}
-    planned = f"offsets/{plan.snapshot.batch_id}"
+    planned = f"{OFFSETS}/{plan.snapshot.batch_id}"
     return read_files(
         stream.store,
         snapshot_location(plan.snapshot),
@@ -315,7 +315,7 @@ def _log_entries(
 def _distance(live: LiveDirectory | None, plan: RecoveryPlan, files: Mapping[str, bytes]) -> Distance | None:
     if live is None or plan.from_batch is None or plan.to_batch is None or plan.from_batch < plan.to_batch:
         return None
-    return distance(live, files.get(f"offsets/{plan.to_batch}"), plan.from_batch, plan.to_batch)
+    return distance(live, files.get(f"{OFFSETS}/{plan.to_batch}"), plan.from_batch, plan.to_batch)
 
 
 def _undone_since_ms(facts: RecoveryFacts, plan: RecoveryPlan, apart: Distance | None) -> int | None:

@@ -22,7 +22,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.checkpoint_dir.source_positions import in_order
-from dagster_ckpt.spark.query.kafka_source import TopicOffsets, matches
+from dagster_ckpt.spark.query.kafka_source import matches
 from dagster_ckpt.spark.query.sources import (
     CLUSTER,
     DELTA,
@@ -219,7 +219,7 @@ def _read_source(identity: SourceIdentity | None, key: str, offset: str | None, 
         kind=kind,
         has_read=has_read or (identity is not None and offset is None),
         files=_newest_files(f"{SOURCES}/{key}/{position}", read) if position is not None and has_read else (),
-        topics=topics_in(topic_offsets(offset)) if kind == KAFKA else (),
+        topics=tuple(sorted(topic_offsets(offset) or ())) if kind == KAFKA else (),
         table_id=delta.table_id if delta is not None else None,
     )
 
@@ -401,7 +401,3 @@ def _as_expression(path: str) -> str:
             found += re.escape(char)
         index += 1
     return found if not depth else re.escape(path)
-
-
-def topics_in(offset: TopicOffsets | None) -> tuple[str, ...]:
-    return tuple(sorted(offset or ()))

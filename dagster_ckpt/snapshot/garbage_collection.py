@@ -40,7 +40,7 @@ def savepoint_directories(file_io: FileIO) -> list[str]:
     return [name for name in names if file_io.size(f"{name}/{METADATA_NAME}") is not None]
 
 
-def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str]) -> int:
+def delete_snapshot(file_io: FileIO, directory: str, protected: Iterable[str] = ()) -> int:
     """Delete a snapshot, or resume an interrupted deletion; a missing snapshot is not an error.
 
     Shared objects are kept if a snapshot that may use them cannot be read. Returns the freed bytes: of a shared object
@@ -117,7 +117,7 @@ class Sweep:
     dry_run: bool = False
     under_way: frozenset[int] = frozenset()
 
-    def stream(self, protected: Iterable[str]) -> list[Garbage]:
+    def stream(self) -> list[Garbage]:
         file_io = self.file_io
         candidates = {
             f"{SHARED}/{name}": changed
@@ -127,9 +127,9 @@ class Sweep:
         found: list[Garbage] = []
         for directory in _numbered(file_io):
             with _logging_failure(file_io, directory):
-                found += self._checkpoint(directory, protected)
+                found += self._checkpoint(directory)
         found += self._probes()
-        used = _used(file_io, checkpoint_directories(file_io), protected) if candidates else frozenset()
+        used = _used(file_io, checkpoint_directories(file_io)) if candidates else frozenset()
         if used is None:
             return found
         unused = {name: changed for name, changed in candidates.items() if name not in used}
@@ -140,13 +140,13 @@ class Sweep:
         old = {name: changed for name, changed in names.items() if self._is_old(changed)}
         return self._delete(old, "an interrupted check of the storage's clock or permissions left it")
 
-    def _checkpoint(self, directory: str, protected: Iterable[str]) -> list[Garbage]:
+    def _checkpoint(self, directory: str) -> list[Garbage]:
         names = self._changes(directory)
         is_under_way = checkpoint_number(directory) in self.under_way
         if METADATA_NAME in names or is_under_way or not all(self._is_old(changed) for changed in names.values()):
             return []
         if DELETING_NAME in names:
-            return self._rest_of_deletion(directory, names, protected)
+            return self._rest_of_deletion(directory, names)
         ours = {f"{directory}/{name}": names[name] for name in names if _is_ours(name)}
         return self._delete(ours, f"{directory} was never finished: it has no {METADATA_NAME}")
 
@@ -178,11 +178,9 @@ class Sweep:
             file_io.delete_if_empty(directory)
         return found
 
-    def _rest_of_deletion(
-        self, directory: str, names: dict[str, int | None], protected: Iterable[str]
-    ) -> list[Garbage]:
+    def _rest_of_deletion(self, directory: str, names: dict[str, int | None]) -> list[Garbage]:
         if not self.dry_run:
-            delete_snapshot(self.file_io, directory, protected)
+            delete_snapshot(self.file_io, directory)
         reason = f"the deletion of {directory} was interrupted"
         return [self._garbage(f"{directory}/{name}", names[name], reason) for name in sorted(names) if _is_ours(name)]
 
@@ -244,7 +242,7 @@ def _disposable(file_io: FileIO, objects: frozenset[str], directory: str, protec
     return frozenset() if used is None else shared - used
 
 
-def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str]) -> frozenset[str] | None:
+def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str] = ()) -> frozenset[str] | None:
     used: set[str] = set()
     wanted = set(protected)
     for directory in sorted({*listed} | wanted):

@@ -42,8 +42,7 @@ from dagster_ckpt.snapshot.manifest import (
     checkpoint_number,
 )
 from dagster_ckpt.snapshot.packs import PackRunner, Threads
-from dagster_ckpt.snapshot.reader import WriteEntry, extract, read_metadata, verify_snapshot
-from dagster_ckpt.snapshot.replica import copy_snapshot
+from dagster_ckpt.snapshot.reader import WriteEntry, copy_snapshot, extract, read_metadata, verify_snapshot
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.snapshot.writer import (
@@ -289,20 +288,12 @@ class ObjectSnapshotStore:
             self._remembered.pop(_folder(location), None)
         return delete_snapshot(file_io, directory, _directories_in(file_io, kept))
 
-    def sweep(
-        self,
-        *,
-        older_than_ms: int,
-        under_way: Collection[int] = (),
-        protected: Iterable[str] = (),
-        dry_run: bool = False,
-    ) -> list[Garbage]:
-        kept = {_folder(other) for other in protected}
+    def sweep(self, *, older_than_ms: int, under_way: Collection[int] = (), dry_run: bool = False) -> list[Garbage]:
         swept: list[Garbage] = []
         now_ms = storage_time_ms(self._stream_io)
         if now_ms is not None:
             sweep = Sweep(self._stream_io, now_ms, older_than_ms, dry_run, frozenset(under_way))
-            swept += sweep.stream(_directories_in(self._stream_io, kept))
+            swept += sweep.stream()
         if self._layout.savepoint_root is not None:
             file_io = self._open_file_io(self._layout.savepoint_root)
             now_ms = storage_time_ms(file_io)

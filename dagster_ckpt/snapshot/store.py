@@ -128,14 +128,7 @@ class SnapshotStore(Protocol):
             StorageAccessError: It is protected itself, or something could not be deleted; another call resumes.
         """
 
-    def sweep(
-        self,
-        *,
-        older_than_ms: int,
-        under_way: Collection[int] = (),
-        protected: Iterable[str] = (),
-        dry_run: bool = False,
-    ) -> list[Garbage]:
+    def sweep(self, *, older_than_ms: int, under_way: Collection[int] = (), dry_run: bool = False) -> list[Garbage]:
         """Delete old objects that no snapshot refers to; returns each with the reason. Parameters: `Sweep`."""
 
 

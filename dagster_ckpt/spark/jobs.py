@@ -30,14 +30,13 @@ _Result = TypeVar("_Result")
 
 
 class JobProgress:
-    def __init__(self, report: Callable[[str], None], every_s: float | None = None) -> None:
+    def __init__(self, report: Callable[[str], None]) -> None:
         self.step = ""
         self._report = report
-        self._every_s = PROGRESS_EVERY_S if every_s is None else every_s
         self._reported = time.monotonic()
 
     def tick(self, context: SparkContext, group: str) -> None:
-        if not self.step or time.monotonic() - self._reported < self._every_s:
+        if not self.step or time.monotonic() - self._reported < PROGRESS_EVERY_S:
             return
         done, total = _tasks(context, group)
         self._report(f"{self.step}: {done} of {total} tasks" if total else self.step)

@@ -259,13 +259,6 @@ def rewriter_for(spark: SparkSession, *, changes_rows: bool = False) -> Rewriter
     return found
 
 
-@dataclass(frozen=True)
-class Written:
-    rewrite_id: str
-    batch_id: int
-    rows: Mapping[tuple[int, str, str], tuple[int, int]]
-
-
 def rewrite_elsewhere(
     rewriter: Rewriter,
     source: LiveDirectory,
@@ -276,15 +269,15 @@ def rewrite_elsewhere(
     settings: Mapping[str, str],
     watch: Watch,
     report: Callable[[str], None],
-) -> Written:
-    """Let the rewriter fill a new directory, which is deleted on any error.
+) -> Mapping[str, Any]:
+    """Let the rewriter fill a new directory, which is deleted on any error; returns its answer.
 
     One that is not on a local disk is copied to this machine, rewritten there, and copied back: another Spark would
     need other jars for the same object store.
     """
     try:
         if source.local_path is not None and target.local_path is not None:
-            return _written(ask(rewriter, _order(source, target, shape, graft, settings), watch, report))
+            return ask(rewriter, _order(source, target, shape, graft, settings), watch, report)
         with TemporaryDirectory(prefix="dagster-ckpt-rewrite-") as folder:
             near, rewritten = (LiveDirectory(f"{folder}/{name}") for name in ("source", "rewritten"))
             report(f"copying {source.url} to this machine")
@@ -294,10 +287,10 @@ def rewrite_elsewhere(
                 clone(graft.state, made, watch=watch, is_scratch=True)
                 given = {at: _near(each, f"{folder}/given/{at}") for at, each in graft.given.items()}
                 graft = replace(graft, state=made, given=given)
-            written = _written(ask(rewriter, _order(near, rewritten, shape, graft, settings), watch, report))
+            answer = ask(rewriter, _order(near, rewritten, shape, graft, settings), watch, report)
             report(f"copying the rewritten state to {target.url}")
             clone(rewritten, target, watch=watch, marked=True)
-            return written
+            return answer
     except BaseException:
         target.delete()
         raise
@@ -329,11 +322,6 @@ def _order(
         "settings": dict(settings),
         **({"graft": graft.as_record()} if graft is not None else {}),
     }
-
-
-def _written(answer: Mapping[str, Any]) -> Written:
-    rows = {(int(o), str(n), str(s)): (int(c), int(d)) for o, n, s, c, d in answer["stores"]}
-    return Written(answer["rewrite_id"], answer["batch_id"], rows)
 
 
 def ask(

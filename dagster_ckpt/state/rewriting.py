@@ -319,12 +319,12 @@ def _elsewhere(
     report: Report,
 ) -> Rewritten:
     began = time.monotonic()
-    written = rewrite_elsewhere(
+    answer = rewrite_elsewhere(
         rewriter, source, target, shape, graft=graft, settings=settings_of(spark), watch=watch, report=report
     )
-    stores = {StateStoreName(*name): StoreDigest(*digest) for name, digest in written.rows.items()}
+    stores = {StateStoreName(*name): StoreDigest(rows, digest) for *name, rows, digest in answer["stores"]}
     took_ms = round(1000 * (time.monotonic() - began))
-    return Rewritten(target, written.batch_id, written.rewrite_id, shape, stores, took_ms)
+    return Rewritten(target, answer["batch_id"], answer["rewrite_id"], shape, stores, took_ms)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dagster_ckpt.sinks.kafka.positions import (
+from dagster_ckpt.sinks.kafka.marker import (
     Position,
     begins_of_batches,
     newest_read,

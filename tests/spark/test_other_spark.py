@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,6 @@ from dagster_ckpt.state import rewriter as rewriters
 from dagster_ckpt.state.rewriter import (
     VARIABLE,
     Rewriter,
-    Written,
     install_rewriter,
     installed_place,
     rewrite_elsewhere,
@@ -40,7 +41,7 @@ def rewriter(folder: Path, program: str) -> Rewriter:
 
 def rewritten(
     by: Rewriter, folder: Path, *, watch: object = lambda: None, report: object = lambda _message: None
-) -> Written:
+) -> Mapping[str, Any]:
     source, target = LiveDirectory(f"{folder}/source"), LiveDirectory(f"{folder}/target")
     return rewrite_elsewhere(by, source, target, SHAPE, settings={"a": "b"}, watch=watch, report=report)  # type: ignore[arg-type]
 
@@ -53,7 +54,7 @@ print(json.dumps({"progress": json.dumps(order, sort_keys=True)}))
 print(json.dumps({"rewrite_id": "id", "batch_id": 7, "stores": [[0, "dedupe", "default", 3, 99]]}))
 """
     made = rewritten(rewriter(tmp_path, program), tmp_path, report=said.append)
-    assert made == Written("id", 7, {(0, "dedupe", "default"): (3, 99)})
+    assert made == {"rewrite_id": "id", "batch_id": 7, "stores": [[0, "dedupe", "default", 3, 99]]}
     assert json.loads(said[0]) == {
         "settings": {"a": "b"},
         "shape": ["provider", 12, 1],

@@ -205,7 +205,7 @@ class SnapshotLife(RuleBasedStateMachine):
             number = self.number
             for what in meanwhile:
                 if what == "sweep":
-                    other.sweep(older_than_ms=0, under_way=[number], protected=[base])
+                    other.sweep(older_than_ms=0, under_way=[number])
                 elif what == "checkpoint":
                     self.checkpoint(other, carry_in_flight=False, base=base)
                 elif what == "abandon":

@@ -114,7 +114,7 @@ def test_a_file_that_vanishes_while_a_folder_is_listed_hides_none_of_the_others(
     real = os.scandir
     monkeypatch.setattr("dagster_ckpt.io.local.os.scandir", Listing)
 
-    swept = Sweep(space, now_ms=2**52, older_than_ms=0).stream([])
+    swept = Sweep(space, now_ms=2**52, older_than_ms=0).stream()
 
     assert [garbage.location.rpartition("/")[2] for garbage in swept] == ["b.pack"]
 

@@ -361,7 +361,7 @@ def ages(swept: Iterable[Garbage]) -> list[int]:
 
 
 def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: MemoryFileIO) -> None:
-    would = Sweep(old_space, now_ms=10_000, older_than_ms=4_000, dry_run=True).stream([])
+    would = Sweep(old_space, now_ms=10_000, older_than_ms=4_000, dry_run=True).stream()
     before = set(old_space._objects)
 
     # The age of exactly four seconds is not older than that.
@@ -377,10 +377,10 @@ def test_what_is_swept_is_told_with_its_place_its_reason_and_its_age(old_space: 
     assert (would, ages(would)) == (expected, ages(expected))
     assert set(old_space._objects) == before
 
-    assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).stream([]) == would
+    assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).stream() == would
     swept = {garbage.location.removeprefix("mem://c/stream/") for garbage in would}
     assert set(old_space._objects) == before - swept
-    assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).stream([]) == []
+    assert Sweep(old_space, now_ms=10_000, older_than_ms=4_000).stream() == []
 
 
 def test_of_many_folders_only_the_old_unfinished_savepoints_of_the_stream_are_swept() -> None:
@@ -459,7 +459,7 @@ def test_what_an_attempt_under_way_has_written_is_not_swept_however_old_it_is() 
     space._objects = objects | {f"savepoint-{number}/_incomplete": (1, 0, b"orders") for number in (7, 8)}
     sweep = Sweep(space, now_ms=10_000, older_than_ms=4_000, under_way=frozenset({7}), dry_run=True)
 
-    swept = [*sweep.stream([]), *sweep.savepoints("orders")]
+    swept = [*sweep.stream(), *sweep.savepoints("orders")]
 
     assert [garbage.location for garbage in swept] == [
         "mem://s/chk-8/8-0f-1.pack",
@@ -472,7 +472,7 @@ def test_a_snapshot_that_cannot_be_read_keeps_every_shared_object(caplog: pytest
     space = MemoryFileIO("mem://s")
     space._objects = {"shared/a.pack": (1, 0, b""), "chk-2/_metadata": (1, 0, b"broken")}
 
-    assert Sweep(space, now_ms=10_000, older_than_ms=4_000).stream([]) == []
+    assert Sweep(space, now_ms=10_000, older_than_ms=4_000).stream() == []
 
     (told,) = (record.getMessage() for record in caplog.records)
     assert told.startswith("Shared objects in mem://s are kept, because they may be needed: ")
@@ -484,7 +484,7 @@ def test_what_a_check_of_the_storage_left_is_swept_once_it_is_old() -> None:
     old, young = (f"probe-{letter * 32}.tmp" for letter in "ab")
     space._objects = {old: (1, 0, b""), young: (9_000, 0, b""), "probe-of-mine.tmp": (1, 0, b"")}
 
-    swept = Sweep(space, now_ms=10_000, older_than_ms=4_000).stream([])
+    swept = Sweep(space, now_ms=10_000, older_than_ms=4_000).stream()
 
     left = "an interrupted check of the storage's clock or permissions left it"
     assert swept == [Garbage(f"mem://s/{old}", left, 9_999)]
@@ -495,7 +495,7 @@ def test_a_folder_of_a_stream_that_cannot_be_reached_is_logged_and_the_others_ar
     space = Troubled("mem://s")
     space._objects = {"chk-1/a.pack": (1, 0, b""), "chk-2/a.pack": (1, 0, b"")}
 
-    swept = Sweep(space, now_ms=10_000, older_than_ms=4_000).stream([])
+    swept = Sweep(space, now_ms=10_000, older_than_ms=4_000).stream()
 
     assert [garbage.location for garbage in swept] == ["mem://s/chk-2/a.pack"]
     assert [record.getMessage() for record in caplog.records] == [
@@ -545,7 +545,7 @@ def test_a_folder_of_a_disk_goes_with_what_is_swept_from_it(tmp_path: Path) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("orders")
 
-    of_stream = Sweep(LocalFileIO(stream), now_ms=FOR_EVER_MS, older_than_ms=0).stream([])
+    of_stream = Sweep(LocalFileIO(stream), now_ms=FOR_EVER_MS, older_than_ms=0).stream()
     of_savepoints = Sweep(LocalFileIO(savepoints), now_ms=FOR_EVER_MS, older_than_ms=0).savepoints("orders")
 
     assert (len(of_stream), len(of_savepoints)) == (2, 1)

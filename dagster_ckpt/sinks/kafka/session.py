@@ -11,8 +11,15 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from dagster_ckpt.errors import OptionError, StorageAccessError
-from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, metadata_of, positions_of
-from dagster_ckpt.sinks.kafka.positions import Position, query_mark, with_position
+from dagster_ckpt.sinks.kafka.marker import (
+    Marker,
+    Position,
+    Transactions,
+    metadata_of,
+    positions_of,
+    query_mark,
+    with_position,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition

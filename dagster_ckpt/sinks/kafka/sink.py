@@ -11,8 +11,16 @@ from typing import Any, Self
 
 from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.sinks.kafka.claim import place_in
-from dagster_ckpt.sinks.kafka.marker import Marker, fields_of, positions_of
-from dagster_ckpt.sinks.kafka.positions import Position, begins_of_batches, newest_read, positions_in, query_mark
+from dagster_ckpt.sinks.kafka.marker import (
+    Marker,
+    Position,
+    begins_of_batches,
+    fields_of,
+    newest_read,
+    positions_in,
+    positions_of,
+    query_mark,
+)
 from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY, client_properties
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, ReadOfSink, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.output import KafkaPlace

@@ -45,7 +45,7 @@ def examine_content(folder: FileIO, path: str) -> Iterator[Finding]:
         yield trouble
     elif fits is False:
         yield _stale(path) if _proves_itself(path, data) else _differs(path)
-    if path.startswith("state/") and path.endswith((".zip", *FRAMED)):
+    if path.startswith(f"{STATE}/") and path.endswith((".zip", *FRAMED)):
         yield from _spark_checksum(folder, path, data, known=fits is True)
 
 

@@ -1,7 +1,7 @@
 """`Catalog`, with its schema and its home.
 
-A copy of a catalog would have its own lease for each stream, and so two writers. The catalog therefore records where
-its database is; a copy is refused, a moved or restored catalog is not.
+A copy of a catalog would have its own lease for each stream, and so two writers. So the catalog records where its
+database is; a copy is refused, a moved or restored catalog is not.
 """
 
 from __future__ import annotations

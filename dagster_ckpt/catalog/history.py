@@ -42,7 +42,7 @@ class SnapshotHistory:
         verified: The last verified one; may have been deleted since.
         failures: Failed attempts since the newest snapshot.
         bytes_before: Full bytes of the first snapshot in the requested window.
-        slowest_ms: Longest duration among the last completed checkpoints.
+        slowest_ms: Of the last completed checkpoints.
     """
 
     newest: SnapshotRecord | None = None

@@ -1,7 +1,7 @@
 """What recoveries need: the journal, which has the source offsets of each batch, and points where recoveries failed.
 
 After a restore, Spark would divide the input into other batches, so a batch number would stand for other rows than in
-the sinks. With the journal, a start runs each batch again with its original offsets.
+the sinks. So a start runs each batch again with its original offsets.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class StateOrigin:
         return StateOrigin(OriginKind.DIRECTORY, batch_id=batch_id, directory=directory, earlier=root)
 
     def written_by(self, plan: Mapping[str, Any]) -> StateOrigin:
-        """The state, and what it came from, was written by a query of another plan than it has now."""
+        """A query of another plan than it has now wrote the state, and what it came from."""
         earlier = self.earlier
         if earlier is not None and earlier.plan is None:
             earlier = earlier.written_by(plan)

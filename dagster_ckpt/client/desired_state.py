@@ -87,7 +87,7 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
 def is_steady(
     row: DesiredRecord, declared: DesiredState | None, execution: ExecutionRecord | None, code_version: str | None
 ) -> bool:
-    """Whether the catalog's rows alone show the desired state, so that the stream needs no closer look."""
+    """Whether the catalog's rows alone show the desired state."""
     desired = row.desired or declared
     if desired is None:
         return row.upgrade is None or row.upgrade.phase.is_over

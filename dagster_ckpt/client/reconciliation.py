@@ -277,7 +277,7 @@ def reconcile(
         failed_at_ms: Since a user last started the stream, including this one.
         holds_lease: Nothing is deleted under a query that may write, and a process not found dead is not replaced.
         now_ms: By the catalog's clock.
-        random: For jitter. Seed it per execution, so that every evaluation yields the same delay.
+        random: For jitter; seeded per execution, so that every evaluation yields the same delay.
     """
     verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
     if isinstance(verdict, Retain) and holds_lease:

@@ -102,7 +102,7 @@ def predecessor(catalog: Catalog, stream_id: str) -> Predecessor | None:
 
 @dataclass(frozen=True)
 class _DriverRun:
-    """The executions of one driver, newest first: its first one, and its restarts in place."""
+    """The executions of one driver, newest first: its first one, and restarts in place."""
 
     executions: tuple[ExecutionRecord, ...]
 

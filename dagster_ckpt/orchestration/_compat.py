@@ -46,7 +46,7 @@ class LatestEvaluation:
 
 
 def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None:
-    """The asset graph of a run; None for a job outside a code location, as in a notebook."""
+    """None for a job outside a code location, as in a notebook."""
     try:
         return context.repository_def.asset_graph
     except CheckError:
@@ -56,7 +56,7 @@ def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None
 def latest_check_evaluations(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, LatestEvaluation]:
-    """Read all checks in one query: Dagster's public method takes one at a time."""
+    """All checks in one query: Dagster's public method takes one at a time."""
     if not keys:
         return {}
     found = {}

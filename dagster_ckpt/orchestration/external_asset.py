@@ -1,7 +1,7 @@
 """Streams whose query outlives every Dagster run: `external_streaming_asset`.
 
-Such a run launches the stream's driver, or finds it running, and follows it. However the run ends, the driver keeps
-running. Only a user who terminates the run on the page cancels the stream.
+Such a run launches the stream's driver, or finds it running, and follows it. However the run ends, the driver runs on.
+Only a user who terminates the run on the page cancels the stream.
 """
 
 import time

@@ -385,7 +385,7 @@ def _function_of(asset: dg.AssetsDefinition) -> Callable[..., Any] | None:
 
 
 class _AssetsOfStream(KeysAssetSelection):
-    """The assets of a stream, examined when the definitions are built: `map_asset_specs` may have changed them."""
+    """Examined when the definitions are built: `map_asset_specs` may have changed them."""
 
     def resolve_inner(self, asset_graph: BaseAssetGraph[Any], allow_missing: bool) -> AbstractSet[dg.AssetKey]:
         found: AbstractSet[dg.AssetKey] = super().resolve_inner(asset_graph, allow_missing)

@@ -1,7 +1,7 @@
 """The body of a streaming asset's op.
 
-The run's status as recorded by Dagster decides whether the stream was canceled or failed, never
-the signal: a user's cancel, a timeout and a server shutdown look the same from inside.
+The run's status as recorded by Dagster decides whether the stream was canceled or failed, never the signal: a user's
+cancel, a timeout and a server shutdown look the same from inside.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class _Step:
         return run_is_over(self.context.instance, lease.run_id)
 
     def _start_from(self, config: StreamRunConfig) -> StartFrom:
-        """The run's start; a restart in this run, or a retry of one that had started, does not rewind again."""
+        """A restart in this run, or a retry of one that had started, does not rewind again."""
         tags = self.context.run.tags
         before: set[str | None] = {self.context.run.run_id}
         if RETRY_NUMBER_TAG in tags:
@@ -323,7 +323,7 @@ def check_preflight(context: StepContext, handle: StreamHandle, result: Prefligh
 def _settle(
     context: StepContext, handle: StreamHandle, outcome: Outcome, watch: RunWatch
 ) -> tuple[dg.AssetObservation, ...]:
-    """Apply retention if the end is certain, and end the step accordingly; returns what to report of its assets."""
+    """Apply retention if the end is certain, and end the step; returns what to report of its assets."""
     end = outcome.end
     # Before retention, which deletes what the report lists.
     report = run_report(handle, outcome)

@@ -1,7 +1,7 @@
 """Streams that run inside Dagster: `@streaming_asset`, `@streaming_multi_asset`, or an asset or op of your own.
 
-A function that returns a `DataStreamWriter` only defines the query, which the framework names, starts, supervises,
-restarts and stops.
+A function that returns a `DataStreamWriter` only defines the query, which the framework names, starts, supervises and
+stops.
 """
 
 import inspect

@@ -324,7 +324,7 @@ def checkpoint_page(client: Client, *, token: str | None = None, allowed_hosts: 
 
 
 def refuse_location(client: Client, stream_id: str, start: StartFrom, *, may_act: bool) -> None:
-    """Refuse a location, unless the browser is signed in and it is in the storage of the stream. Opens nothing.
+    """Unless the browser is signed in and the location is in the storage of the stream. Opens nothing.
 
     A preview opens its location: anybody who reaches the page could make the server fetch addresses of its network, or
     read local files.

@@ -88,7 +88,7 @@ def ticks(first_ms: int, last_ms: int, *, most: int) -> list[tuple[int, str]]:
 
 
 def _time_axis(first_ms: int, last_ms: int, x: Callable[[int], float], *, top: float, base: float, most: int) -> Markup:
-    """Ticks with their names below; the two ends are named by the caller, so none is named near them."""
+    """Ticks with names below; the caller names the two ends, so none is named near them."""
     drawn = Markup("").join(
         Markup('<line class="grid" x1="{x}" x2="{x}" y1="{top}" y2="{base}"/>').format(x=x(at_ms), top=top, base=base)
         for at_ms, _ in ticks(first_ms, last_ms, most=most)

@@ -108,10 +108,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class TimelinePage:
-    """Restarts, restores and timelines, newest first.
+    """Newest first.
 
     Attributes:
-        upgrades: Steps of upgrades and results of preflights and comparisons, newest first.
+        upgrades: Steps of upgrades and results of preflights and comparisons.
     """
 
     stream: StreamDescription

@@ -52,7 +52,7 @@ def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, 
 
 
 def location_url(option: str, value: str) -> str:
-    """The URL of a directory; an absolute path means `file://`, a relative one is refused.
+    """An absolute path means `file://`, a relative one is refused.
 
     Classes with PyFlink's names take URLs only, as Flink does.
 

@@ -51,7 +51,7 @@ def reading(refuse: Callable[[str], CkptError]) -> Iterator[None]:
 
 
 def parser_message(error: Exception) -> str:
-    """The message of a parser's exception, shortened and printable: it may quote the unreadable bytes."""
+    """Shortened and printable: it may quote the unreadable bytes."""
     # Slow to import.
     from pydantic_core import ValidationError  # noqa: PLC0415
 

@@ -168,7 +168,7 @@ def _field(parameter: Parameter) -> tuple[Any, Any]:
 
 @contextmanager
 def errors_as_failure() -> Iterator[None]:
-    """Turn our errors into step failures without retries, and log transitions of streams."""
+    """Our errors as step failures without retries."""
     try:
         with transitions_in_run_log(dg.OpExecutionContext.get()):
             yield

@@ -282,7 +282,7 @@ class SupervisorTick:
         return runs[0] if runs else None
 
     def _next_attempt(self, tag: str, value: str) -> int | None:
-        """Number of the next run with a tag, or None while one is in progress or failed too recently."""
+        """Number of the next run with a tag; None while one is in progress or failed too recently."""
         attempts = self.instance.get_run_records(self._tagged(tag, value))
         if not all(record.dagster_run.is_finished for record in attempts):
             return None

@@ -318,7 +318,7 @@ def _attached(handler: logging.Handler) -> Iterator[None]:
     package = logging.getLogger(PACKAGE_LOGGER)
     handler.setLevel(logging.INFO)
     with _levels:
-        # Several streams of one process may be logged at the same time.
+        # Streams of one process may be logged at the same time.
         _before.append(package.level)
         if not package.isEnabledFor(logging.INFO):
             package.setLevel(logging.INFO)

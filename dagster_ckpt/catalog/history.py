@@ -323,7 +323,7 @@ class HistoryRecords(Records):
         """Over the checkpoints completed in spans of events (stream, sequence before the first, and the last)."""
         if not spans:
             return []
-        # Compiling a `values()` of hundreds of rows takes longer than the query.
+        # To compile a `values()` of hundreds of rows takes longer.
         listed = ", ".join(f"({at}, :stream_{at}, {after:d}, {last:d})" for at, (_, after, last) in enumerate(spans))
         query = text(f"WITH span (place, stream_id, since, last) AS (VALUES {listed}) {_TALLY}")
         bound = query.bindparams(**{f"stream_{at}": stream_id for at, (stream_id, _, _) in enumerate(spans)})

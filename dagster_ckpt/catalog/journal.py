@@ -127,7 +127,7 @@ def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
 
 
 def _packed(batch: PlannedBatch) -> str:
-    # A text column of PostgreSQL takes no zero byte.
+    # PostgreSQL's text takes no zero byte.
     packed = {path: base64.b64encode(zlib.compress(data)).decode() for path, data in batch.files.items()}
     return as_text({**packed, **({_ROWS: batch.rows} if batch.rows is not None else {})})
 

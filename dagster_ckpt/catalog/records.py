@@ -35,13 +35,13 @@ class StateOrigin:
     """Where the state in a live directory came from; if lost, it is re-created from here.
 
     Attributes:
-        batch_id: The batch that the state was at; None if empty.
+        batch_id: None if empty.
         snapshot_id: For ADOPTED the first one of the directory.
         directory: The previous live directory; for DIRECTORY and ADOPTED the one that it was made from.
-        sinks: The sinks of the snapshot's query, as Spark names them.
+        sinks: Of the snapshot's query, as Spark names them.
         earlier: For DIRECTORY the origin of `directory`; never of kind DIRECTORY.
         map_sources: How the sources changed at `batch_id`, as the option of the start.
-        source_identities: What they read since then, as records, if known.
+        source_identities: What they read since then, if known.
         plan: Of the query that wrote the state, if the start migrated it.
     """
 
@@ -169,9 +169,9 @@ LAUNCH = "launch"
 DESIRED_STATE_ORIGIN = "desired state"
 # Of a START request: the execution whose driver is launched again.
 LAUNCH_OF = "launch_of"
-# Of a START request: its run checks its code, then suspends the running query.
+# Of a START request: its run checks the code, then suspends the query.
 HANDS_OVER = "hands_over"
-# Of a SUSPEND request: the START request whose run continues where the query stops.
+# Of a SUSPEND request: the START request that continues there.
 FOR_START = "for_start"
 
 

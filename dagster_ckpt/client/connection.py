@@ -51,7 +51,7 @@ class Connection:
         checkpointing: Mapping[str, CheckpointConfig] | None = None,
         origin: str | None = None,
     ) -> None:
-        # Refuse a path before the catalog is opened, which may create it.
+        # Before the catalog is opened, which may create it.
         opened_storage = _storage_at(storage) if storage is not None else None
         folder = location_url("live_root", live_root) if live_root is not None else None
         self._is_own = isinstance(catalog, str)

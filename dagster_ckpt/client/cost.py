@@ -26,7 +26,7 @@ _TAKEN = (SnapshotStatus.COMPLETED, SnapshotStatus.DELETING, SnapshotStatus.DELE
 OF_A_CHECKPOINT = Requests(put=2, list=1)
 OF_A_DELETION = Requests(put=1, list=3, get=2, head=1, delete=3)
 OF_A_DELETION_EACH_OTHER = Requests(get=1, head=1)
-# What a checkpoint reads of a live directory in an object store, for itself and for each new file; and the look at the
+# What a checkpoint reads of a live directory there, for itself and for each new file; and the look at the
 # logs after each batch.
 OF_A_LISTING = Requests(list=8, get=12, head=4)
 OF_A_NEW_FILE = Requests(get=1, head=3)

@@ -101,7 +101,7 @@ def export_snapshot(
 
 
 def _refuse_to_replace(unfinished: LiveDirectory) -> None:
-    # `unfinished` may be the user's own. In an object store, the export is built in its final place.
+    # `unfinished` may be the user's. In an object store, the export is built in its final place.
     is_used = unfinished.folder.can_rename
     if is_used and unfinished.exists() and not unfinished.is_not_in_use() and unfinished.folder.list(hidden=True):
         raise OptionError(

@@ -81,7 +81,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         return take_savepoint_set(
             self._catalog,
             graph_of(self._catalog, selection),
-            # A set that is tried again takes savepoints of the same label.
+            # A second try takes savepoints of the same label.
             lambda stream, name: self._take_savepoint(self._open(stream), name, timeout_s=timeout_s),
             self._open,
             selection=selection,

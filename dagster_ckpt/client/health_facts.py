@@ -368,7 +368,7 @@ def _why_silent(catalog: Catalog, execution: ExecutionRecord | None, now_ms: int
     if execution is None or execution.status.is_over or now_ms - execution.heartbeat_at_ms <= LIVELY_MS:
         return None
     lease = catalog.leases.current(execution.stream_id)
-    # A process that restores for hours sends no heartbeat, but renews its lease.
+    # A restore of hours sends no heartbeat, but renews the lease.
     if lease is not None and lease.execution_id == execution.execution_id and not lease.expired:
         return None
     return (

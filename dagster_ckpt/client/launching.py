@@ -39,7 +39,7 @@ from dagster_ckpt.values.tracing import span
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# The START request that a driver answers, like `{start_request}` in a launch's command.
+# The START request that a driver answers, like `{start_request}` in a command.
 START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
 _LOG_LINES = 20
 # While it is waited for, nothing writes output.
@@ -299,7 +299,7 @@ def hand_over(
     takes_over = hands_over(stream, request_id)
     is_next = request_id is not None and stream.catalog.requests.stopped_for(request_id)
     if is_next or not (takes_over or start_from.verify_batches):
-        # `is_next`: an earlier process has checked the code and stopped the query, and died.
+        # `is_next`: a process that died has checked the code and stopped the query.
         return
     set_up()
     with span("hand_over", stream=stream.stream_id), failing_start(stream.catalog, request_id):

@@ -55,7 +55,7 @@ class ObservedStream:
 
     Attributes:
         is_ours: A request made here started the newest execution.
-        request: The last request made here.
+        request: The last one made here.
         start_pending: Someone else has requested a start.
         has_state: There is something to continue from.
         is_healthy: It committed a batch or completed a snapshot since the upgrade's start.

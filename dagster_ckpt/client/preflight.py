@@ -90,7 +90,7 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
             damage = Examiner(stream).damage_of_point(plan)
             if damage is None:
                 raise
-            # The start will skip it as well.
+            # So will the start.
             failed = PointFailure(0, "preview", plan.point, damage.error, damage.detail, True, plan.to_batch, 0)
             facts = replace(facts, failures=[*facts.failures, failed])
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 _SHOWN = 3
-# Beside the old code, and with caches that are cold, a batch takes longer than it will.
+# Beside the old code, and with cold caches, a batch takes longer.
 _SLOWER, _TOLERATED_MS = 2, 5_000
 
 

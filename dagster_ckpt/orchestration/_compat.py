@@ -61,7 +61,7 @@ def latest_check_evaluations(
         return {}
     found = {}
     for key, record in instance.event_log_storage.get_latest_asset_check_execution_by_key(keys).items():
-        # Despite its type: planned, for a check that a run has yet to evaluate.
+        # Despite its type: planned, for a check yet to be evaluated.
         evaluation: object = record.evaluation
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             found[key] = LatestEvaluation(record.create_timestamp, evaluation.metadata)

@@ -244,7 +244,7 @@ class _Step:
         if not hands_over(handle, asked):
             refuse_while_written(handle.catalog, handle.stream_id, holder_is_over=self._holder_is_over)
         with self._in_session():
-            # The start describes the query again, after the old one has ended.
+            # The start describes the query again.
             checked = QueryToStart(self.describe).described
             stopped = self.watch.should_stop
             hand_over(
@@ -355,7 +355,7 @@ def _end_interrupted(
             settle_run(handle, outcome, is_canceled=True)
         # The supervisor sensor then applies retention.
         raise run_failure("The stream was canceled: its run was terminated.", "CANCELED", report)
-    # After a time limit a run is CANCELING, then FAILURE: the supervisor sensor settles by the final status.
+    # After a time limit a run is CANCELING, then FAILURE: the supervisor sensor settles by that.
     raise run_failure(
         "The stream's process was asked to stop; the supervisor sensor decides whether it is restarted.",
         "INTERRUPTED",

@@ -297,7 +297,7 @@ def _op_function(
     return streaming
 
 
-# `build_catalog_sensor` reports once a minute, and Dagster accepts no shorter window.
+# The catalog sensor reports once a minute, and Dagster accepts no shorter window.
 SHORTEST_MS = 60_000
 _INTERVALS_TO_WARN = 3
 _INTERVALS_TO_FAIL = 6

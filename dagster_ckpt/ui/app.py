@@ -45,7 +45,7 @@ from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.storage_path import StoragePath, location_url
 
 _COOKIE = "dagster_ckpt_actions"
-# Load nothing from other sites, run no inline script, allow no frames.
+# Nothing from other sites, no inline script, no frames.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",

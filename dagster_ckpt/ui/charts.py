@@ -31,7 +31,7 @@ _END_NAME = 170
 # A value is cut off that is so many times as high as the others.
 _FAR_ABOVE = 4
 _MINUTE_MS = 60_000
-# What the start of an execution does that goes on where the one before it stopped.
+# Starts that go on where the execution before stopped.
 _GOES_ON = ("RESUME", "CLONE")
 
 

@@ -65,7 +65,7 @@ _SETTINGS = {
     "savepoint_path": "Savepoints",
     "live_root": "Live directories",
 }
-# Only Kafka sources report the first, and only queries with a watermark have the second.
+# Of Kafka sources, and of queries with a watermark.
 _OPTIONAL = ("records_behind", _DELAY)
 # No stream lags so far behind its events: the events are old.
 _REPLAYED_MS = 30 * 86_400_000

@@ -46,7 +46,7 @@ DECISIVE = (
     EventType.RESTORED,
     EventType.SAVEPOINT_COMPLETED,
 )
-# One more is remembered: the end of an execution judges its last checkpoint again.
+# And one more, as the end of an execution judges its last checkpoint again.
 _CONSIDERED = 3
 REMEMBERED = _CONSIDERED + 1
 
@@ -148,7 +148,7 @@ class Reported:
 
 
 COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
-# A tick must end well within Dagster's 60 s; the next one continues.
+# A tick must end well within 60 s; the next one continues.
 EVENTS_PER_TICK = 200
 # Reading an asset's reports takes half a millisecond, once per process.
 EVENTS_IN_FIRST_TICK = 50

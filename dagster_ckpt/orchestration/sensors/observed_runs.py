@@ -28,7 +28,7 @@ from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.modes import DesiredState
 
-# While a code location is replaced, or a stream moves to another one, no location defines it for a moment.
+# While code locations are replaced, none defines a stream for a moment.
 UNDEFINED_GRACE_MS = 60_000
 
 
@@ -209,10 +209,10 @@ def _is_watched(run: dg.DagsterRun, stream_ids: Collection[str], deployment_id: 
     """Whether it shows its life in this catalog or needs a supervisor."""
     if run.tags.get(STREAM_ID_TAG) not in stream_ids:
         return False
-    # A stream of the same id in another deployment shows its life in another catalog.
+    # Of another deployment, which has another catalog.
     if run.tags.get(DEPLOYMENT_TAG, deployment_id) != deployment_id:
         return False
-    # An operator's run may take hours in silence. Only one that the supervisor launched would block it.
+    # An operator's run may be silent for hours. Only one that the supervisor launched would block it.
     return OPERATION_TAG not in run.tags or RETENTION_OF_TAG in run.tags or STEP_TAG in run.tags
 
 

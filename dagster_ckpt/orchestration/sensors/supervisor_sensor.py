@@ -73,14 +73,13 @@ def build_supervisor_sensor(
     - It restarts a failed or killed run from the latest state, according to the restart strategy.
     - It brings managed streams to their desired state and code version.
     - It launches requested starts (`restart_stream_job`).
-    - It records the end of runs whose process died without recording it.
+    - It records the end of runs whose process died, and launches retention after them.
     - It reports streams that failed permanently or are no longer defined, and a run queue that cannot hold all streams.
-    - It launches retention for an execution that ended without cleaning up.
 
     Args:
         retention_job: `apply_retention_job` of `build_operator_jobs`.
         roll_back_job: `roll_back_upgrade_job` of them.
-        health: Thresholds of the health checks for upgrades with `rollback_if_unhealthy`, for all or by stream id.
+        health: Thresholds for upgrades with `rollback_if_unhealthy`, for all or by stream id.
     """
     thresholds = health if isinstance(health, Mapping) else {stream.stream_id: health for stream in streams}
     by_stream_id = {stream.stream_id: stream for stream in streams}
@@ -201,7 +200,7 @@ class SupervisorTick:
             if attempt is None:
                 continue
             if self._restart_is_under_way(stream.stream_id):
-                # Both would compete for the lease. Once that one has it, the requested start takes over from it.
+                # Both would compete for the lease. Once that one has it, the start takes over.
                 self.messages.append(f"{request.stream_id}: waiting for the restart that is under way")
                 continue
             start_from = request.arguments.get("start_from")

@@ -113,7 +113,7 @@ def build_supervisor_sensor(
         origin = context.code_location_origin
         location = origin.location_name if origin is not None else None
         undefined = undefined_streams(context.instance, catalog, by_stream_id, location, undefined_since)
-        slots = slots_warning(context.instance, held_slots)
+        slots = describe_slots(run_slots(context.instance, STREAM_ID_TAG), held_slots)
         if slots is not None and slots not in said:
             said.add(slots)
             context.log.warning(slots)
@@ -374,14 +374,10 @@ def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
     return catalog.desired_states.ensure(stream.stream_id, origin="the asset's definition")
 
 
-def slots_warning(instance: dg.DagsterInstance, streams: int) -> str | None:
+def describe_slots(slots: RunSlots | None, streams: int) -> str | None:
     """What to change in dagster.yaml; None if that many streams fit in, with a slot to spare for a restart."""
-    slots = run_slots(instance, STREAM_ID_TAG)
-    return describe_slots(slots, streams) if slots is not None else None
-
-
-def describe_slots(slots: RunSlots, streams: int) -> str | None:
-    """Pure."""
+    if slots is None:
+        return None
     limits = {"concurrency.runs.max_concurrent_runs": slots.total, f"the limit of {STREAM_ID_TAG}": slots.of_streams}
     short = [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and limit <= streams]
     if not short:

@@ -1,7 +1,7 @@
 """`run_stream`: runs one stream in its own process.
 
-If a Dagster run started the process through Dagster Pipes, the driver reports to that run. It does not report
-checkpoints: the catalog sensor does this for all processes.
+If a Dagster run started the process through Dagster Pipes, the driver reports to that run, except for checkpoints: the
+catalog sensor reports these of all processes.
 """
 
 from __future__ import annotations

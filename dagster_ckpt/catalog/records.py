@@ -402,9 +402,9 @@ class SnapshotRecord:
     Attributes:
         number: The n of `chk-<n>`.
         location: URL of its folder, once completed.
-        full_bytes: Bytes that a restore reads; `incremental_bytes` were written for it.
+        full_bytes: Bytes that a restore reads; `incremental_bytes` were written.
         rows: Input rows since the previous snapshot, as far as its execution saw them.
-        claimed: A start claimed it: the stream deletes it like a checkpoint.
+        claimed: By a start: the stream deletes it like a checkpoint.
         schedule: The schedule that took it, whose history alone deletes it.
         verified_problem: None if it can be restored or was never verified.
     """

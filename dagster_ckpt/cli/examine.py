@@ -283,7 +283,7 @@ def doctor(
 
 
 def _by_file(findings: Sequence[Finding]) -> list[tuple[object, ...]]:
-    """One row for each file, also if several checks found something; the findings are sorted, the worst first."""
+    """One row for each file, also if several checks found something; the worst first."""
     of_file: dict[str, list[Finding]] = {}
     for each in findings:
         of_file.setdefault(each.path, []).append(each)

@@ -57,10 +57,10 @@ class RebuildReport:
     """Result of `Client.rebuild`.
 
     Attributes:
-        live_directory: Where the next start continues; None: from the newest snapshot, if any.
+        live_directory: Where the next start continues; None: from the newest snapshot.
         skipped: What was not registered, with the reason.
-        undecided: Savepoints with edited state from which the stream may have been started; the next plain start does
-            not use them.
+        undecided: Savepoints with edited state from which the stream may have been started; a plain start does not use
+            them.
     """
 
     stream_id: str

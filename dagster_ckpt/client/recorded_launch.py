@@ -63,7 +63,7 @@ class Predecessor:
 
     Attributes:
         execution: That with which its newest launch was recorded, or else its last one.
-        snapshot: The newest one from before the present code; None if none is left.
+        snapshot: The newest one from before the present code, if any is left.
         cannot: Why its launch cannot be repeated, or None.
     """
 

@@ -27,10 +27,10 @@ class PeriodicSavepoints:
     """Scheduled savepoints of one stream.
 
     Attributes:
-        execution_timezone: Time zone of the cron expression and of the labels.
+        execution_timezone: Of the cron expression and of the labels.
         history: Any retention policy; None keeps all.
         blackouts: Savepoints in these windows are skipped, not postponed.
-        name: Name of the schedule, which owns the history; default: `<asset>_savepoint_schedule`.
+        name: Of the schedule, which owns the history; default: `<asset>_savepoint_schedule`.
 
     Example:
         >>> PeriodicSavepoints("0 3 * * *", execution_timezone="Europe/Berlin", history=Latest(14))

@@ -2,6 +2,7 @@
 
 from benchmarks.bench import Section
 from benchmarks.sections.flink import FLINK_SECTION
+from benchmarks.sections.hand_over import HAND_OVER
 from benchmarks.sections.kafka import KAFKA
 from benchmarks.sections.latency import LATENCY
 from benchmarks.sections.local import LOCAL
@@ -22,6 +23,7 @@ SECTIONS: tuple[Section, ...] = (
     LATENCY,
     FLINK_SECTION,
     RECOVERY,
+    HAND_OVER,
     RUNNING,
     MEMORY,
     SLOPES,

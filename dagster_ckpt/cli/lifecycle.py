@@ -322,23 +322,19 @@ def rollback(client: Client, *, stream: str, yes: bool, as_json: bool) -> None:
     A stream whose drivers are launched by Dagster goes back to the previous launch, which is repeated.
     """
     stream_exists(client, stream)
-    row = client.desired_state(stream)
-    upgrade = row.upgrade if row is not None else None
-    if upgrade is None and _is_launched_driver(client, stream):
+    if client.rolls_back_launch(stream):
         confirm(f"Launch the code again that ran before the present code of {stream}?", yes=yes)
         ahead = client.roll_back_launch(stream, report=progress)
         print_result(ahead, [f"{stream}: the previous driver has started its query"], as_json)
         return
+    row = client.desired_state(stream)
+    upgrade = row.upgrade if row is not None else None
     if upgrade is not None and upgrade.phase.can_be_undone and upgrade.snapshot_id is not None:
         for message in client.preview_rewind(stream, start_from=upgrade.snapshot_id).messages():
             progress(message)
         confirm(f"Roll {stream} back from code version {upgrade.to_version} to {upgrade.from_version}?", yes=yes)
     done = client.roll_back_upgrade(stream, report=_quiet)
     print_result(done, [f"{stream}: {done.phase.value}: {done.reason}"], as_json)
-
-
-def _is_launched_driver(client: Client, stream: str) -> bool:
-    return any(each.launch for each in client.describe_stream(stream).executions)
 
 
 def _quiet(_message: str) -> None:

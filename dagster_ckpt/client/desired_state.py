@@ -166,7 +166,8 @@ def _to_running(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream)
     if seen.is_alive:
         return stay(row, "it runs").with_changes(reached=True, alert=None)
     if seen.life is StreamLife.TO_BE_RESTARTED:
-        return stay(row, "the restart strategy decides")
+        # Its query has run since a start failed.
+        return stay(row, "the restart strategy decides").with_changes(alert=None)
     return _start(row, policy, seen)
 
 
@@ -192,13 +193,16 @@ def _start(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream) -> D
     if execution is not None and seen.runs_another_version:
         return begin_upgrade(policy, seen)
     failed = request if request is not None and _came_to_nothing(request) else None
-    if failed is not None and seen.now_ms < (failed.resolved_at_ms or 0) + RETRY_MS:
-        return stay(row, f"the start failed and is requested again: {failed.error or _WITHDRAWN}")
-    step = f"start after {failed.request_id}" if failed is not None else "start"
-    next_step = ask(row, "start from latest", step, RequestKind.START, start_from="latest")
     if failed is None:
-        return next_step
-    return next_step.with_changes(alert=f"it could not be started: {failed.error or _WITHDRAWN}")
+        return ask(row, "start from latest", "start", RequestKind.START, start_from="latest")
+    why = failed.error or _WITHDRAWN
+    alert = f"it could not be started: {why}"
+    if seen.now_ms < (failed.resolved_at_ms or 0) + RETRY_MS:
+        is_bad = failed.error is not None or row.alert is not None
+        next_step = stay(row, f"the start failed and is requested again: {why}")
+        return next_step.with_changes(alert=alert) if is_bad else next_step
+    step = f"start after {failed.request_id}"
+    return ask(row, "start from latest", step, RequestKind.START, start_from="latest").with_changes(alert=alert)
 
 
 _WITHDRAWN = "its run was terminated before the query ran"

@@ -416,6 +416,13 @@ class LifecycleMethods(Connection):
             opened.stream_id, desired, origin=self._origin, retry_refused=retry_refused
         )
 
+    def rolls_back_launch(self, stream: str) -> bool:
+        """Whether Dagster launches the drivers of a stream and has recorded no upgrade: use `roll_back_launch`."""
+        stream_id = self._open(stream).stream_id
+        row = self._catalog.desired_states.find(stream_id)
+        launched = any(each.launch for each in self._catalog.executions.of_stream(stream_id))
+        return launched and (row is None or row.upgrade is None)
+
     def roll_back_launch(
         self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S, report: Callable[[str], None] = _LOG.info
     ) -> RewindPreview:

@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from dagster_ckpt.catalog.records import IS_LAUNCHED, StartCause
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
@@ -15,6 +16,8 @@ from dagster_ckpt.orchestration.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.stream import StreamingAsset
+from tests.support.as_writer import as_writer
+from tests.support.retention_shelf import HOLDER, Shelf
 
 
 @pytest.fixture
@@ -52,3 +55,18 @@ def test_a_savepoint_of_a_stream_that_does_not_exist_or_was_never_started(
 
     assert reason in str(refused.description)
     assert not refused.allow_retries
+
+
+def test_a_rollback_without_an_upgrade_is_that_of_the_launched_drivers(
+    instance: dg.DagsterInstance, definitions: dg.Definitions, tmp_path: Path
+) -> None:
+    catalog = Shelf.at(tmp_path / "shelf", catalog_url=f"sqlite:///{tmp_path / 'new.db'}").stream.catalog
+    for version in ("1", "2"):
+        executions, id_ = as_writer(catalog, "orders").executions, f"of {version}"
+        executions.start(id_, run_id=id_, cause=StartCause.MANUAL, holder=HOLDER, code_version=version)
+        executions.running(id_, live_directory=f"{tmp_path}/live", recovery={IS_LAUNCHED: True})
+        catalog.executions.note_launch(id_, {"command": ["spark-submit", f"orders-{version}.py"]})
+
+    refused = refusal(definitions, instance, "roll_back_upgrade", {"stream_id": "orders"})
+
+    assert "no snapshot of code version 1 (launched by spark-submit orders-1.py) is left" in str(refused.description)

@@ -28,6 +28,7 @@ from dagster_ckpt.orchestration.metadata import markdown_table, snapshot_metadat
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.policies.retention import RetentionPolicy, SavepointHistory
 from dagster_ckpt.policies.serialization import read_retention
+from dagster_ckpt.recovery.rewind_preview import RewindPreview
 from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.state.editing import StateEdit
 from dagster_ckpt.stream.snapshots import describe_snapshot
@@ -164,18 +165,21 @@ def _lifecycle_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
     def canceled(context: dg.OpExecutionContext, result: StopResult) -> None:
         context.log.info(f"{result.stream_id}: canceled: {'; '.join(result.messages())}")
 
+    def rewound(context: dg.OpExecutionContext, stream_id: str, ahead: RewindPreview) -> None:
+        context.add_output_metadata(
+            {
+                "dagster_ckpt/recovery": ahead.plan.reason,
+                "dagster_ckpt/rewound_batches": ahead.batches,
+                **rewind_metadata(context, ops.stream(stream_id), ahead),
+            }
+        )
+
     @ops.op
     def restart_stream(context: dg.OpExecutionContext, config: RestartConfig) -> None:
         """Start a stream, or stop it and start it from another snapshot. The supervisor sensor launches the run."""
         with errors_as_failure():
             ahead = ops.call(context, Client.restart, config)
-        context.add_output_metadata(
-            {
-                "dagster_ckpt/recovery": ahead.plan.reason,
-                "dagster_ckpt/rewound_batches": ahead.batches,
-                **rewind_metadata(context, ops.stream(config.stream_id), ahead),
-            }
-        )
+        rewound(context, config.stream_id, ahead)
 
     @ops.op
     def set_desired_state(context: dg.OpExecutionContext, config: DesiredStateConfig) -> None:
@@ -186,7 +190,15 @@ def _lifecycle_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
 
     @ops.op
     def roll_back_upgrade(context: dg.OpExecutionContext, config: StreamConfig) -> None:
-        """Roll a stream back to the snapshot from before an upgrade. The supervisor sensor launches it if one fails."""
+        """Roll a stream back to the snapshot from before an upgrade. The supervisor sensor launches it if one fails.
+
+        A stream whose drivers Dagster launches, and of which no upgrade is recorded, goes back to the previous launch.
+        """
+        if ops.client(context, config.stream_id).rolls_back_launch(config.stream_id):
+            with errors_as_failure():
+                ahead = ops.call(context, Client.roll_back_launch, config)
+            rewound(context, config.stream_id, ahead)
+            return
         with errors_as_failure():
             upgrade = ops.call(context, Client.roll_back_upgrade, config)
         if upgrade.phase is UpgradePhase.ROLLBACK_FAILED:

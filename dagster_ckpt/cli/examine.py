@@ -22,7 +22,7 @@ from dagster_ckpt.cli.output import (
     span,
     working,
 )
-from dagster_ckpt.values.headline import headline
+from dagster_ckpt.values.durations import headline
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord

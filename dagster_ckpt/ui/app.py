@@ -38,8 +38,7 @@ from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, S
 from dagster_ckpt.ui import views
 from dagster_ckpt.ui.actions import ActionLog, Report
 from dagster_ckpt.ui.prometheus import exposition
-from dagster_ckpt.values.durations import rounded_duration, size, utc_time
-from dagster_ckpt.values.headline import headline
+from dagster_ckpt.values.durations import headline, rounded_duration, size, utc_time
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.storage_path import StoragePath, location_url

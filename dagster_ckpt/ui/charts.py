@@ -17,8 +17,7 @@ from dagster_ckpt.client import (
     StreamConnections,
     describe_snapshot,
 )
-from dagster_ckpt.values.durations import utc_time
-from dagster_ckpt.values.headline import headline
+from dagster_ckpt.values.durations import headline, utc_time
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 

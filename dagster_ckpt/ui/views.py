@@ -28,8 +28,7 @@ from dagster_ckpt.client import (
 )
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
 from dagster_ckpt.ui.charts import Point, TimelineBar, graph_chart, line_chart, no_chart, points, timeline_chart
-from dagster_ckpt.values.durations import rounded_duration, size
-from dagster_ckpt.values.headline import headline
+from dagster_ckpt.values.durations import headline, rounded_duration, size
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.validation import OptionDescription

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.policies.retention import RetentionPolicy
     from dagster_ckpt.recovery.adopt import Adoption
     from dagster_ckpt.recovery.fork import Fork
-    from dagster_ckpt.spark.checkpoint_dir.restore import Progress
+    from dagster_ckpt.snapshot.writer import Progress
     from dagster_ckpt.state.editing import StateEdit
     from dagster_ckpt.values.metrics import Sample
 

@@ -18,30 +18,30 @@ from dagster_ckpt.client.state_browsing import (
     write_frames,
 )
 from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, OptionError, UnsupportedSparkError
-from dagster_ckpt.recovery.batch_replay import BEFORE_THE_FIRST, ReplayPoint, query_of, replay_points, sources_of
 from dagster_ckpt.recovery.live_directories import scratch_directory
+from dagster_ckpt.recovery.replay import ReplayPoint, query_of, replay_points, sources_of
 from dagster_ckpt.recovery.source_check import gone_records
 from dagster_ckpt.recovery.source_inputs import changed
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.sinks.sink import AskedBatch, BatchRows, Sink
 from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files, files_in_entries
-from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, STATE
+from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, OFFSETS, STATE
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.planned_batches import plan_again
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
-from dagster_ckpt.spark.query.captured_batch import (
+from dagster_ckpt.spark.query.description import described_options, is_described_query, quoted, session_of
+from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, named_output
+from dagster_ckpt.spark.query.session import active_in_thread, settings_for_a_while
+from dagster_ckpt.spark.query.trial_batch import (
     Captured,
     SourceToRead,
     capture_batch,
     cloned_session,
     directory_of_source,
+    run_trial,
     settings_of,
     sources_to_read,
 )
-from dagster_ckpt.spark.query.description import described_options, is_described_query, quoted, session_of
-from dagster_ckpt.spark.query.output import FOREACH_BATCH, NamedOutput, named_output
-from dagster_ckpt.spark.query.session import active_in_thread, settings_for_a_while
-from dagster_ckpt.spark.query.trial_batch import run_trial
 from dagster_ckpt.state.diff import StateDifference, comparable, differences, paired
 from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.reading import StateFrame, StateName, StateReader
@@ -240,7 +240,7 @@ class BatchDebug(ExitStack):
             [f"{len(missing)} of {len(files)} files no longer exist: {', '.join(missing[:_SHOWN])}."] if missing else []
         )
         path = f"{OFFSETS}/{point.after}"
-        if not gone and point.after != BEFORE_THE_FIRST:
+        if not gone and point.after != BEFORE_THE_FIRST_BATCH:
             entry = parse_offset_entry(self._live.folder.read(path), f"{self._live.url}/{path}")
             gone = gone_records(self._writer, lambda: entry.sources)
         if gone:

@@ -19,10 +19,10 @@ from dagster_ckpt.recovery.live_directories import restore_into, snapshot_locati
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.registry import logs_in_snapshot, sinks_in
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, newest_batch
+from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import CheckpointDescription, describe_checkpoint
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import Progress
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.stream.ownership import OWNER

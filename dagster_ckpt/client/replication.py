@@ -24,7 +24,7 @@ from dagster_ckpt.recovery.retention import objects_of
 from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.snapshot.opening import open_store
-from dagster_ckpt.spark.checkpoint_dir.restore import Progress
+from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.opening import storage_place
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, holding, retained

@@ -61,8 +61,7 @@ from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
-from dagster_ckpt.spark.query.session import active_in_thread, application_of, apply_state_backend
-from dagster_ckpt.spark.query.warm_up import warm_up
+from dagster_ckpt.spark.query.session import active_in_thread, application_of, apply_state_backend, warm_up
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import refuse_while_written
 from dagster_ckpt.stream.liveness import UNSEEN_JVM, Liveness, ProcessIdentity

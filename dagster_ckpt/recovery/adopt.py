@@ -105,8 +105,8 @@ def adopt(
     until it is repeated or dropped (`undo_adoption`).
 
     Args:
-        sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's name; an
-            Iceberg table as `IcebergTable[lake.sales.orders]`. With the log of its file sink, the first snapshot can be
+        sinks: Where the query writes: a folder of files, a Delta table by its path, or another sink by Spark's
+            name, such as `IcebergTable[lake.sales.orders]`. With the log of its file sink, the first snapshot can be
             restored exactly.
         in_place: Continue in the directory itself, not in a copy.
     """

@@ -34,10 +34,11 @@ from dagster_ckpt.recovery.source_inputs import InputStatus, reasons, source_inp
 from dagster_ckpt.sinks.file_sink import FileSink, fork_output, unexpected_file
 from dagster_ckpt.sinks.file_sink_log import own_past
 from dagster_ckpt.sinks.registry import captured_sinks, logs_in_snapshot, other_sinks, sink_of, sinks_of
+from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry, StillMine
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import Progress, clone, give_query_id
+from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for

@@ -2,8 +2,8 @@
 
 Until `prepare.py` switches the stream to a new directory, a crash leaves only directories that no stream uses.
 
-Temporary copies are next to the live directories, where every executor can reach them. A thread writes the catalog's
-time into a file next to one in use, which tells it from copies of killed processes.
+Temporary copies are next to the live directories, where every executor can reach them. A file next to one has the
+catalog's time while it is in use, which tells it from copies of killed processes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.sinks.in_flight import refuse_skipped_batch
 from dagster_ckpt.snapshot.entries import FileEntry
+from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Progress, Watch, materialize
+from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Watch, materialize
 from dagster_ckpt.state.rewriting import Rewritten, rewrite_state
 from dagster_ckpt.state.shape import StateShape
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
@@ -57,8 +58,7 @@ def delete_live_directories(stream: StreamHandle, acquired: AcquiredLease, lease
     A directory outside the stream's folder stays: it was adopted, or belongs to the original of a copied catalog. So
     does a folder that another deployment uses now.
 
-    A previous holder that may be alive is fenced first, and fenced directories stay: without its fence, its query would
-    keep writing.
+    A previous holder that may be alive is fenced first. Fenced directories stay, or its query would keep writing.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     if not acquired.predecessor_ended and not may_be_anothers(stream, record):
@@ -256,7 +256,6 @@ def restore_into(
     Args:
         new_query_id: Lets the query run alongside the original; None keeps the snapshot's.
         donor: A good live directory whose matching files are linked.
-        progress: Called from several threads with the numbers of placed and of all files.
     """
     placed = itertools.count(1)
     total = stream.store.manifest(location).file_count if progress is not None else 0

@@ -27,10 +27,10 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import (
 )
 from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import STATE_FORMAT
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP
 from dagster_ckpt.spark.query.plan import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.versions import Feature, installed_release
-from dagster_ckpt.state.reading import FORMAT_VERSION
 from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.state.rewriting import shape_in, stored_state
 from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
@@ -203,7 +203,7 @@ def _wanted_backend(
         if stream.on_backend_change is OnStateChange.REFUSE:
             raise StateBackendChangeError(f"Stream {stream.stream_id!r} cannot be started. {change.refused}")
     settings = stream.backend.spark_settings()
-    version = int(settings[FORMAT_VERSION]) if settings.get(FORMAT_VERSION) else None
+    version = int(settings[STATE_FORMAT]) if settings.get(STATE_FORMAT) else None
     if stream.on_backend_change is OnStateChange.REFUSE:
         if shape is not None and shape.provider == settings[PROVIDER_CLASS] != HEAP:
             _refuse_other_format(stream, shape.checkpoint_format, version)
@@ -217,7 +217,7 @@ def _refuse_other_format(stream: StreamHandle, stored: int, wanted: int | None) 
     if wanted not in (None, stored):
         raise StateBackendChangeError(
             f"Stream {stream.stream_id!r} cannot be started. Its state is in checkpoint format v{stored}, but the "
-            f"state backend sets {FORMAT_VERSION} to {wanted}, which Spark would ignore. Set it to {stored}, leave "
+            f"state backend sets {STATE_FORMAT} to {wanted}, which Spark would ignore. Set it to {stored}, leave "
             "it out, or let the start convert the state (on_change: CONVERT of the state backend)."
         )
 

@@ -1,8 +1,8 @@
 """Carries out a recovery plan: a live directory is ready for Spark, and the sinks have followed its state.
 
-The order of the steps makes a crash harmless. The new directory is built under a temporary name and renamed; one
-transaction makes it the stream's directory and records that sinks must still be rolled back; then the sinks are rolled
-back, which can be repeated; then that record is cleared.
+The order makes a crash harmless: the new directory is built under a temporary name and renamed; one transaction
+switches the stream to it and records that sinks must still be rolled back; this is done, repeatably; the record is
+cleared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dagster_ckpt.errors import RestoreError, SinkRollbackError, SnapshotCorrupt
 from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.recovery.live_directories import Building, StateRewrite, restore_into, snapshot_location
 from dagster_ckpt.recovery.plan import Clone, FinishRestore, RecoveryPlan, Restore, RestoreAndReplay, Resume, Rewind
-from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, survey_sinks
+from dagster_ckpt.recovery.sink_survey import Survey, survey_sinks
 from dagster_ckpt.recovery.source_check import move_sources
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import begin_log
@@ -28,7 +28,7 @@ from dagster_ckpt.sinks.registry import captured_sinks, logs_in_snapshot, sinks_
 from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
+from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, LiveDirectory, Positions
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone, give_query_id
 from dagster_ckpt.spark.checkpoint_dir.source_positions import give_positions
 from dagster_ckpt.spark.query.output import NamedOutput
@@ -71,9 +71,9 @@ def prepare(
 
     An error before the switch to a new directory leaves everything as it was; after it, the next start finishes.
 
-    Only the sinks of `output`, where the query will write, are changed; if unknown, the known ones. A `survey` for this
-    plan is used if nothing has happened since. With `rewrite`, the query always continues in a new directory. `watch`
-    is called while files are written and before the switch, and may raise.
+    Only the sinks of `output` are changed; if unknown, the known ones. A `survey` for this plan is used if nothing has
+    happened since. With `rewrite`, the query always continues in a new directory. `watch` is called while files are
+    written and before the switch, and may raise.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)

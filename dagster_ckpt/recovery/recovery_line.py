@@ -1,8 +1,8 @@
 """The greatest consistent line over the snapshots of a graph of streams.
 
 A snapshot of a stream is consistent with one of its upstream if that contains all that it has read of it. What it has
-not read is in a durable sink and arrives by itself. So a reader goes back because of its upstream, never the other way
-round, and one pass in topological order finds the line.
+not read is in a durable sink and arrives by itself. So a reader goes back because of its upstream, never vice versa,
+and one pass in topological order finds the line.
 """
 
 from __future__ import annotations

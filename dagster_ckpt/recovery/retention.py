@@ -1,7 +1,6 @@
 """Retention of a stream's checkpoints, while it runs and when it has ended, and attempts that a dead process left.
 
-A deletion marks in the catalog, deletes the bytes, and forgets the row. A failed one stays DELETING, and the next pass
-retries it.
+A deletion marks in the catalog, deletes the bytes, and forgets the row. A failed one stays DELETING for the next pass.
 
 An attempt stays IN_PROGRESS if its process died before the catalog recorded how it ended. The next start, or
 housekeeping of a stopped stream, registers a snapshot that is complete in storage; any other attempt has failed. A
@@ -107,8 +106,8 @@ class RetentionReport:
 def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:
     """The checkpoints that the retention policy does not keep, oldest first.
 
-    The policy sees them by number, never by a clock, and savepoints only with `count_savepoints`. Regardless of it
-    these stay: what a recovery would use first, the newest proven one, tagged ones, those at `protected` locations, and
+    The policy sees them by number, never by a clock, and savepoints only with `count_savepoints`. These stay
+    regardless: what a recovery would use first, the newest proven one, tagged ones, those at `protected` locations, and
     the one that an upgrade would be rolled back to.
     """
     snapshots = retained_by_policy(stream)

@@ -32,7 +32,7 @@ from dagster_ckpt.recovery.plan import (
     Rewind,
     StartEmpty,
 )
-from dagster_ckpt.recovery.sink_survey import BEFORE_THE_FIRST_BATCH, Survey, forecast_sinks, survey_sinks
+from dagster_ckpt.recovery.sink_survey import Survey, forecast_sinks, survey_sinks
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
 from dagster_ckpt.recovery.source_mapping import source_changes
 from dagster_ckpt.recovery.stream_graph import ReaderOfStream
@@ -42,7 +42,7 @@ from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, dist
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, SinkEntry, logs_of_sinks
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, live_query_id
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.sources import Distance, SourceDistance, distance
 from dagster_ckpt.stream.handle import StreamHandle
@@ -158,7 +158,7 @@ def preview_rewind(
     """Determine what a planned start would undo and process again.
 
     For a plan that undoes nothing, the preview has only sinks that have an uncommitted batch, or that the query must
-    not write to. A running query finishes its batch in flight before it is stopped. The sources use the file systems of
+    not write to. A running query finishes its batch in flight before it stops. The sources use the file systems of
     `session`.
     """
     survey = survey_sinks(stream, plan, output)

@@ -27,7 +27,7 @@ from dagster_ckpt.sinks.guard import Judgement, NamedSinks, Refusal, SinkFacts, 
 from dagster_ckpt.sinks.registry import described_sink, logs_in_snapshot, other_sinks, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import FoundSink, Replay, Sink, SinkEffect, SinkForecast, distinct, newest_batch
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, LiveDirectory
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import (
@@ -40,8 +40,6 @@ from dagster_ckpt.stream.known_sinks import (
     with_moved_logs,
 )
 from dagster_ckpt.stream.liveness import is_held
-
-BEFORE_THE_FIRST_BATCH = -1
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def survey_sinks(stream: StreamHandle, plan: RecoveryPlan, output: NamedOutput |
 
 
 def refuse_to_clean(stream: StreamHandle) -> None:
-    """If a folder where the stream last wrote no longer belongs to it, refuse to delete files there."""
+    """Refuse to delete files in a folder that no longer belongs to the stream."""
     record = stream.catalog.streams.get(stream.stream_id)
     commit = LiveDirectory(record.live_directory).positions().commit if record.live_directory is not None else None
     newest = next(iter(stream.catalog.snapshots.restorable(stream.stream_id)), None)

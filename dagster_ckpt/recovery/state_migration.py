@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from dagster_ckpt.recovery.source_check import gone_records
 from dagster_ckpt.recovery.source_inputs import changed
 from dagster_ckpt.recovery.state_evolution import Decision, evolve, refused_reasons, ruled_operators, taken_rows
 from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files, files_after
-from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, OFFSETS, SOURCES, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, query_metadata, with_sources, with_watermark
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.query.description import session_of
-from dagster_ckpt.spark.query.fresh_state import make_fresh_state
 from dagster_ckpt.spark.query.plan import PlanDescription
 from dagster_ckpt.spark.query.sources import FILE, GENERATED, KAFKA, keyed, source_identities
+from dagster_ckpt.spark.query.trial_batch import describe_trial_error, run_trial
 from dagster_ckpt.state.graft import Graft
 from dagster_ckpt.state.migration import StateMigration, write_ruled_rows
 from dagster_ckpt.state.shape import StateShape
@@ -164,3 +166,61 @@ def _beginnings(live: LiveDirectory) -> dict[str, str | None]:
             continue
         found[name] = lines[1] if len(lines) == 2 else None
     return found
+
+
+_BATCH_S = 24 * 3600.0
+
+
+def make_fresh_state(
+    describe: Callable[[], DataStreamWriter],
+    live: LiveDirectory,
+    target: LiveDirectory,
+    *,
+    reads_input: bool,
+    watch: Watch,
+) -> None:
+    """Fill a new directory with the state of a query after the newest batch of `live`, or after no input.
+
+    One batch without output reads all input. A second one has none and the watermark of the newest batch of `live`, so
+    that what was complete then is complete here.
+
+    On an error, the caller deletes the directory.
+    """
+    newest = live.positions().commit
+    if newest is None:
+        raise StateRewriteError(f"{live.url} has no committed batch, so there is no state to migrate.")
+    path = f"{OFFSETS}/{newest}"
+    where = f"{live.url}/{path}"
+    data = live.folder.read(path)
+    planned = parse_offset_entry(data, where)
+    if not reads_input:
+        data = with_sources(data, where, dict.fromkeys(planned.sources))
+    folder = target.folder
+    folder.make()
+    folder.place(METADATA, [query_metadata(str(uuid.uuid4()))])
+    for name, _entry in list(live.folder.find(SOURCES)) if reads_input else ():
+        folder.place(name, [live.folder.read(name)])
+    _run(describe, target, 0, with_watermark(data, where, 0), watch)
+    if reads_input and planned.watermark_ms > 0:
+        _run(describe, target, 1, data, watch)
+
+
+def _run(
+    describe: Callable[[], DataStreamWriter], target: LiveDirectory, batch_id: int, plan: bytes, watch: Watch
+) -> None:
+    def stopped() -> bool:
+        watch()
+        return False
+
+    target.folder.place(f"{OFFSETS}/{batch_id}", [plan])
+    name = f"fresh state {uuid.uuid4()}"
+    trial = run_trial(describe, target, name, replays=True, timeout_s=_BATCH_S, interrupted=stopped)
+    if trial.batch_id == batch_id:
+        return
+    if trial.data_is_gone:
+        raise StateRewriteError(
+            f"The state cannot be built from its input, which is gone or was changed: {trial.error}. Nothing was "
+            "changed. Bring the input back, or start from a point whose input is there."
+        )
+    why = describe_trial_error(trial.error) if trial.error is not None else "Spark ran no batch"
+    raise StateRewriteError(f"The state of the new code cannot be made: {why}. Nothing was changed.")

@@ -2,9 +2,7 @@
 
 A roll-back of a Delta table leaves the undone versions in its log. A streaming source would read them, and then fail at
 the commit that removes their rows. One that has not read them continues behind that commit, with the first file that it
-lacks.
-
-An Iceberg source follows the ancestors of the current snapshot, so it never sees what was undone.
+lacks. An Iceberg source follows the ancestors of the current snapshot, so it never sees what was undone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """After a start or its query failed: examine what it began from, and note damage in the catalog.
 
-Spark loads state files without a checksum from a copy. A failure proves damage only if the same Spark loads the state
-of a snapshot in the same way; otherwise code, session or environment may be its cause.
+Spark loads state files without a checksum from a copy. A failure proves damage only if the same Spark loads a
+snapshot's state in the same way; otherwise code, session or environment may be its cause.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, STATE, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import plan_without_data
+from dagster_ckpt.spark.doctor.contents import OPERATOR_NOTES
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.trial_batch import copy_for_trial, run_trial
 from dagster_ckpt.spark.versions import Feature, release_of
@@ -123,7 +124,6 @@ def _told(what: str, damage: Damage | None) -> str:
 
 
 _TIMEOUT_S = 900.0
-_NOTES = ("/_metadata/", "/_stateSchema/")
 # Files with checksums of their own; so have those that begin like a stream of lz4-java.
 _CARRYING = (".zip", ".crc")
 _LZ4 = b"LZ4Block"
@@ -167,7 +167,7 @@ def _without_checksum(live: LiveDirectory) -> list[str]:
     state = [
         file
         for file in needed
-        if file.source.startswith(f"{STATE}/") and not any(note in file.source for note in _NOTES)
+        if file.source.startswith(f"{STATE}/") and not any(note in file.source for note in OPERATOR_NOTES)
     ]
     return [file.source for file in _unjudged(live, state)]
 

@@ -18,7 +18,7 @@ from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import CatalogError, LeaseLostError, StorageAccessError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
-from dagster_ckpt.runtime.batch_progress import BatchLog, Journal
+from dagster_ckpt.runtime.batch_progress import BatchLog, Journal, OutputGap
 from dagster_ckpt.runtime.checkpoint_messages import (
     Abort,
     Action,
@@ -38,7 +38,6 @@ from dagster_ckpt.runtime.checkpoint_messages import (
     Triggered,
 )
 from dagster_ckpt.runtime.coordinator import CheckpointCoordinator
-from dagster_ckpt.runtime.output_gap import OutputGap
 from dagster_ckpt.runtime.run import REQUEST_POLL_MS, EndKind, QueryEnd
 from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.stall import LONGEST_CALL_MS, JvmWatch, QueryInactivity, StallDetector

@@ -28,8 +28,6 @@ _FLUSH_MS = 5_000
 
 
 class _Reported:
-    """The streams that run in this process."""
-
     def __init__(self) -> None:
         self.catalogs: dict[str, Catalog] = {}
         self._samples: list[Sample] = []
@@ -65,7 +63,6 @@ def reporting(catalog: Catalog, stream_id: str) -> Iterator[None]:
 
 @cache
 def set_up() -> None:
-    """Once in a process."""
     if any(os.environ.get(name) for name in _ENDPOINTS) and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true":
         _set_up_sdk()
     meter = metrics.get_meter(PREFIX)

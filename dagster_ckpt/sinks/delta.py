@@ -3,8 +3,8 @@
 After a roll-back the query continues under a new id: the table still skips the undone batches of the old one.
 
 Delta drops a write whose `txnAppId` and `txnVersion` it has already; `delta_transaction` sets them as Delta's own sink
-does. The session forgets the version after the first write (`autoReset`), so that Delta refuses a second one. Writes of
-one batch have names, not numbers: changed code may make another write first.
+does. The session forgets the version after the first write (`autoReset`), and Delta then refuses a second one. Writes
+of one batch have names, not numbers: changed code may make another write first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.sinks.batch_rows import rows_in_delta, version_of_batch
 from dagster_ckpt.sinks.delta_commit import (
     UnknownDeltaError,
     app_id_of,
@@ -26,7 +25,7 @@ from dagster_ckpt.sinks.delta_commit import (
     restore_version,
     table_id,
 )
-from dagster_ckpt.sinks.delta_log import LOG, DeltaLog
+from dagster_ckpt.sinks.delta_log import DeltaLog
 from dagster_ckpt.sinks.sink import (
     AskedBatch,
     BatchRows,
@@ -42,7 +41,7 @@ from dagster_ckpt.sinks.table import NoSessionError, Obstacle, TablePlan, TableS
 from dagster_ckpt.spark.query.description import quoted
 from dagster_ckpt.spark.query.output import FOREACH_BATCH, foreach_batch_name
 from dagster_ckpt.spark.query.session import active_session, default_file_system
-from dagster_ckpt.spark.query.table_sources import delta_offset
+from dagster_ckpt.spark.query.table_sources import LOG, delta_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -179,7 +178,15 @@ class DeltaTable(TableSink):
                 record_roll_back(session, self.folder, decided_on=plan.basis.decided_on)
 
     def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
-        return rows_in_delta(self.folder, self._files(), asked)
+        table = self._files()
+        version = _version_of(table, asked)
+        if version is None:
+            return BatchRows(None, f"no readable commit of the Delta table {self.folder} is of the batch")
+        from pyspark.sql import functions as F
+
+        rows = asked.session.read.format("delta").option("versionAsOf", version).load(self.folder)
+        added = rows.where(F.col("_metadata.file_name").isin(DeltaLog(table).files_added(version)))
+        return BatchRows(asked.columns_of(added), f"version {version} of the Delta table {self.folder}")
 
     def _files(self) -> FileIO:
         default = default_file_system() if self.folder.startswith("/") else None
@@ -189,6 +196,13 @@ class DeltaTable(TableSink):
                 f"for this package. Let the query name it in full: {default}{self.folder}."
             )
         return open_file_io(self.folder)
+
+
+def _version_of(table: FileIO, asked: AskedBatch) -> int | None:
+    try:
+        return DeltaLog(table).version_of(asked.query_id, asked.batch_id) if asked.query_id is not None else None
+    except FileNotFoundError:
+        return None
 
 
 class DeltaMerge(DeltaTable):
@@ -206,7 +220,7 @@ class DeltaMerge(DeltaTable):
 
     def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
         """A function may write other rows than it was given."""
-        version = version_of_batch(self._files(), asked)
+        version = _version_of(self._files(), asked)
         if version is None:
             return BatchRows(None, f"the Delta table {self.folder} has no commit of the batch")
         return BatchRows(

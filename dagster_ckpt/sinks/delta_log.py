@@ -19,10 +19,9 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID, query_of
 from dagster_ckpt.sinks.sink import ReadOfSink, RollBack
-from dagster_ckpt.spark.query.table_sources import DeltaOffset
+from dagster_ckpt.spark.query.table_sources import LOG, DeltaOffset
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
-LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _COMMITS_LOOKED_AT = 200
 # The predicate of a statement without a WHERE.

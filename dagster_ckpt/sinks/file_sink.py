@@ -7,17 +7,18 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote
 
 from dagster_ckpt.errors import CkptError, RestoreError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
-from dagster_ckpt.sinks.batch_rows import rows_in_files
 from dagster_ckpt.sinks.file_sink_log import (
     LOG,
     bare,
     capture_log,
     entry_of,
     files_of,
+    files_of_batch,
     listed,
     log_entries,
     logged_batch,
@@ -29,9 +30,13 @@ from dagster_ckpt.sinks.file_sink_log import (
 from dagster_ckpt.sinks.file_sink_repair import damaged_log, examine_log, missing_part_files
 from dagster_ckpt.sinks.sink import AskedBatch, BatchRows, OnRepeat, Replay, RollBack, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
-from dagster_ckpt.spark.checkpoint_dir.file_source import entry_ids
+from dagster_ckpt.spark.checkpoint_dir.file_source import entry_ids, existing_files
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.doctor.finding import Finding, Subject
+from dagster_ckpt.spark.query.description import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 # A uuid makes the bare name unique (`ManifestFileCommitProtocol`).
 _PART = re.compile(r"part-\d{5,}-(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}).*")
@@ -40,6 +45,8 @@ _SUCCESS = "_SUCCESS"
 _NAMED = 5
 # Others with a path (Delta, Iceberg) keep their own record of batches.
 _FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
+_AS_TEXT = ("csv", "json", "text", "xml")
+_NOT_OF_FILES = ("path", "checkpointlocation")
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class FileSink(Sink):
         return capture_log(self.folder, folder, batch_id)
 
     def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
-        return rows_in_files(self.folder, asked)
+        return _rows_in_files(self.folder, asked)
 
     def check_roll_back(self, to: RollBack) -> None:
         if to.entries is None and to.batch_id >= 0:
@@ -171,6 +178,35 @@ class FileSink(Sink):
             f"up to {last_batch}, even if they contain other rows.",
             "Write to a new folder.",
         )
+
+
+def _rows_in_files(folder: str, asked: AskedBatch) -> BatchRows:
+    files = files_of_batch(folder, asked.batch_id)
+    if files is None:
+        return BatchRows(None, _without_entry(folder, asked.batch_id))
+    missing = sorted(set(files) - set(existing_files(files, asked.session) or ()))
+    if missing:
+        return BatchRows(None, f"{len(missing)} of the batch's {len(files)} files are gone, such as {missing[0]}")
+    options = {name: value for name, value in asked.options.items() if name not in _NOT_OF_FILES}
+
+    def read(places: list[str], **more: str) -> DataFrame:
+        reader = asked.session.read.format(asked.output_format).options(**options, **more).schema(asked.like.schema)
+        return reader.load(places).select(*map(quoted, asked.like.columns))
+
+    replayed = None
+    if asked.output_format in _AS_TEXT:
+        # Text has no nulls, and times of milliseconds.
+        asked.like.write.format(asked.output_format).options(**options).save(asked.scratch)
+        replayed = read([asked.scratch])
+    rows = read([unquote(file) for file in files], basePath=folder) if files else asked.like.limit(0)
+    return BatchRows(rows, f"{len(files)} files in {folder}", replayed)
+
+
+def _without_entry(folder: str, batch_id: int) -> str:
+    newest = max(log_entries(open_file_io(folder)), default=None)
+    if newest is None or newest < batch_id:
+        return f"{folder} does not have the batch: its log ends at {'nothing' if newest is None else newest}"
+    return f"{folder}/{LOG} no longer lists the files of the batch apart: its entry was merged into a later one"
 
 
 def part_files(path: str) -> list[PartFile]:

@@ -3,8 +3,8 @@
 `FileStreamSink` skips every batch up to the newest id in `<path>/_spark_metadata`, whichever query wrote it. Entries
 are files: `<batch>`, and every tenth batch `<batch>.compact` with all before (`CompactibleFileStreamLog`).
 
-A query that resumes after batch N in a folder without a log leaves a hole below N+1, which Spark rejects at the next
-compaction and read (`getAllValidBatches`). Such a folder first gets a log without files.
+A query that resumes after batch N needs a log up to N: Spark rejects a hole at the next compaction and read
+(`getAllValidBatches`). A folder without a log first gets one without files.
 
 Spark writes absolute paths: a moved folder lists files of its old place, and one file has several spellings.
 """
@@ -73,8 +73,8 @@ def has_beginning(names: Mapping[int, str]) -> bool:
 def roll_back(path: str, batch_id: int, entries: Sequence[SinkEntry], *, still_mine: StillMine) -> None:
     """Roll a file sink back to the batch of a snapshot; -1 empties the log. Durable on return.
 
-    Files of later batches stay on disk. Repeatable after any interruption: the needed entries are durable before
-    anything is deleted, and the newest are deleted first, so the log never has a hole.
+    Files of later batches stay on disk. Repeatable: the needed entries are durable before any is deleted, and the
+    newest are deleted first, so the log never has a hole.
     """
     folder = open_file_io(path)
     wanted = {entry.name: entry.data for entry in entries}

@@ -3,8 +3,7 @@
 A log of another query or timeline is not damaged: only the guard judges it.
 
 A repair relocates the log after its folder was moved or copied, or rebuilds it from a snapshot. It only writes entries
-whose part files exist with the listed length, deletes only the Hadoop checksum of an entry that changes, and is
-repeatable.
+whose part files exist with the listed length, deletes only Hadoop's checksum of a changed entry, and is repeatable.
 """
 
 from __future__ import annotations
@@ -41,14 +40,12 @@ from dagster_ckpt.spark.checkpoint_dir.checksums import checksum_file, fits_hado
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, entry_ids
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Subject, error, note, warning
+from dagster_ckpt.spark.doctor.finding import MOST_REPORTED_GAPS, Code, Finding, Subject, error, note, warning
 from dagster_ckpt.values.untrusted import from_json
 
 _SHOWN = 3
 _NAMED = 5
 _HEAD_BYTES = 16_384
-# A stray file's number could make a huge gap.
-_MAX_REPORTED_GAPS = 1_000
 _Files = Mapping[str, object]
 _UNIQUE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -243,7 +240,7 @@ def _examine_entries(folder: FileIO, names: Mapping[int, str]) -> Iterator[Findi
             "the next compaction fail, and no snapshot can be taken.",
         )
     missing = (number for number in needed if number not in names)
-    for number in sorted({*islice(missing, _MAX_REPORTED_GAPS), *(number for number in names if number in needed)}):
+    for number in sorted({*islice(missing, MOST_REPORTED_GAPS), *(number for number in names if number in needed)}):
         if number not in names:
             yield error(
                 Code.SINK_LOG_GAP,

@@ -71,11 +71,10 @@ class SinkFacts:
     Attributes:
         batch_id: The batch after which the query continues; -1 is before the first.
         named: The query about to start writes there.
-        ours: By the catalog, this stream wrote there last.
+        ours: By the catalog, this stream wrote there last; `anothers`: another one did.
         others_known: The catalog knows other folders to which this stream wrote last.
         noted: The snapshot names the sink.
         originals: It is the output of the stream that a fork or an import comes from.
-        anothers: By the catalog, another stream wrote there last.
         mapped: The start is not an import, or the import maps a sink to the folder.
         last: Newest batch of its log.
         planned: Newest planned batch of the query, if known, read after the log.

@@ -4,8 +4,8 @@ Only a Spark session with the table's catalog knows the current table. Another p
 forecasts from the newest metadata file in the table's folder.
 
 A catalog refuses a commit made from metadata that is no longer current: a Hadoop table by the name of the next version,
-a JDBC or Hive catalog by a conditional update, a REST catalog by the requirement `assert-ref-snapshot-id`. Iceberg's
-own procedures retry on the newest metadata, so they are not used.
+a JDBC or Hive catalog by a conditional update, a REST catalog by `assert-ref-snapshot-id`. Iceberg's own procedures
+retry on the newest metadata, so they are not used.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
-from dagster_ckpt.sinks.batch_rows import rows_in_iceberg
 from dagster_ckpt.sinks.iceberg_history import (
     EMPTIED,
     FENCE,
+    MAIN,
     IcebergHistory,
     IcebergPlan,
     history_in,
@@ -129,9 +129,20 @@ class IcebergTable(TableSink):
 
     def rows_of_batch(self, asked: AskedBatch) -> BatchRows:
         try:
-            return rows_in_iceberg(self.table, self._history(), asked)
+            history = self._history()
+            found = history.snapshot_of(asked.query_id, asked.batch_id) if asked.query_id is not None else None
         except FileNotFoundError:
             return BatchRows(None, f"there is no Iceberg table {self.table}")
+        if found is None:
+            return BatchRows(None, f"no snapshot of the Iceberg table {self.table} is of the batch, or it has expired")
+        reader = asked.session.read.format("iceberg")
+        if found.summary.get("operation") == "append" and found.parent is not None:
+            reader = reader.option("start-snapshot-id", found.parent).option("end-snapshot-id", found.id)
+        else:
+            # The first, or one that replaced all rows.
+            reader = reader.option("versionAsOf", found.id)
+        rows = asked.columns_of(reader.load(self.table))
+        return BatchRows(rows, f"snapshot {found.id} of the Iceberg table {self.table}")
 
     def plan(self, to: RollBack) -> TablePlan | None:
         session = active_session()
@@ -241,7 +252,6 @@ class IcebergTable(TableSink):
         return self.location or (self.table if _FOLDER.fullmatch(self.table) else None)
 
 
-_MAIN = "main"
 # Other metadata, or no answer which.
 _TO_EXAMINE_AGAIN = ("CommitFailedException", "CommitStateUnknownException", "ValidationException")
 
@@ -302,7 +312,7 @@ class OpenIcebergTable:
         return _id_of(self._base.currentSnapshot())
 
     def _move(self, base: Any, snapshot_id: int) -> bool:
-        updated = self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base).setBranchSnapshot(snapshot_id, _MAIN)
+        updated = self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base).setBranchSnapshot(snapshot_id, MAIN)
         try:
             self._table.operations().commit(base, updated.build())
         except Exception as error:

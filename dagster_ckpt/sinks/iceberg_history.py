@@ -21,7 +21,7 @@ from dagster_ckpt.values.untrusted import inflated, number_in, reading
 
 METADATA_FOLDER = "metadata"
 FENCE, EMPTIED = "dagster-ckpt.fence", "dagster-ckpt.emptied"
-_MAIN = "main"
+MAIN = "main"
 _QUERY = "spark.sql.streaming.queryId"
 _EPOCH = "spark.sql.streaming.epochId"
 _GZIP = 31
@@ -83,7 +83,7 @@ class _Metadata(BaseModel):
     log: list[MainEntry] = Field(default=[], alias="snapshot-log")
 
     def history(self) -> IcebergHistory:
-        heads = {name: ref.snapshot for name, ref in self.refs.items() if ref.kind == "branch" and name != _MAIN}
+        heads = {name: ref.snapshot for name, ref in self.refs.items() if ref.kind == "branch" and name != MAIN}
         return IcebergHistory(self.current, self.snapshots, heads, self.log, uuid=self.uuid)
 
 

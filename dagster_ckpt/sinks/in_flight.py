@@ -1,8 +1,8 @@
 """Decides what happens to the batch in flight (planned but not committed), from what each sink remembers of it.
 
 See "The batch in flight" in docs/internals.md. Checkpoint format v2 identifies state by ids that only the missing
-commit would contain, so there the sink must go back: Spark 4.3 does not even resume in place (`assertion failed:
-CheckpointInfo length: 0`).
+commit would contain, so there the sink must go back: Spark 4.3 does not even resume in place
+(`CheckpointInfo length: 0`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.cut import state_after
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
-from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry, read_metadata, read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
-
-BEFORE_THE_FIRST_BATCH = -1
 
 
 class InFlight(StrEnum):

@@ -122,7 +122,7 @@ def register_sink(kind: type[Sink]) -> type[Sink]:
 
     The kind registered last is asked first, the built-in kinds last. Register it where the streams are defined, so that
     every process that starts, forks, rewinds or examines one imports it. A kind of the same module and name is
-    replaced, so that a code location can be reloaded.
+    replaced: a code location can be reloaded.
 
     Example:
         >>> from dagster_ckpt import register_sink

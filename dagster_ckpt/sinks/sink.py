@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from dagster_ckpt.errors import CkptError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkEntry, StillMine
+from dagster_ckpt.spark.query.description import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -178,6 +179,10 @@ class AskedBatch:
     options: Mapping[str, str]
     scratch: str
 
+    def columns_of(self, rows: DataFrame) -> DataFrame:
+        """Other columns of a table say nothing about the batch."""
+        return rows.select(*(quoted(name) for name in self.like.columns if name in rows.columns))
+
 
 @dataclass(frozen=True)
 class BatchRows:
@@ -284,7 +289,7 @@ class Sink:
         return None
 
     def batch_after(self, replay: Replay) -> int | None:
-        """The newest batch that readers see after a roll-back; None if nothing changes, or it is unknown."""
+        """The newest batch that readers see after a roll-back; None if unchanged or unknown."""
         return None
 
     def last_batch(self, query_id: str | None) -> int | None:

@@ -175,8 +175,8 @@ class TableSink(Sink):
         """Plan, check and commit, again after `VersionTakenError`. Repeated, it finds nothing to undo.
 
         The lease is asked between plan and commit: if it is still held then, every commit of a successor comes after
-        the plan, and this commit fails. A table with nothing to undo is fenced, so that what a former holder has
-        planned fails too.
+        the plan, and this commit fails. A table with nothing to undo is fenced, so that a former holder's plan fails
+        too.
         """
         if not to.roll_back_tables:
             # A person did it, or it is refused.

@@ -103,7 +103,7 @@ def probe_name() -> str:
 class Sweep:
     """One pass over the remains of crashes.
 
-    Objects are listed before the snapshots are read, so those of a snapshot published meanwhile count as used.
+    Objects are listed before the snapshots are read, so those of one published meanwhile count as used.
 
     Attributes:
         now_ms: By the storage's clock, since the epoch.

@@ -89,8 +89,8 @@ class BaseSnapshot:
 
     Attributes:
         same_folder: Both refer to the same objects by the same names. Otherwise each object has to be linked or copied.
-        sizes: Of its objects as this process listed them when it wrote the snapshot; None: they are listed. Before the
-            next snapshot becomes visible, its objects are listed again.
+        sizes: Of its objects as this process listed them when it wrote the snapshot; None: they are listed. They are
+            listed again before the next snapshot becomes visible.
     """
 
     metadata: Metadata

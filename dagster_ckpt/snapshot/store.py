@@ -53,10 +53,8 @@ class SnapshotStore(Protocol):
         Args:
             files: Iterated once.
             base: A snapshot or its location, which must exist until this returns.
-            extends: The checkpoint contains all stable files of the base, which `can_be_extended`, in addition to
-                `files`.
-            stage: Called with the files before any of them is read; returns them protected from deletion, in the form
-                to read.
+            extends: The checkpoint also contains all stable files of the base, which `can_be_extended`.
+            stage: Called with the files before any is read; returns them protected from deletion, in the form to read.
             runner: Writes the data objects; None: threads of this process.
 
         Raises:
@@ -79,7 +77,6 @@ class SnapshotStore(Protocol):
 
         Args:
             base: Location of a snapshot whose bytes the storage can link or copy.
-            progress: Called now and then with the number of files written, and to write.
         """
 
     def base(self, location: str | None) -> BaseSnapshot | None:
@@ -99,8 +96,8 @@ class SnapshotStore(Protocol):
         """Pass the files of a snapshot to `write`, each checked against its digest.
 
         Args:
-            write: Called with an entry and its bytes, which it must consume: the last piece raises if the content is
-                wrong. May be called from several threads.
+            write: Called with an entry and its bytes, perhaps from several threads. It must consume them: the last
+                piece raises if the content is wrong.
             missing: Called with the files; returns those whose bytes the caller needs.
 
         Raises:
@@ -122,7 +119,7 @@ class SnapshotStore(Protocol):
     def discard(self, location: str, *, protected: Iterable[str] = ()) -> int | None:
         """Delete a snapshot, and those of its shared bytes that no other snapshot refers to.
 
-        Returns the freed bytes, if they are known. A missing snapshot is not an error.
+        Returns the freed bytes, if known. A missing snapshot is not an error.
 
         Args:
             protected: Snapshots whose bytes must be kept, besides those that `checkpoints` lists.

@@ -24,6 +24,7 @@ from dagster_ckpt.snapshot.reuse import BaseSnapshot, Reuse, Source
 
 METADATA_NAME = "_metadata"
 Stage = Callable[[list[Source]], Sequence[Source]]
+# Called now and then, from any thread, with the numbers of files done and of all.
 Progress = Callable[[int, int], None]
 PACK_TARGET_BYTES = 64 * 1024 * 1024
 PACKS_PER_SNAPSHOT = 64

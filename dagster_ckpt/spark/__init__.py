@@ -1,4 +1,4 @@
-"""What knows Spark: `checkpointLocation` directories, sessions, queries, and diagnosis; it never imports Dagster.
+"""What knows Spark: `checkpointLocation` directories, sessions, queries, and diagnosis.
 
 PySpark is imported inside functions: reading live directories does not require it.
 """

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_ckpt.errors import StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.state.unsafe_rows import LONG_DIGITS, TEXT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _NUMBERS = {"boolean": "?", "byte": "b", "short": "h", "integer": "i", "long": "q", "float": "f", "double": "d"}
 _IN_SLOT = (*_NUMBERS, "date", "timestamp", "timestamp_ntz")
-_APART = ("string", "binary")
 _WIDER = {("byte", "short"), ("byte", "integer"), ("short", "integer"), ("float", "double")} | {
     (kind, "long") for kind in ("byte", "short", "integer")
 }
-_LONG_DIGITS = 18
 # Columns of a store's rows as bytes; the first one decides the partition.
 PARTITION_KEY, KEY_BYTES, VALUE_BYTES, FAMILY = "partition_key", "key_bytes", "value_bytes", "column_family_name"
 
@@ -88,7 +87,7 @@ def can_widen(was: str, now: str) -> bool:
 
 
 def is_known(kind: str) -> bool:
-    return kind in _IN_SLOT or kind in _APART or kind.startswith("decimal")
+    return kind in _IN_SLOT or kind in TEXT or kind.startswith("decimal")
 
 
 def with_values(rows: DataFrame, wanted: TakenRows) -> DataFrame:
@@ -110,7 +109,7 @@ def taken(row: bytes, width: int, values: Sequence[Taken]) -> bytes:
         is_null, slot = (each.start is None, b"") if each.place is None else fields(each.place)
         if is_null:
             head[index // 8] |= 1 << index % 8
-        if is_wide(each.kind) or (each.kind in _APART and not is_null):
+        if is_wide(each.kind) or (each.kind in TEXT and not is_null):
             size, data = _apart(row, slot) if slot else (0, bytes(16))
             struct.pack_into("<Q", head, at, (len(head) + len(tail)) << 32 | size)
             tail += data if not is_wide(each.kind) else data.ljust(16, b"\0")
@@ -148,4 +147,4 @@ def _widened(slot: bytes, was: str, now: str) -> bytes:
 
 def is_wide(kind: str) -> bool:
     digits = kind.removeprefix("decimal(").partition(",")[0]
-    return kind.startswith("decimal") and digits.isdecimal() and int(digits) > _LONG_DIGITS
+    return kind.startswith("decimal") and digits.isdecimal() and int(digits) > LONG_DIGITS

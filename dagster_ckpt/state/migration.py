@@ -16,14 +16,13 @@ from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
 from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.graft import FAMILY, KEY_BYTES, PARTITION_KEY, VALUE_BYTES
 from dagster_ckpt.state.reading import KEY, VALUE, StateKind, cause_in
+from dagster_ckpt.state.shape import TRANSFORM
 from dagster_ckpt.state.stopped_state import SESSION_START, StoppedState
 from dagster_ckpt.state.unsafe_rows import encode, encoder, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
-
-_OF_FUNCTIONS = "transformWithState"
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ def _unnamed(kind: DataType) -> Any:
 
 def _refuse_other_stores(ruled: RuledOperator, made: StoppedState) -> None:
     operator = ruled.operator
-    if operator.stores != (DEFAULT_STORE,) or operator.name.startswith(_OF_FUNCTIONS):
+    if operator.stores != (DEFAULT_STORE,) or operator.name.startswith(TRANSFORM):
         raise _refused(ruled, "this operator keeps several states in step, which no function can give")
     encoding = made.offsets.conf.get(PINNED_SINCE_OPERATOR_METADATA)
     if encoding not in (None, "unsaferow"):

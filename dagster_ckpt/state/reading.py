@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dagster_ckpt.errors import LiveDirectoryError, OptionError
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry
+from dagster_ckpt.spark.checkpoint_dir.logs import STATE_FORMAT, read_commit_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN
 from dagster_ckpt.spark.query.description import quoted
 from dagster_ckpt.spark.versions import Feature, SparkRelease, release_of
@@ -28,7 +28,6 @@ MAP_KEY = "map_key"
 VALUE = "value"
 PARTITION = "partition"
 
-FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 # Kept by a copied session: settings of state stores, and what SQL conditions depend on.
 _KEPT = (
     "spark.sql.streaming.stateStore.",
@@ -208,7 +207,7 @@ class StateReader:
 
 def _session_for(spark: SparkSession, format_version: str) -> SparkSession:
     """Readers take the checkpoint format from the session, also when computing."""
-    if spark.conf.get(FORMAT_VERSION, "1") == format_version:
+    if spark.conf.get(STATE_FORMAT, "1") == format_version:
         return spark
     return session_like(spark, format_version)
 
@@ -219,7 +218,7 @@ def session_like(spark: SparkSession, format_version: str) -> SparkSession:
     for name, value in spark.conf.getAll.items():
         if name.startswith(_KEPT):
             session.conf.set(name, value)
-    session.conf.set(FORMAT_VERSION, format_version)
+    session.conf.set(STATE_FORMAT, format_version)
     return session
 
 

@@ -3,9 +3,8 @@
 `StateRewriter` writes the rows that a function returns for each state store. Ours ignores the offered frame and returns
 rows of the source, which may have another shape.
 
-The Spark that rewrites need not be the one that runs the query (3.5, 4.0, 4.1 or Spark Connect). Another one runs in a
-child process: this Python with another PySpark, or another interpreter. The child ends with this process, because a
-successor may own the stream by then.
+For a query of 3.5, 4.0, 4.1 or Spark Connect, another Spark rewrites: this Python with another PySpark, or another
+interpreter. The child ends with this process, because a successor may own the stream by then.
 """
 
 from __future__ import annotations
@@ -340,7 +339,7 @@ def _written(answer: Mapping[str, Any]) -> Written:
 def ask(
     rewriter: Rewriter, order: Mapping[str, object], watch: Watch, report: Callable[[str], None]
 ) -> Mapping[str, Any]:
-    """Let the rewriter carry out an order; returns its last answer. `watch` may raise to end it."""
+    """Let the rewriter carry out an order; returns its last answer."""
     with _child(rewriter, order) as (process, answers):
         while True:
             watch()

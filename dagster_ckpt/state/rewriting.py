@@ -4,7 +4,7 @@ The batch keeps its number, so sinks, sources and watermarks do not notice; Spar
 misplaces the row of an aggregation without a key. Spark's `StateRewriter` writes RocksDB, tasks of this package heap
 state. Count and hash of the rows of each store and partition are compared with the source.
 
-As a program, this is the child process of `rewriter.py`: orders and answers are lines of JSON.
+As a program, this is the child of `rewriter.py`: orders and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.spark.query.session import start_application
-from dagster_ckpt.state.elsewhere import states_written
+from dagster_ckpt.state.elsewhere import Report, states_written
 from dagster_ckpt.state.graft import PARTITION_KEY, Graft, TakenRows, with_values
 from dagster_ckpt.state.heap import HeapStore
 from dagster_ckpt.state.rewriter import Rewriter, rewrite_elsewhere, rewriter_for, run_rewriter, settings_of
@@ -132,7 +132,6 @@ _CUTS = 3
 # Gets a store and its rows (`partition_key`: the columns that decide the partition; `key_bytes` and `value_bytes` as
 # Spark encodes them; `column_family_name`) and returns the rows to write.
 RowChange = Callable[[StateStoreName, "DataFrame"], "DataFrame"]
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,6 @@ def rewrite_state(
         target: To be created; executors must reach both by these URLs.
         change_rows: Which rows to write; not called for a limit, which has only a counter.
         graft: Another query's operators; with them `shape` is ignored.
-        watch: Called several times a second; an exception cancels the Spark jobs.
     """
     elsewhere = rewriter_for(spark, changes_rows=change_rows is not None)
     # An error would delete what is built.

@@ -10,17 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dagster_ckpt.errors import StateRewriteError
-from dagster_ckpt.spark.checkpoint_dir.logs import COMPRESSION_CODEC, DEFAULT_CODEC, ROW_CHECKSUM
+from dagster_ckpt.spark.checkpoint_dir.logs import COMPRESSION_CODEC, DEFAULT_CODEC, JOIN_FORMAT, ROW_CHECKSUM
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, LIMIT
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 
 MOST_PARTITIONS = 32_768
 # Spark's names; LZF blocks cannot be read here.
 READABLE_CODECS = ("lz4", "zstd", "snappy")
-_JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 # Spark 4.3's reader of all column families knows several values only of transformWithState lists.
-_NEWEST_JOIN_FORMAT = 3
-_TRANSFORM = "transformWithState"
+_NEWEST_OF_JOINS = 3
+TRANSFORM = "transformWithState"
 # Pinned since Spark 3.3, as false for older queries.
 _STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 _NAMES = {HEAP: "heap state (HDFSBackedStateStoreProvider)", ROCKSDB: "RocksDB"}
@@ -94,9 +93,9 @@ def _why_not(stored: StoredState, wanted: StateShape, *, moves: bool) -> str | N
             "columns, so the partition of a row is not known. Its backend and checkpoint format can be changed, "
             "not the number of its partitions or its rows."
         )
-    if JOIN in stored.operators and int(stored.settings.get(_JOIN_FORMAT, "2")) > _NEWEST_JOIN_FORMAT:
+    if JOIN in stored.operators and int(stored.settings.get(JOIN_FORMAT, "2")) > _NEWEST_OF_JOINS:
         return (
-            f"Spark's StateRewriter damages join state of format v{stored.settings[_JOIN_FORMAT]}: it treats "
+            f"Spark's StateRewriter damages join state of format v{stored.settings[JOIN_FORMAT]}: it treats "
             "several values of a key as one."
         )
     if replace(stored.shape, partitions=wanted.partitions) != wanted and LIMIT in stored.operators:
@@ -117,8 +116,8 @@ def _why_not_on_the_heap(stored: StoredState, wanted: StateShape) -> str | None:
     if wanted.provider != HEAP:
         return None
     for name in stored.operators:
-        if name.startswith(_TRANSFORM):
+        if name.startswith(TRANSFORM):
             return f"Spark keeps the state of {name} in RocksDB only."
-        if name == JOIN and int(stored.settings.get(_JOIN_FORMAT, "2")) > 2:
-            return f"Spark keeps join state of format v{stored.settings[_JOIN_FORMAT]} in RocksDB only."
+        if name == JOIN and int(stored.settings.get(JOIN_FORMAT, "2")) > 2:
+            return f"Spark keeps join state of format v{stored.settings[JOIN_FORMAT]} in RocksDB only."
     return None

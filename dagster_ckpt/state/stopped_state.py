@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dagster_ckpt.config.state_backend import PROVIDER_CLASS
 from dagster_ckpt.errors import RestoreError, StateRewriteError
 from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.cut import STATE_EDITS, Cut, cut
@@ -26,7 +27,6 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     COMPRESSION_CODEC,
     DEFAULT_CODEC,
     INTERNAL_PARTITIONS,
-    PROVIDER_CLASS,
     SHUFFLE_PARTITIONS,
     CommitEntry,
     OffsetEntry,
@@ -115,7 +115,7 @@ def write_skeleton(
         watch: Called for every file; if it raises, the directory is incomplete.
         is_edit: Other rows are written, which the directory remembers.
         left_out: Operators that Spark's rewriter must not see.
-        state: The query whose operators it gets, if not of `source`; likewise its `plan`.
+        state: The query whose operators (and `plan`) it gets, if not of `source`.
     """
     folder = target.folder
     folder.make()
@@ -260,8 +260,8 @@ _ANY_OTHER = "stateStoreSave"
 def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
     """A copy of a directory of Spark 3.5, with the metadata of operators that Spark's reader of state needs.
 
-    The copy is deleted at the end. The metadata is left out of a result: Spark 3.5 has no use for it, and a later Spark
-    that continues the query writes its own.
+    Deleted at the end. The metadata is left out of a result: Spark 3.5 has no use for it, and a later Spark that
+    continues the query writes its own.
     """
     copy = state.live.sibling(".described")
     copy.delete()

@@ -34,8 +34,8 @@ _FIXED = {
     "timestamp_ntz": ("<q", 8),
     "decimal": ("<q", 8),
 }
-_TEXT = ("string", "binary")
-_LONG_DIGITS = 18
+TEXT = ("string", "binary")
+LONG_DIGITS = 18
 _WIDE_DECIMAL = "wide_decimal"
 # Spark's decimals have up to 38 digits.
 _EXACT = Context(prec=80)
@@ -53,10 +53,10 @@ def encoded_type(kind: DataType, where: str) -> EncodedType:
     if isinstance(kind, ArrayType):
         return ("array", encoded_type(kind.elementType, f"{where}[]"))
     if isinstance(kind, DecimalType):
-        return ("decimal" if kind.precision <= _LONG_DIGITS else _WIDE_DECIMAL, kind.scale)
+        return ("decimal" if kind.precision <= LONG_DIGITS else _WIDE_DECIMAL, kind.scale)
     name = kind.simpleString()
     # Collations are part of a string type's name.
-    if name in _FIXED or (name in _TEXT and (not isinstance(kind, StringType) or name == "string")):
+    if name in _FIXED or (name in TEXT and (not isinstance(kind, StringType) or name == "string")):
         return name
     raise StateRewriteError(
         f"{where} has the type {name}, whose bytes in a state store dagster_ckpt cannot write exactly as Spark does. "
@@ -136,7 +136,7 @@ def _array(values: Sequence[Any], kind: EncodedType) -> bytes:
 
 
 def _data(value: Any, kind: EncodedType) -> bytes:
-    if kind in _TEXT:
+    if kind in TEXT:
         return value.encode() if isinstance(value, str) else bytes(value)
     name, inner = kind
     if name == "struct":

@@ -1,8 +1,8 @@
 """Edges between streams: which source of a stream reads which sink of another one, and how far it has read.
 
-A file source reads a file sink by its log (`_spark_metadata`), so the newest batch that it has read follows from the
-names of the files. It is determined when a snapshot is taken: a compacted log no longer tells batches apart. The
-commits of a Delta or Iceberg table name the query and batch that wrote them, and the offset of a source the commit. The
+A file source reads a file sink by its log (`_spark_metadata`), so the names of the files show the newest batch that it
+has read. That is determined when a snapshot is taken: a compacted log no longer tells batches apart. The commits of a
+Delta or Iceberg table name the query and batch that wrote them, and the offset of a source the commit. The
 transactional Kafka sink commits where its batches begin.
 """
 
@@ -93,7 +93,7 @@ class Read:
         timeline: Of the upstream stream at that time.
         batch: The upstream's newest batch that was read; None if none was. An upper bound where the log of the sink
             is compacted and its earlier entries are deleted.
-        undone: Files, or batches in a table, that were read and that a roll-back of the upstream has undone since.
+        undone: Files, or batches in a table, that were read and undone by a roll-back of the upstream since.
     """
 
     source: str
@@ -311,7 +311,7 @@ def _read(catalog: Catalog, edge: Edge, find: Callable[[Sink, StreamRecord], Rea
 
 
 def newest_batch(read: set[str], folder: str, *, counts_unlisted: bool = True) -> tuple[int | None, int]:
-    """The newest batch of a file sink of which any of these files is, and how many of them its log does not list.
+    """The newest batch of a file sink that wrote any of these files, and how many its log does not list.
 
     Without that count, no more of the log is read than needed.
     """

@@ -1,7 +1,7 @@
 """The sinks of a stream: which it wrote to, what the catalog records of its tables and topics, and damaged logs.
 
 `sink_ids`, in an execution's progress and a snapshot's properties, has for each sink by name the id of its table or
-topic, and the stream's newest batch in it. A recovery writes a damaged log of a file sink back from a snapshot that
+topic, and the stream's newest batch in it. A recovery restores a damaged log of a file sink from a snapshot that
 captured it.
 """
 

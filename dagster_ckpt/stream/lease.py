@@ -206,23 +206,21 @@ class LeaseKeeper:
 
         Raises CatalogError if the catalog did not hold it until the end.
         """
-        lost = self.lost
-        if lost is not None:
-            raise lost
-        try:
-            with self._catalog.leases.held(self._lease):
-                yield
-        except LeaseLostError as error:
-            self._lose(error)
-            raise
+        with self._noting_a_loss(), self._catalog.leases.held(self._lease):
+            yield
 
     def check(self) -> None:
         """LeaseLostError if the catalog has another writer. For long work that destroys nothing a successor uses."""
+        with self._noting_a_loss():
+            self._catalog.leases.check(self._lease.stream_id, self._lease.token)
+
+    @contextmanager
+    def _noting_a_loss(self) -> Iterator[None]:
         lost = self.lost
         if lost is not None:
             raise lost
         try:
-            self._catalog.leases.check(self._lease.stream_id, self._lease.token)
+            yield
         except LeaseLostError as error:
             self._lose(error)
             raise

@@ -1,12 +1,11 @@
 """Who may write a stream's directories: its own deployment, the claim in an adopted one, and no former holder's query.
 
-Two environments that share a folder by mistake, or a copied catalog, would delete each other's data. Therefore the
-folder of live directories and every snapshot carry the id of their deployment, and a start never writes outside the
-stream's folders.
+Environments that share a folder by mistake, or a copied catalog, would delete each other's data. So the folder of live
+directories and every snapshot carry the id of their deployment, and a start never writes outside the stream's folders.
 
 The exception is an adopted directory. Its query may run until the stream's first start, so a snapshot of it is no
-recovery point: a restore would roll back that query's sinks. The start leaves a claim in the directory, because only
-one of several deployments may continue from it.
+recovery point: a restore would roll back that query's sinks. The start leaves a claim in it: only one deployment may
+continue from it.
 """
 
 from __future__ import annotations

@@ -228,8 +228,8 @@ def record_of(header: SnapshotHeader, location: str, *, timeline: int) -> Snapsh
 def advance_checkpoint_id(stream: StreamHandle, restored: SnapshotRecord | None, lease: LeaseRecord) -> int:
     """Raise a stream's counter above its stored checkpoints and the restored snapshot; returns the next number.
 
-    A catalog that was lost or restored from a backup counts from below, and a number is never written twice. Flink
-    likewise continues from the number of the restored checkpoint.
+    A catalog that was lost or restored from a backup counts from below, and a number is never written twice. Flink too
+    continues from the restored checkpoint's number.
     """
     names = (location.rstrip("/").rpartition("/")[2] for location in stream.store.checkpoints())
     used = [number for name in names if (number := checkpoint_number(name)) is not None]

@@ -41,11 +41,11 @@ from dagster_ckpt.values.modes import SnapshotKind
 
 @dataclass(frozen=True)
 class SnapshotOrder:
-    """The description of a snapshot to take.
+    """A snapshot to take.
 
     Attributes:
         carry_in_flight: Include the planned offsets of the running batch (unaligned).
-        base: Location of a snapshot whose bytes may be shared, if any.
+        base: Location of a snapshot whose bytes may be shared.
         renews: The checkpoint at `base`, if nothing need be written for the same position.
     """
 
@@ -142,9 +142,9 @@ def take_snapshot(
 ) -> TakenSnapshot:
     """Cut a live directory, of a running or a stopped query, at its newest commit and store the cut.
 
-    The files are pinned first (a few are read, most are linked), and then `on_cut` gets the batch id, so that Spark may
-    purge during a slow upload. If Spark purges or replaces a file before that, a new cut is taken. If `should_abort`
-    returns True, what was written is deleted. `progress` gets the numbers of a savepoint's written and of all files.
+    The files are pinned first (a few are read, most are linked), and then `on_cut` gets the batch id: Spark may purge
+    during a slow upload. If it purges or replaces a file before that, a new cut is taken. If `should_abort` returns
+    True, what was written is deleted.
     """
     return until_not_overtaken(
         lambda: _take(stream, live, order, now_ms=now_ms, on_cut=on_cut, should_abort=should_abort, progress=progress)
@@ -354,8 +354,8 @@ def savepoint_of_stopped_stream(
 ) -> SnapshotRecord:
     """Operators need no lease: reading at a commit is safe alongside any writer, and the number comes from the catalog.
 
-    A run that is about to start its query passes its own. `adopting` is cut instead of the live directory. `trigger`
-    counts if no schedule requests it; `progress` gets the numbers of written and of all files.
+    A run about to start its query passes its own. `adopting` is cut instead of the live directory. `trigger` counts if
+    no schedule requests it.
     """
     record = stream.catalog.streams.get(stream.stream_id)
     directory = record.live_directory if adopting is None else adopting.url

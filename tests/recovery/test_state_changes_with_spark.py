@@ -23,8 +23,8 @@ from dagster_ckpt.config.rocksdb import EmbeddedRocksDBStateBackend
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import CkptError, InputGoneError, PlanChangedError
 from dagster_ckpt.recovery.compatibility import Compatibility
+from dagster_ckpt.spark.checkpoint_dir.logs import STATE_FORMAT
 from dagster_ckpt.spark.versions import Feature, installed_release
-from dagster_ckpt.state.reading import FORMAT_VERSION
 from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.log_lines import collecting
@@ -133,7 +133,7 @@ QUERIES: dict[str, Query] = {
 }
 BACKENDS = {
     "rocksdb": EmbeddedRocksDBStateBackend(True),
-    "v2": EmbeddedRocksDBStateBackend(True, settings={FORMAT_VERSION: "2"}),
+    "v2": EmbeddedRocksDBStateBackend(True, settings={STATE_FORMAT: "2"}),
 }
 APPEND = {"rows", "windows", "windows_long", "longer_windows", "distinct_windows", "sessions", "distinct"}
 APPEND |= {"sessions_sum", "distinct_by_both", "limit", "join", "join_more"}

@@ -15,7 +15,6 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.recovery import live_directories, state_migration
 from dagster_ckpt.runtime import start
-from dagster_ckpt.spark.query import fresh_state
 from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state import rewriting
 from dagster_ckpt.stream.start_from import StartFrom
@@ -29,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 POINTS: dict[str, tuple[Any, str, bool]] = {
     "before the savepoint": (start, "take_safety_savepoint", False),
     "after the savepoint": (start, "take_safety_savepoint", True),
-    "as the new code runs": (fresh_state, "run_trial", False),
+    "as the new code runs": (state_migration, "run_trial", False),
     "when the new code has run": (state_migration, "make_fresh_state", True),
     "before the rewrite": (live_directories, "rewrite_state", False),
     "before the rows": (rewriting, "_write_rows", False),

@@ -11,10 +11,10 @@ import pytest
 
 from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID
-from dagster_ckpt.sinks.delta_log import LOG, DeltaLog
+from dagster_ckpt.sinks.delta_log import DeltaLog
 from dagster_ckpt.sinks.iceberg_history import IcebergHistory, IcebergSnapshot
 from dagster_ckpt.sinks.sink import ReadOfSink
-from dagster_ckpt.spark.query.table_sources import DeltaOffset, IcebergOffset
+from dagster_ckpt.spark.query.table_sources import LOG, DeltaOffset, IcebergOffset
 from tests.support.thorough import either
 
 ID, OWN = "2c4d", "query"

@@ -15,10 +15,10 @@ from pyspark.sql.streaming import DataStreamWriter
 from dagster_ckpt.config.state_backend import PROVIDER_CLASS, StateBackend
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import STATE_FORMAT
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.versions import Feature
-from dagster_ckpt.state.reading import FORMAT_VERSION
 from dagster_ckpt.state.rewriting import Rewritten, rewrite_state, shape_in
 from dagster_ckpt.state.shape import WantedShape
 from tests.support.small_spark import lay_file
@@ -149,7 +149,7 @@ class StoppedQuery:
         shape = shape_in(old)
         assert shape is not None
         settings = BACKENDS[backend].spark_settings() if backend is not None else {}
-        version = settings.get(FORMAT_VERSION, "1") if backend is not None else None
+        version = settings.get(STATE_FORMAT, "1") if backend is not None else None
         wanted = WantedShape(partitions, settings.get(PROVIDER_CLASS), int(version) if version else None).of(shape)
         if wanted == shape:
             return old

@@ -7,10 +7,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from dagster_ckpt.config.state_backend import PROVIDER_CLASS
 from dagster_ckpt.errors import RestoreError, StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import (
-    PROVIDER_CLASS,
     parse_commit_entry,
     parse_metadata,
     parse_offset_entry,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from dagster_ckpt.spark.query.warm_up import warm_up
+from dagster_ckpt.spark.query.session import warm_up
 
 
 def test_a_small_query_runs_beside_the_session_and_leaves_nothing_in_it(spark: SparkSession) -> None:

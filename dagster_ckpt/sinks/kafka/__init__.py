@@ -1,17 +1,17 @@
 """Kafka topics: Spark's own sink, and the transactional one with one transaction for each writer and batch.
 
-A batch is divided among a fixed number of writers. Each sends its share of the rows in one Kafka transaction, which
-also commits the writer's *marker*: the offset of a consumer group of its own, with the query's id and the newest batch
-whose share is written. A share that runs again finds its batch in the marker and writes nothing.
+A fixed number of writers share a batch. Each sends its part in one Kafka transaction, which also commits the writer's
+*marker*: the offset of a consumer group of its own, with the query's id and the newest batch written. A share that runs
+again finds its batch in the marker and writes nothing.
 
 Two mechanisms fence a process that was replaced and does not know it yet:
 
 - `transactional.id` names stream, topic and writer: a successor's `init_transactions` aborts what its predecessor has
   not committed, and fences its producer.
-- The marker names its *owner*. Every start of a query first claims all markers, and a share whose marker has another
-  owner is refused. A claim is refused if the marker belongs to a later live directory, which a predecessor that may
-  still live never shares with its successor.
+- The marker names its *owner*. Every start first claims all markers, also those of the stream's earlier topics and ids;
+  a share whose marker has another owner is refused. So is a claim if the marker belongs to a later live directory,
+  which a predecessor that may still live never shares with its successor.
 
 A batch counts as written only if the marker has the digest of its plan. A query that the stream left for another one
-(`new_query_id`) is not continued. A claim includes the markers of earlier topics and ids of the stream.
+(`new_query_id`) is not continued.
 """

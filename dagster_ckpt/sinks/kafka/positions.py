@@ -1,8 +1,8 @@
 """Where the batches of a stream begin in its topic.
 
-Before a writer sends its share of a batch, it asks for the end of each partition, and commits the answers in the
-transaction of the share. All earlier batches end before, and the share's own records come after. So the lowest of all
-writers is where the batch begins, and a reader with a higher offset has read of it.
+Before a writer sends its share of a batch, it asks for the end of each partition, and commits the answers in the same
+transaction. All earlier batches end before, and the share's records come after. So the lowest of all writers is where
+the batch begins, and a reader with a higher offset has read of it.
 
 Executors import this module, so it imports little.
 """

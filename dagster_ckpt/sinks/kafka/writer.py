@@ -157,7 +157,7 @@ class BatchJob:
     """Writes the batches of one started query, whose columns stay as they are.
 
     Planning costs as much as the transaction of 10,000 rows (25 ms), so each batch gets a copy of the physical plan
-    with its own rows at the bottom, and its number and plan's digest as a job property.
+    with its own rows at the bottom; its number and plan's digest are a job property.
     """
 
     def __init__(self, batch: DataFrame, target: Transactions) -> None:
@@ -233,7 +233,7 @@ def _workers_of_their_own(session: SparkSession, target: Transactions) -> Iterat
 
     A producer stays in its Python worker, and Spark gives a task the worker idle for longest: with more workers than
     writers, a batch would rarely find its producer and start another, in up to 0.5 s. Spark keeps workers apart by
-    their environment.
+    environment.
     """
     context = session.sparkContext
     # Other streams of this process have threads of their own.

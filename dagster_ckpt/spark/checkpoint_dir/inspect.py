@@ -12,15 +12,9 @@ from dagster_ckpt.config.state_backend import PinnedState
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, ExecutionMode, KnownQuery
-from dagster_ckpt.spark.checkpoint_dir.layout import (
-    COMMITS,
-    OFFSETS,
-    STATE,
-    LiveDirectory,
-    Positions,
-    batch_ids,
-)
+from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, STATE, LiveDirectory, Positions, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import (
+    JOIN_FORMAT,
     QueryMetadata,
     partitions_in,
     read_commit_entry,
@@ -29,8 +23,6 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, read_operators
 from dagster_ckpt.spark.versions import Feature, SparkRelease, oldest_release, written_by
-
-_JOIN_STATE = "spark.sql.streaming.join.stateFormatVersion"
 
 
 class LiveStatus(StrEnum):
@@ -147,7 +139,7 @@ def features_in_use(live: LiveDirectory) -> list[Feature]:
         return []
     offsets, committed = read_offset_entry(live.folder, batch_id), read_commit_entry(live.folder, batch_id)
     operators = read_operators(live.folder, batch_id)
-    join_state = offsets.conf.get(_JOIN_STATE) if any(operator.name == JOIN for operator in operators) else None
+    join_state = offsets.conf.get(JOIN_FORMAT) if any(operator.name == JOIN for operator in operators) else None
     transforms = any(operator.name.startswith("transformWithState") for operator in operators)
     needed = {
         Feature.OFFSET_LOG_2: offsets.format_version == 2,

@@ -26,6 +26,7 @@ COMMITS = "commits"
 SOURCES = "sources"
 STATE = "state"
 DEFAULT_STORE = "default"
+BEFORE_THE_FIRST_BATCH = -1
 _OF_SPARK = (METADATA, OFFSETS, COMMITS, SOURCES, STATE)
 # Ours: no stream has switched to the directory yet.
 NOT_IN_USE = "not-in-use"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dagster_ckpt.config.state_backend import PROVIDER_CLASS
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS
@@ -23,7 +24,8 @@ from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, number_in, re
 # Written by an offline repartition; else shuffle partitions count.
 INTERNAL_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
-PROVIDER_CLASS = "spark.sql.streaming.stateStore.providerClass"
+STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 COMPRESSION_CODEC = "spark.sql.streaming.stateStore.compression.codec"
 DEFAULT_CODEC = "lz4"
 ROW_CHECKSUM = "spark.sql.streaming.stateStore.rowChecksum.enabled"

@@ -20,9 +20,8 @@ from dagster_ckpt.spark.checkpoint_dir.logs import read_metadata, with_query_id
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2, rewrite_schema_paths
 from dagster_ckpt.spark.checkpoint_dir.staging import overtaken, staged_cut, until_not_overtaken
 
-# Called often while files are placed; an exception aborts the restore.
+# Called often, from any thread; an exception aborts the work.
 Watch = Callable[[], None]
-Progress = Callable[[int, int], None]
 
 _LOGS = (OFFSETS, COMMITS)
 # RocksDB writes these once, and verifies a checksum of each block on every read.
@@ -91,7 +90,6 @@ def materialize(
         new_query_id: For a fork. None continues the query, which sinks recognize by its id.
         is_whole: `fill` passes a checked cut, so only the logs are checked again.
         marked: Marked as not in use, until `LiveDirectory.note_in_use`.
-        watch: Called from the threads that place files; an exception aborts the restore.
     """
     if target.exists():
         raise RestoreError(

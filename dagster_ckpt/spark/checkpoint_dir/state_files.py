@@ -45,7 +45,7 @@ _STATE = "org.apache.spark.sql.execution.streaming.state."
 HEAP = f"{_STATE}HDFSBackedStateStoreProvider"
 ROCKSDB = f"{_STATE}RocksDBStateStoreProvider"
 _FORMATS: dict[str, VersionFiles] = {HEAP: heap_files, ROCKSDB: rocksdb_files}
-_CHANGES = (".delta", ".changelog")
+CHANGES = (".delta", ".changelog")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def state_files(state: CommittedState) -> StateFiles:
         return files_of_store(state, place)
 
     stores = in_threads(state.folder.width, store_places(state), files_of)
-    chain = max((sum(file.source.endswith(_CHANGES) for file in files) for files in stores), default=0)
+    chain = max((sum(file.source.endswith(CHANGES) for file in files) for files in stores), default=0)
     files: list[NeededFile] = []
     # One list shrinks as the other grows.
     stores.reverse()

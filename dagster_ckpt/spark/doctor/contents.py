@@ -12,16 +12,11 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
-from dagster_ckpt.spark.checkpoint_dir.checksums import (
-    FRAMED,
-    checksum_file,
-    content_trouble,
-    fits_hadoop,
-    is_lz4,
-)
+from dagster_ckpt.spark.checkpoint_dir.checksums import FRAMED, checksum_file, content_trouble, fits_hadoop, is_lz4
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, entry_ids
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, STATE, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import is_metadata_v2
+from dagster_ckpt.spark.checkpoint_dir.state_files import CHANGES
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
 
@@ -123,7 +118,7 @@ def _spark_checksum(folder: FileIO, path: str, data: bytes, *, known: bool) -> I
         )
 
 
-_NOTES = ("/_metadata/", "/_stateSchema/")
+OPERATOR_NOTES = ("/_metadata/", "/_stateSchema/")
 _SUM = ".crc"
 
 
@@ -150,7 +145,7 @@ def examine_log_contents(subject: Subject) -> Iterator[Finding]:
 def _is_log(path: str) -> bool:
     folder = path.partition("/")[0]
     return folder in (METADATA, OFFSETS, COMMITS, SOURCES) or (
-        folder == STATE and any(note in path for note in _NOTES) and "/SSTs/" not in path
+        folder == STATE and any(note in path for note in OPERATOR_NOTES) and "/SSTs/" not in path
     )
 
 
@@ -178,7 +173,6 @@ def _is_after_a_compacted_entry(subject: Subject, path: str) -> bool:
     return number is None or number >= min(compacted, last - _READ_APART)
 
 
-_CHANGES = (".delta", ".changelog")
 _SCHEMA = "/_metadata/schema"
 
 
@@ -252,4 +246,4 @@ def _is_never_changed(entry: FileEntry, batch_id: int) -> bool:
         number = number_in(rest) if folder != SOURCES else entry_id(name) if rest.count("/") == 1 else None
         return number is not None and (number <= batch_id or folder == SOURCES)
     version = number_in(name.partition(".")[0].partition("_")[0])
-    return name.endswith(_CHANGES) and version is not None and version <= batch_id + 1
+    return name.endswith(CHANGES) and version is not None and version <= batch_id + 1

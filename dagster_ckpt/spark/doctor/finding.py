@@ -17,6 +17,9 @@ from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, LiveDirec
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry, read_commit_entry, read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
 
+# A number as a file name could make a very large gap.
+MOST_REPORTED_GAPS = 1_000
+
 
 class Severity(StrEnum):
     """NOTE: harmless. WARNING: Spark can start today, but something was lost or will do harm later.

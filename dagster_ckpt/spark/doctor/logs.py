@@ -20,11 +20,8 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import (
 from dagster_ckpt.spark.checkpoint_dir.inspect import hole_before
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, SOURCES, STATE
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_commit_entry, parse_log_lines, parse_offset_entry
-from dagster_ckpt.spark.doctor.finding import Code, Finding, Severity, Subject, error, note, warning
+from dagster_ckpt.spark.doctor.finding import MOST_REPORTED_GAPS, Code, Finding, Severity, Subject, error, note, warning
 from dagster_ckpt.values.durations import utc_time
-
-# A number as a file name could make a very large gap.
-_MAX_REPORTED_GAPS = 1_000
 
 
 def examine_batch_logs(subject: Subject) -> Iterator[Finding]:
@@ -175,7 +172,7 @@ def _gaps(subject: Subject, log: str, batches: Sequence[int], code: Code) -> Ite
     present = set(batches)
     reported = {subject.commit, (subject.commit or 0) - 1} if log == OFFSETS else set()
     missing = (batch for batch in range(min(batches, default=0), max(batches, default=0)) if batch not in present)
-    for batch in islice(missing, _MAX_REPORTED_GAPS):
+    for batch in islice(missing, MOST_REPORTED_GAPS):
         if batch in reported:
             continue
         if log == OFFSETS and subject.commit is not None and batch > subject.commit:

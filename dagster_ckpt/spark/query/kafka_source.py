@@ -84,18 +84,11 @@ def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
             seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
             cluster = str(client.describeCluster().clusterId().get(_ASK_S, seconds))
             known = replace(known, cluster_id=cluster)
-            names = set(source.topics)
-            if source.pattern is not None:
-                listed = {str(each) for each in client.listTopics().names().get(_ASK_S, seconds)}
-                names = {each for each in listed if matches(source.pattern, each)}
-            asked = jvm.java.util.ArrayList()
-            for name in sorted(names):
-                asked.add(name)
             ids: dict[str, str] = {}
-            for name, answer in dict(client.describeTopics(asked).topicNameValues()).items():
+            for name, answer in _described_topics(jvm, client, source, _ASK_S):
                 # A topic that does not exist yet.
                 with suppress(Exception):
-                    ids[str(name)] = str(answer.get(_ASK_S, seconds).topicId())
+                    ids[name] = str(answer.get(_ASK_S, seconds).topicId())
             return replace(known, topic_ids=ids)
     except StorageAccessError:
         return known
@@ -140,22 +133,27 @@ def offsets_at(
 def end_offsets(writer: DataStreamWriter, source: KafkaSource, *, earliest: bool) -> dict[str, dict[str, int]]:
     with _admin(writer, source) as (jvm, client):
         seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
-        names = set(source.topics)
-        if source.pattern is not None:
-            listed = {str(each) for each in client.listTopics().names().get(_ANSWER_S, seconds)}
-            names = {each for each in listed if matches(source.pattern, each)}
-        asked = jvm.java.util.ArrayList()
-        for name in sorted(names):
-            asked.add(name)
         spec = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[str, dict[str, int]] = {}
-        for name, answer in sorted(dict(client.describeTopics(asked).topicNameValues()).items()):
+        for name, answer in _described_topics(jvm, client, source, _ANSWER_S):
             for each in answer.get(_ANSWER_S, seconds).partitions():
-                key = (str(name), int(each.partition()))
-                offset = _offset(jvm, client, key, spec.earliest() if earliest else spec.latest())
+                number = int(each.partition())
+                offset = _offset(jvm, client, (name, number), spec.earliest() if earliest else spec.latest())
                 if offset is not None:
-                    found.setdefault(str(name), {})[str(key[1])] = offset
+                    found.setdefault(name, {})[str(number)] = offset
         return found
+
+
+def _described_topics(jvm: Any, client: Any, source: KafkaSource, wait_s: int) -> list[tuple[str, Any]]:
+    """By name, each with Kafka's pending answer."""
+    names = set(source.topics)
+    if source.pattern is not None:
+        listed = client.listTopics().names().get(wait_s, jvm.java.util.concurrent.TimeUnit.SECONDS)
+        names = {str(each) for each in listed if matches(source.pattern, str(each))}
+    asked = jvm.java.util.ArrayList()
+    for name in sorted(names):
+        asked.add(name)
+    return sorted((str(name), answer) for name, answer in dict(client.describeTopics(asked).topicNameValues()).items())
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Where a query writes: its format, folder, topic or table, and the recorded name of its sink.
 
 Spark reports many kinds of table by their catalog name; of Iceberg this package records `IcebergTable[<name> at
-<location>]`. The option `kafka.transactional.id` selects Kafka in transactions; Spark's own producer refuses every
-record under it.
+<location>]`. The option `kafka.transactional.id` selects Kafka in transactions; with it, Spark's own producer refuses
+every record.
 """
 
 from __future__ import annotations

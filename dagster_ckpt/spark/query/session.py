@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config.state_backend import PROVIDER_CLASS, StateBackend
 from dagster_ckpt.errors import JavaNotFoundError, OptionError, SparkNotFoundError
+from dagster_ckpt.spark.checkpoint_dir.logs import SHUFFLE_PARTITIONS
 from dagster_ckpt.spark.versions import RELEASES, SparkRelease, installed_release, refuse_unknown_settings
 from dagster_ckpt.values.redaction import shown_settings
 
@@ -53,9 +54,7 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
     if not is_classic_session(session):
         yield
         return
-    of_sessions: Any = session._jvm
-    for part in str(session._jsparkSession.getClass().getName()).split("."):
-        of_sessions = getattr(of_sessions, part)
+    of_sessions = jvm_class(session, "SparkSession")
     before = of_sessions.getActiveSession()
     of_sessions.setActiveSession(session._jsparkSession)
     try:
@@ -67,6 +66,15 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
                 of_sessions.setActiveSession(before.get())
             else:
                 of_sessions.clearActiveSession()
+
+
+def jvm_class(session: SparkSession, name: str) -> Any:
+    """A class of the package of the session's own, which Spark 4 has moved."""
+    found: Any = session._jvm
+    package = str(session._jsparkSession.getClass().getPackageName())
+    for part in f"{package}.{name}".split("."):
+        found = getattr(found, part)
+    return found
 
 
 def is_classic_session(candidate: object) -> bool:
@@ -240,3 +248,26 @@ def _release() -> SparkRelease:
         return installed_release()
     except SparkNotFoundError:
         return RELEASES[-1]
+
+
+_WARM_UP_S = 60
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Let the JVM load and compile what the start of a query needs, before there is a query to start.
+
+    Runs one batch of a small query with state, in a session and a temporary directory of its own.
+    """
+    if not is_classic_session(spark):
+        return
+    session = spark.newSession()
+    session.conf.set(SHUFFLE_PARTITIONS, "1")
+    session.conf.set(PROVIDER_CLASS, str(spark.conf.get(PROVIDER_CLASS)))
+    rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", "1").load()
+    counted = rows.groupBy("value").count()
+    writer = counted.writeStream.queryName("dagster_ckpt_warm_up").format("noop").outputMode("update")
+    query = writer.trigger(once=True).start()
+    try:
+        query.awaitTermination(_WARM_UP_S)
+    finally:
+        query.stop()

@@ -1,18 +1,15 @@
 """Flink-grade checkpoints and savepoints for Spark Structured Streaming queries that run as Dagster assets.
 
-Define a stream: `streaming_asset`, `streaming_multi_asset`, `external_streaming_asset` (its driver is
-launched elsewhere), `StreamResource` with `declare_stream` (in an asset or op of your own),
-`StreamsComponent` (in YAML), or `run_stream` (a program without Dagster). `stream_definitions` adds
-the jobs, sensors and checks.
+Define a stream: `streaming_asset`, `streaming_multi_asset`, `external_streaming_asset` (its driver is launched
+elsewhere), `StreamResource` with `declare_stream` (in an asset or op of your own), `StreamsComponent` (in YAML), or
+`run_stream` (a program without Dagster). `stream_definitions` adds the jobs, sensors and checks.
 
-Configure it: `CheckpointConfig`, `RestartStrategies`, `DesiredState`, `UpgradePolicy`,
-`PeriodicSavepoints`, the resources, `to_table` for a table of a catalog, `spark_packages` for its jars,
-and `register_sink` for a sink of your own. Operate it: `Client`, from any process; `StartFrom` has
-the options of a start.
+Configure it: `CheckpointConfig`, `RestartStrategies`, `DesiredState`, `UpgradePolicy`, `PeriodicSavepoints`, the
+resources, `to_table` for a table of a catalog, `spark_packages` for its jars, and `register_sink` for a sink of your
+own. Operate it: `Client`, from any process; `StartFrom` has the options of a start.
 
-`dagster_ckpt.flink` has PyFlink's programming interface, with its state backends and storages;
-`dagster_ckpt.orchestration` has the parts of `stream_definitions`; and
-`dagster_ckpt.policies` has rules for retention and triggers.
+`dagster_ckpt.flink` has PyFlink's programming interface, `dagster_ckpt.orchestration` the parts of
+`stream_definitions`, and `dagster_ckpt.policies` rules for retention and triggers.
 """
 
 from importlib import import_module

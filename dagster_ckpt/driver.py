@@ -1,7 +1,7 @@
 """`run_stream`: runs one stream in its own process.
 
-If a Dagster run started the process through Dagster Pipes, the driver reports to that run. It does not report
-checkpoints: the catalog sensor does this for all processes.
+If a Dagster run started the process through Dagster Pipes, the driver reports to that run, except for checkpoints: the
+catalog sensor reports these of all processes.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _attached(handler: logging.Handler) -> Iterator[None]:
     package = logging.getLogger(PACKAGE_LOGGER)
     handler.setLevel(logging.INFO)
     with _levels:
-        # Several streams of one process may be logged at the same time.
+        # Streams of one process may be logged at the same time.
         _before.append(package.level)
         if not package.isEnabledFor(logging.INFO):
             package.setLevel(logging.INFO)

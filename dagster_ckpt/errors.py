@@ -1,7 +1,7 @@
 """All exceptions that this package raises on purpose.
 
-Each message says what was found, where, and what to do next. Every class derives from `CkptError`. Some also derive
-from a built-in exception with the same meaning, such as `ValueError`.
+Each message says what was found, where, and what to do next. Some also derive from a built-in exception with the same
+meaning, such as `ValueError`.
 """
 
 
@@ -26,7 +26,7 @@ class SparkNotFoundError(CkptError, ImportError):
 
 
 class UnsupportedSparkError(CkptError):
-    """This version of Spark is not supported, or lacks a feature that was requested."""
+    """This version of Spark is not supported, or lacks a requested feature."""
 
 
 class StorageAccessError(CkptError, OSError):
@@ -61,7 +61,7 @@ class LiveDirectoryError(CkptError):
 
 
 class RecoveryExhaustedError(LiveDirectoryError):
-    """Recovery failed from every available recovery point; manual action is required."""
+    """Recovery failed from every recovery point; manual action is required."""
 
 
 class UnknownLayoutError(LiveDirectoryError):
@@ -77,7 +77,7 @@ class IncompleteCutError(LiveDirectoryError):
 
 
 class DamagedCutError(IncompleteCutError):
-    """A file of the live directory does not have the checksum that it was written with, so no snapshot was taken."""
+    """A file of the live directory does not have its checksum, so no snapshot was taken."""
 
 
 class ChecksumDiffersError(IncompleteCutError):
@@ -93,11 +93,11 @@ class RestoreError(CkptError):
 
 
 class StateRewriteError(CkptError, ValueError):
-    """State cannot be rewritten as requested, or a rewrite did not keep every row; the stream is unchanged."""
+    """State cannot be rewritten as requested, or a rewrite lost rows; the stream is unchanged."""
 
 
 class StateBackendChangeError(CkptError, ValueError):
-    """The query's existing state was written by another state backend, and the start may not convert it."""
+    """The query's state was written by another state backend, and the start may not convert it."""
 
 
 class PlanChangedError(CkptError, ValueError):
@@ -105,11 +105,11 @@ class PlanChangedError(CkptError, ValueError):
 
 
 class SourceChangedError(CkptError, ValueError):
-    """The query reads other sources than those that its offsets belong to, or reads them in another order."""
+    """The query reads other sources than those of its offsets, or in another order."""
 
 
 class StatePartitionsError(CkptError, ValueError):
-    """The query's state has another number of partitions than configured, and the start may not rewrite it."""
+    """The query's state has another number of partitions, and the start may not rewrite it."""
 
 
 class StreamFailedError(CkptError):
@@ -155,7 +155,7 @@ class RestartWithdrawnError(CkptError):
 
 
 class SharedSinkError(CkptError):
-    """A query would write to, or a clean-up delete in, a folder whose sink log does not match the query."""
+    """A query would write to, or a clean-up delete in, a folder whose sink log is not the query's."""
 
 
 class CatalogError(CkptError):

@@ -18,7 +18,6 @@ from tests.support.local_files import use_local_files
 from tests.support.memory_files import use_memory_for_files
 from tests.support.needs import is_without_core, select
 from tests.support.postgres_server import started_server
-from tests.support.quick_catalogs import use_migrated_schema
 
 # Many containers set it. Each process that the tests start compiles Dagster and PySpark again,
 # which is most of what it does until it is up.
@@ -43,7 +42,6 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 def pytest_configure(config: pytest.Config) -> None:
     use_memory_for_files(os.environ)
-    use_migrated_schema()
     thorough.configure(config)
     # Workers inherit the environment; `make mutants` has neither cache nor Spark.
     if not hasattr(config, "workerinput") and config.pluginmanager.hasplugin("cacheprovider"):

@@ -1,5 +1,5 @@
 """The catalog: a SQL record of streams, executions, leases, snapshots, requests and events.
 
-It records, in transactions, what other packages decide, and writes an event for each change to an outbox; it stores no
-bytes of snapshots. Start with `catalog.py`; `records.py` has the values, `tables.py` the schema.
+It records, in transactions, what other packages decide, and writes an event for each change to an outbox. Start with
+`catalog.py`; `records.py` has the values, `tables.py` the schema.
 """

@@ -1,13 +1,14 @@
 """`Catalog`, with its schema and its home.
 
-A copy of a catalog would have its own lease for each stream, and so two writers. The catalog therefore records where
-its database is; a copy is refused, a moved or restored catalog is not.
+A copy of a catalog would have its own lease for each stream, and so two writers. So the catalog records where its
+database is; a copy is refused, a moved or restored catalog is not.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from dagster_ckpt.catalog.requests import LaunchRecords, RequestRecords
 from dagster_ckpt.catalog.savepoint_sets import SavepointSetRecords
 from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.catalog.streams import RebuildRecords, StreamRecords
-from dagster_ckpt.catalog.tables import deployment, snapshots, streams
+from dagster_ckpt.catalog.tables import deployment, event_counter, metadata, snapshots, streams
 from dagster_ckpt.catalog.time_limits import MIGRATION_S
 from dagster_ckpt.errors import CatalogError
 from dagster_ckpt.values.durations import Clock
@@ -147,6 +148,11 @@ def alembic_config() -> Config:
 
 # A test compares it with the migrations: alembic is slow to import.
 NEWEST_REVISION = "0002"
+# As alembic makes it.
+_ALEMBIC_VERSION = text(
+    "CREATE TABLE alembic_version "
+    "(version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+)
 
 
 def upgrade(database: Database) -> None:
@@ -156,7 +162,11 @@ def upgrade(database: Database) -> None:
     with database.writing(within_s=MIGRATION_S) as connection:
         if database.url.get_backend_name() == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
-        _upgrade_locked(database, connection)
+        revision = _current_revision(connection)
+        if revision is None:
+            _create(connection)
+        elif revision != NEWEST_REVISION:
+            _migrate(database, connection)
 
 
 def _current_revision(connection: Connection) -> str | None:
@@ -165,7 +175,16 @@ def _current_revision(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
 
 
-def _upgrade_locked(database: Database, connection: Connection) -> None:
+def _create(connection: Connection) -> None:
+    metadata.create_all(connection, checkfirst=False)
+    connection.execute(event_counter.insert().values(id=1, last_sequence=0))
+    # Snapshots carry the id of the deployment whose catalog recorded them.
+    connection.execute(deployment.insert().values(deployment_id=str(uuid.uuid4())))
+    connection.execute(_ALEMBIC_VERSION)
+    connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": NEWEST_REVISION})
+
+
+def _migrate(database: Database, connection: Connection) -> None:
     from alembic import command  # noqa: PLC0415
     from alembic.util.exc import CommandError  # noqa: PLC0415
 

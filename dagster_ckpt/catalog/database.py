@@ -70,7 +70,7 @@ class Database:
         self._clock = clock
         self._call_limit_s = call_limit_s(DEFAULT_TTL_MS)
         self.engine = _engine(self.url, os.getpid())
-        # On PostgreSQL each statement sees what is committed then, in a transaction or not, and the beginning and the
+        # On PostgreSQL each statement sees what is committed then, in a transaction or not, and begin and
         # end of one are two round trips.
         self._to_read = {} if self.engine.dialect.name == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
 

@@ -42,7 +42,7 @@ class SnapshotHistory:
         verified: The last verified one; may have been deleted since.
         failures: Failed attempts since the newest snapshot.
         bytes_before: Full bytes of the first snapshot in the requested window.
-        slowest_ms: Longest duration among the last completed checkpoints.
+        slowest_ms: Of the last completed checkpoints.
     """
 
     newest: SnapshotRecord | None = None
@@ -323,7 +323,7 @@ class HistoryRecords(Records):
         """Over the checkpoints completed in spans of events (stream, sequence before the first, and the last)."""
         if not spans:
             return []
-        # Compiling a `values()` of hundreds of rows takes longer than the query.
+        # To compile a `values()` of hundreds of rows takes longer.
         listed = ", ".join(f"({at}, :stream_{at}, {after:d}, {last:d})" for at, (_, after, last) in enumerate(spans))
         query = text(f"WITH span (place, stream_id, since, last) AS (VALUES {listed}) {_TALLY}")
         bound = query.bindparams(**{f"stream_{at}": stream_id for at, (stream_id, _, _) in enumerate(spans)})

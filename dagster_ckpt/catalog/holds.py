@@ -1,7 +1,7 @@
 """Holds protect snapshots from deletion while they are in use.
 
-A hold and a deletion both lock the snapshot's row: a reader with a hold never loses a byte, and a late reader gets an
-error before it reads.
+A hold and a deletion both lock the snapshot's row: a reader with a hold never loses a byte, a late one gets an error
+before it reads.
 """
 
 from __future__ import annotations

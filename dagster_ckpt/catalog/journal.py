@@ -1,7 +1,7 @@
 """What recoveries need: the journal, which has the source offsets of each batch, and points where recoveries failed.
 
 After a restore, Spark would divide the input into other batches, so a batch number would stand for other rows than in
-the sinks. With the journal, a start runs each batch again with its original offsets.
+the sinks. So a start runs each batch again with its original offsets.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _is_over(stream_id: str, newest: int) -> ColumnElement[bool]:
 
 
 def _packed(batch: PlannedBatch) -> str:
-    # A text column of PostgreSQL takes no zero byte.
+    # PostgreSQL's text takes no zero byte.
     packed = {path: base64.b64encode(zlib.compress(data)).decode() for path, data in batch.files.items()}
     return as_text({**packed, **({_ROWS: batch.rows} if batch.rows is not None else {})})
 

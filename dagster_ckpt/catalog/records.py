@@ -35,13 +35,13 @@ class StateOrigin:
     """Where the state in a live directory came from; if lost, it is re-created from here.
 
     Attributes:
-        batch_id: The batch that the state was at; None if empty.
+        batch_id: None if empty.
         snapshot_id: For ADOPTED the first one of the directory.
         directory: The previous live directory; for DIRECTORY and ADOPTED the one that it was made from.
-        sinks: The sinks of the snapshot's query, as Spark names them.
+        sinks: Of the snapshot's query, as Spark names them.
         earlier: For DIRECTORY the origin of `directory`; never of kind DIRECTORY.
         map_sources: How the sources changed at `batch_id`, as the option of the start.
-        source_identities: What they read since then, as records, if known.
+        source_identities: What they read since then, if known.
         plan: Of the query that wrote the state, if the start migrated it.
     """
 
@@ -71,7 +71,7 @@ class StateOrigin:
         return StateOrigin(OriginKind.DIRECTORY, batch_id=batch_id, directory=directory, earlier=root)
 
     def written_by(self, plan: Mapping[str, Any]) -> StateOrigin:
-        """The state, and what it came from, was written by a query of another plan than it has now."""
+        """A query of another plan than it has now wrote the state, and what it came from."""
         earlier = self.earlier
         if earlier is not None and earlier.plan is None:
             earlier = earlier.written_by(plan)
@@ -169,9 +169,9 @@ LAUNCH = "launch"
 DESIRED_STATE_ORIGIN = "desired state"
 # Of a START request: the execution whose driver is launched again.
 LAUNCH_OF = "launch_of"
-# Of a START request: its run checks its code, then suspends the running query.
+# Of a START request: its run checks the code, then suspends the query.
 HANDS_OVER = "hands_over"
-# Of a SUSPEND request: the START request whose run continues where the query stops.
+# Of a SUSPEND request: the START request that continues there.
 FOR_START = "for_start"
 
 
@@ -402,9 +402,9 @@ class SnapshotRecord:
     Attributes:
         number: The n of `chk-<n>`.
         location: URL of its folder, once completed.
-        full_bytes: Bytes that a restore reads; `incremental_bytes` were written for it.
+        full_bytes: Bytes that a restore reads; `incremental_bytes` were written.
         rows: Input rows since the previous snapshot, as far as its execution saw them.
-        claimed: A start claimed it: the stream deletes it like a checkpoint.
+        claimed: By a start: the stream deletes it like a checkpoint.
         schedule: The schedule that took it, whose history alone deletes it.
         verified_problem: None if it can be restored or was never verified.
     """

@@ -239,7 +239,7 @@ def _record(row: Row[Any]) -> RequestRecord:
     values["status"] = read_enum(values["status"], RequestStatus, RequestStatus.BROKEN, "status", troubles)
     arguments = read_dict(values["arguments"], "arguments", troubles)
     if arguments is None:
-        # Without its details it is a different request, such as a start without its snapshot.
+        # Without its details it is another request.
         values["kind"] = RequestKind.UNKNOWN
     values["arguments"] = arguments or {}
     return RequestRecord(**values, broken="; ".join(troubles) or None)

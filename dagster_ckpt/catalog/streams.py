@@ -245,7 +245,7 @@ def _get(connection: Connection, stream_id: str) -> StreamRecord:
         )
     stream = _record(row)
     if stream.pending_restore is None and row.pending_restore is not None:
-        # Treated as "nothing is pending", a query would start on sinks that are not rolled back.
+        # A query would start on sinks that are not rolled back.
         raise CatalogError(
             f"Stream {stream_id!r} has an unfinished restore whose row in the catalog cannot be read: "
             f"{stream.broken}. Restore the catalog from a backup; or roll back its sinks by hand, then set "

@@ -75,7 +75,7 @@ deployment = Table(
     metadata,
     Column("deployment_id", String(64), primary_key=True),
     Column("home", Text),
-    # Set by a migration: streams from before have been counted since then.
+    # Set by a migration: older streams are counted since then.
     Column("counting_since_ms", BigInteger),
 )
 
@@ -149,7 +149,7 @@ snapshots = Table(
     Column("file_count", Integer),
     Column("rows", BigInteger),
     Column("state_rows", BigInteger),
-    # The sum in the properties, which are megabytes: charts read a thousand rows.
+    # The sum in the properties, which are large: charts read a thousand rows.
     Column("records_behind", BigInteger),
     Column("watermark", Text),
     Column("duration_ms", BigInteger),

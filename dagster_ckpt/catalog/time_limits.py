@@ -84,7 +84,7 @@ def _connect_to_postgresql(connection_class: Any | None) -> Callable[..., Any]:
         if limit_s <= 0 and connection_class is not None:
             raise connection_class.overdue()
         options["connect_timeout"] = max(_SHORTEST_CONNECT_S, int(limit_s))
-        # For drivers without a client-side limit: the network accepts no more data.
+        # For drivers without a limit of their own.
         options.update(keepalives=1, keepalives_idle=2, keepalives_interval=1, keepalives_count=3)
         options["tcp_user_timeout"] = round(limit_s * 1000)
         return None if connection_class is None else connection_class.connect(*args, **options)

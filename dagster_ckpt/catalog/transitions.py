@@ -1,7 +1,7 @@
 """Log each transition of a stream once, in Flink's words.
 
 The process that recorded an event logs it after the commit; transitions of a lease or restart are no events, but logged
-too. The logger is `dagster_ckpt.transitions`, with the attributes `stream_id` and `event`.
+too. The logger is `dagster_ckpt.transitions`; its records have the attributes `stream_id` and `event`.
 
 Example:
     Completed checkpoint 7 of stream orders: 12.3 MB (0.4 MB new), batch 812, 82 ms

@@ -325,7 +325,7 @@ def end(number: int, _: FrameType | None) -> Never:
 
 
 def _missing_file(url: str) -> Path | None:
-    """That of a SQLite catalog which does not exist: an empty one would only hide a wrong path."""
+    """Of a SQLite catalog which does not exist: an empty one would hide a wrong path."""
     found = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", url)
     if found is None or found[1] == ":memory:" or Path(found[1]).exists():
         return None

@@ -22,7 +22,7 @@ from dagster_ckpt.cli.output import (
     span,
     working,
 )
-from dagster_ckpt.values.headline import headline
+from dagster_ckpt.values.durations import headline
 
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.records import ExecutionRecord, SnapshotRecord
@@ -283,7 +283,7 @@ def doctor(
 
 
 def _by_file(findings: Sequence[Finding]) -> list[tuple[object, ...]]:
-    """One row for each file, also if several checks found something; the findings are sorted, the worst first."""
+    """One row for each file, also if several checks found something; the worst first."""
     of_file: dict[str, list[Finding]] = {}
     for each in findings:
         of_file.setdefault(each.path, []).append(each)

@@ -16,7 +16,6 @@ from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, SnapshotKin
 
 if TYPE_CHECKING:
     from dagster_ckpt.client import Client
-    from dagster_ckpt.config.checkpoint_options import CheckpointOptions
     from dagster_ckpt.recovery.fork import Fork
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -73,7 +72,8 @@ def stop(client: Client, *, stream: str, no_savepoint: bool, as_json: bool, **op
     print_result(done, done.messages(), as_json)
 
 
-def _after_a_cancel(client: Client, stream: str, options: CheckpointOptions | None) -> str:
+def _after_a_cancel(client: Client, stream: str) -> str:
+    options = client.describe_stream(stream, limit=1).settings.options
     if options is None:
         return "The catalog does not know its clean-up option, which decides whether its checkpoints are deleted."
     count = len(client.list_snapshots(stream, kind=SnapshotKind.CHECKPOINT))
@@ -89,8 +89,7 @@ def _after_a_cancel(client: Client, stream: str, options: CheckpointOptions | No
 @yes
 def cancel(client: Client, *, stream: str, timeout_s: float, yes: bool, as_json: bool) -> None:
     """Cancel a stream. Its clean-up option decides whether its checkpoints are kept or deleted."""
-    options = client.describe_stream(stream, limit=1).settings.options
-    confirm(f"Cancel {stream}? {_after_a_cancel(client, stream, options)}", yes=yes)
+    confirm(f"Cancel {stream}? {_after_a_cancel(client, stream)}", yes=yes)
     with working(f"Canceling {stream}"):
         done = client.cancel(stream, timeout_s=timeout_s)
     print_result(done, done.messages(), as_json)
@@ -105,8 +104,7 @@ def retire(client: Client, *, stream: str, timeout_s: float, yes: bool, as_json:
 
     Nothing starts it again until you set another desired state.
     """
-    options = client.describe_stream(stream, limit=1).settings.options
-    confirm(f"Retire {stream}? {_after_a_cancel(client, stream, options)}", yes=yes)
+    confirm(f"Retire {stream}? {_after_a_cancel(client, stream)}", yes=yes)
     with working(f"Retiring {stream}"):
         done = client.retire(stream, timeout_s=timeout_s)
     print_result(done, done.messages(), as_json)
@@ -298,8 +296,7 @@ def desired_state(client: Client, *, stream: str, state: str | None, yes: bool, 
     """
     stream_exists(client, stream)
     if state == "CANCELED":
-        options = client.describe_stream(stream, limit=1).settings.options
-        confirm(f"Cancel {stream}? {_after_a_cancel(client, stream, options)}", yes=yes)
+        confirm(f"Cancel {stream}? {_after_a_cancel(client, stream)}", yes=yes)
     if state is not None:
         client.set_desired_state(stream, None if state == "AS_DEFINED" else state)
     row = client.desired_state(stream)

@@ -83,7 +83,7 @@ def plain(value: object) -> Any:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """The sentence `empty` if there are none. None is shown as a dash."""
+    """The sentence `empty` if there are none. None is a dash."""
     shown = [[_cell(cell) for cell in row] for row in rows]
     if not shown:
         click.echo(empty)
@@ -147,10 +147,7 @@ def print_fields(values: Mapping[str, object]) -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show on a terminal that something long is under way; the value reports how much of it is done.
-
-    Nothing is shown if the error stream is no terminal, such as in a script.
-    """
+    """Show on a terminal that something long is under way; the value reports how much of it is done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

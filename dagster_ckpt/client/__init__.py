@@ -1,8 +1,8 @@
-"""`Client`, the programmatic face of this package: every operation on the streams of a catalog, from any process.
+"""`Client`: every operation on the streams of a catalog, from any process.
 
 The methods are grouped by subject, a module each; decisions are pure functions beside them, such as those in
-`health.py` and `desired_state.py`. Nothing here imports Dagster. What only some methods need is imported by them, so
-that reading a catalog is quick to start. Start with `client.py`.
+`health.py` and `desired_state.py`. Nothing here imports Dagster. Each method imports what only it needs, so that
+reading a catalog is quick to start. Start with `client.py`.
 """
 
 from importlib import import_module

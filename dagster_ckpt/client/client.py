@@ -1,7 +1,7 @@
 """`Client`, which needs neither Dagster nor Spark.
 
-A running stream receives a request through the catalog, and a stream that is not running is modified directly, under
-the lease that a run would take.
+A running stream receives a request through the catalog; one that is not running is changed directly, under the lease
+that a run would take.
 """
 
 from __future__ import annotations
@@ -210,9 +210,9 @@ class Client(GraphMethods, MaintenanceMethods):
         )
 
     def undo_adoption(self, stream: str) -> list[str]:
-        """Drop an adoption, finished or not, that no start has taken over; returns what was done.
+        """Drop an adoption that no start has taken over, with its snapshots; returns what was done.
 
-        Deletes the snapshots taken of the directory, which is not touched.
+        The directory is not touched.
         """
         from dagster_ckpt.recovery.adopt import undo_adoption
 

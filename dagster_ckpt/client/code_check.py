@@ -1,6 +1,6 @@
 """Compares the code of a stream with the state that its next start continues from.
 
-Each part is judged by the function that the start itself calls, so the verdict is the decision of the start.
+Each part is judged by the function that the start itself calls, so the verdict is that of the start.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Connection:
         checkpointing: Mapping[str, CheckpointConfig] | None = None,
         origin: str | None = None,
     ) -> None:
-        # Refuse a path before the catalog is opened, which may create it.
+        # Before the catalog is opened, which may create it.
         opened_storage = _storage_at(storage) if storage is not None else None
         folder = location_url("live_root", live_root) if live_root is not None else None
         self._is_own = isinstance(catalog, str)
@@ -64,7 +64,7 @@ class Connection:
 
     @classmethod
     def of_streams(cls, streams: StreamSource, *, origin: str) -> Self:
-        """A client for streams whose settings come from elsewhere, such as the definitions of a code location."""
+        """A client for streams whose settings come from elsewhere, such as a code location."""
         client = cls(streams.catalog, origin=origin)
         client._defined = streams
         client._is_own = True
@@ -72,7 +72,7 @@ class Connection:
 
     @classmethod
     def of_stream(cls, stream: StreamHandle, *, origin: str) -> Self:
-        """A client for a stream that is already open, such as in its run. It does not close the catalog."""
+        """A client for a stream that is already open. It does not close the catalog."""
 
         def opened(name: str) -> StreamHandle:
             if name not in (stream.stream_id, stream.asset_key):
@@ -153,7 +153,7 @@ class Connection:
         return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)
 
     def snapshot_folders(self, stream: str) -> list[str]:
-        """The folders of a stream's snapshots, as its storage is configured; it opens none of them."""
+        """The folders of a stream's snapshots, as configured; it opens none of them."""
         opened = self._open(stream)
         places = (getattr(opened.storage, name, None) for name in ("checkpoint_location", "savepoint_location"))
         checkpoints, savepoints = (place.url if isinstance(place, StoragePath) else None for place in places)

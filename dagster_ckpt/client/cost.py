@@ -26,7 +26,7 @@ _TAKEN = (SnapshotStatus.COMPLETED, SnapshotStatus.DELETING, SnapshotStatus.DELE
 OF_A_CHECKPOINT = Requests(put=2, list=1)
 OF_A_DELETION = Requests(put=1, list=3, get=2, head=1, delete=3)
 OF_A_DELETION_EACH_OTHER = Requests(get=1, head=1)
-# What a checkpoint reads of a live directory in an object store, for itself and for each new file; and the look at the
+# What a checkpoint reads of a live directory there, for itself and for each new file; and the look at the
 # logs after each batch.
 OF_A_LISTING = Requests(list=8, get=12, head=4)
 OF_A_NEW_FILE = Requests(get=1, head=3)
@@ -37,7 +37,7 @@ OF_A_LOOK = Requests(list=2)
 class Prices:
     """In USD: for 1,000 requests, and for a GB stored for a month.
 
-    The defaults are the list price of S3 Standard in us-east-1 on 2026-11-27. Traffic within a region costs nothing.
+    The defaults are the list price of S3 Standard in us-east-1 on 2026-11-27. Traffic within a region is free.
 
     Attributes:
         put: PUT, COPY, POST, LIST.
@@ -87,8 +87,8 @@ class RequestBill:
     Attributes:
         since_ms: The figures are those of the checkpoints from here on.
         is_live_directory_local: The total leaves out its lines, which say what it would cost in S3.
-        written_bytes: By snapshots, a day.
-        usd: A day, with what is stored.
+        written_bytes: By snapshots.
+        usd: With what is stored.
     """
 
     stream_id: str

@@ -126,13 +126,13 @@ class BatchDebug(ExitStack):
 
     @property
     def output(self) -> DataFrame:
-        """The rows that the query gave its sink, or its `foreachBatch` function, which is not called."""
+        """The rows that the query gave its sink or its `foreachBatch` function, which is not called."""
         if self._captured.rows is None:
             raise OptionError(f"Batch {self.batch_id} has no output: it failed. {self.error}")
         return self._captured.rows
 
     def state_before(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
-        """The rows of one state before the batch, as of `Client.state`: `key`, `value`, `partition`.
+        """The rows of one state before the batch: `key`, `value`, `partition`.
 
         Operator (number or name) and state can be left out if there is only one.
         """
@@ -144,12 +144,12 @@ class BatchDebug(ExitStack):
 
     @property
     def took_ms(self) -> int | None:
-        """How long the batch took in the replay, if Spark reported that."""
+        """In the replay, if Spark reported it."""
         return self._captured.trial.took_ms
 
     @property
     def reader_after(self) -> StateReader | None:
-        """None if the batch failed, or there is no state that can be read."""
+        """None if the batch failed, or no state can be read."""
         return self._after
 
     @cached_property

@@ -54,7 +54,7 @@ class SavepointIdentity:
         self.number, self.trigger, self.label = number, trigger, label
 
     def header(self, original: SnapshotHeader, **changed: Any) -> SnapshotHeader:
-        """The original's header with this identity and `changed` fields; `properties` are added to the original's."""
+        """The original's header with this identity, `changed` fields, and additional `properties`."""
         inherited = {name: value for name, value in original.properties.items() if name not in _OF_THE_ORIGINAL}
         properties = {**inherited, "trigger": self.trigger.value, **changed.pop("properties", {})}
         properties |= {"label": self.label} if self.label is not None else {}
@@ -348,7 +348,7 @@ def _who_deletes(snapshot: SnapshotRecord) -> str:
 
 
 def _header(stream: StreamHandle, location: str) -> SnapshotHeader | str | None:
-    """Header of a snapshot; None if nothing is there, and why if it cannot be read."""
+    """None if nothing is there, and why if it cannot be read."""
     try:
         return stream.store.manifest(location).header
     except SnapshotNotFoundError:

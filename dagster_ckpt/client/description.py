@@ -147,7 +147,7 @@ class StreamSummary:
 
     Attributes:
         asset_key: The assets that it writes, or its name outside Dagster.
-        batch_id: The newest batch known as committed, from the query's reports or the newest snapshot.
+        batch_id: The newest batch known as committed.
         broken: Why its row could not be fully read.
         records_behind: While it runs; None if no source reports it.
     """

@@ -87,7 +87,7 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
 def is_steady(
     row: DesiredRecord, declared: DesiredState | None, execution: ExecutionRecord | None, code_version: str | None
 ) -> bool:
-    """Whether the catalog's rows alone show the desired state, so that the stream needs no closer look."""
+    """Whether the catalog's rows alone show the desired state."""
     desired = row.desired or declared
     if desired is None:
         return row.upgrade is None or row.upgrade.phase.is_over
@@ -172,7 +172,7 @@ def _to_running(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream)
 
 
 def _is_refused(upgrade: UpgradeRecord, seen: ObservedStream) -> bool:
-    # After a failed rollback a user must decide where the stream continues, with any code version.
+    # After a failed rollback a user must decide where the stream continues.
     is_same = upgrade.to_version == seen.code_version or upgrade.phase is UpgradePhase.ROLLBACK_FAILED
     return upgrade.phase.refuses and is_same
 
@@ -213,9 +213,9 @@ def _came_to_nothing(request: RequestRecord) -> bool:
     return is_withdrawn or request.status is RequestStatus.FAILED
 
 
-# Preflight runs without a result after which the upgrade is refused.
+# Preflight runs without a result until the upgrade is refused.
 PREFLIGHT_RUNS = 3
-# Delay before a start is repeated whose run ended before it could do anything.
+# Before a start is repeated whose run ended before it could do anything.
 RETRY_MS = 60_000
 
 
@@ -297,7 +297,7 @@ def _handing_over(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
             return stay(row, "waiting for the old code to end").with_changes(upgrade=noted, holds_restart=True)
         return move(row, upgrade, UpgradePhase.REFUSED, f"not handed over: {request.error or late or _WITHDRAWN}")
     if not seen.is_alive:
-        # The old code died, or was stopped for a new code that did not start then.
+        # The old code died, or was stopped for code that did not start.
         old = execution.execution_id if execution is not None else None
         next_step = move(row, noted, UpgradePhase.STARTING, "it is not running", old_execution_id=old)
         return next_step.with_changes(*cancel_pending(seen))
@@ -432,7 +432,7 @@ def _regression(upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStr
         return f"the new code failed and was to be restarted{failed}"
     if not policy.rollback_if_unhealthy:
         return None
-    # A stream that was down for the upgrade has to catch up first.
+    # After the upgrade it has to catch up first.
     early = () if over else (HealthCheck.SOURCE_LAG,)
     failing = [each for each in seen.failing if each not in (*upgrade.failing_before, *early)]
     return f"health checks that did not fail before the upgrade: {', '.join(failing)}" if failing else None

@@ -128,7 +128,7 @@ def _verify_snapshot(
 def record_verification(stream: StreamHandle, verification: SnapshotVerification) -> None:
     """For the health check and for automatic restarts.
 
-    A check of lengths alone does not clear a problem found by comparing every byte.
+    A check of lengths alone does not clear a problem found in the bytes.
     """
     if verification.passed and not verification.deep:
         return

@@ -1,8 +1,7 @@
 """Exports a snapshot as a checkpoint directory for plain Spark.
 
 Whether plain Spark continues exactly depends on where each sink is: the file sink and Delta skip batches that they
-have, and nothing rolls them back. So the export reports each sink, and can copy the rows of file sinks with the log
-that Spark needs.
+have, and nothing rolls them back. So the export reports each sink, and can copy the rows of file sinks.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def export_snapshot(
 
 
 def _refuse_to_replace(unfinished: LiveDirectory) -> None:
-    # `unfinished` may be the user's own. In an object store, the export is built in its final place.
+    # `unfinished` may be the user's. In an object store, the export is built in its final place.
     is_used = unfinished.folder.can_rename
     if is_used and unfinished.exists() and not unfinished.is_not_in_use() and unfinished.folder.list(hidden=True):
         raise OptionError(
@@ -112,7 +111,7 @@ def _refuse_to_replace(unfinished: LiveDirectory) -> None:
 
 
 def _is_left_over(target: LiveDirectory) -> bool:
-    """Whether an interrupted export has left the directory: it is marked, and none of a deployment's live ones."""
+    """Whether an interrupted export has left it: it is marked, and none of a deployment's live ones."""
     parent = LiveDirectory(target.url.rstrip("/").rpartition("/")[0])
     return target.exists() and target.is_not_in_use() and OWNER not in parent.folder.list()
 

@@ -30,7 +30,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
     def stream_connections(self, stream: str | None = None) -> StreamConnections:
         """Streams that read each other, how far each has read, and their savepoint sets.
 
-        From the catalog alone; with `stream`, only those connected with it.
+        With `stream`, only those connected with it.
         """
         from dagster_ckpt.client.description import summarize_streams
         from dagster_ckpt.client.stream_positions import stream_connections
@@ -81,7 +81,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         return take_savepoint_set(
             self._catalog,
             graph_of(self._catalog, selection),
-            # A set that is tried again takes savepoints of the same label.
+            # A second try takes savepoints of the same label.
             lambda stream, name: self._take_savepoint(self._open(stream), name, timeout_s=timeout_s),
             self._open,
             selection=selection,

@@ -43,7 +43,7 @@ class HealthCheck(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The result of a check. UNKNOWN: it cannot be evaluated, which is not the same as PASS."""
+    """UNKNOWN: the check cannot be evaluated, which is not the same as PASS."""
 
     PASS = "PASS"
     WARN = "WARN"

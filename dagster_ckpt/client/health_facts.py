@@ -216,7 +216,7 @@ def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[Sou
 
 
 def reporting_lag(sources: Sequence[SourceFacts]) -> list[SourceFacts]:
-    """Leave out sources that never report a backlog: files and generated rows."""
+    """Without sources that never report a backlog: files and generated rows."""
     silent = (SourceKind.FILES, SourceKind.GENERATED)
     return [source for source in sources if source.behind is not None or source.kind not in silent]
 
@@ -238,7 +238,7 @@ def retention(
 ) -> Retention:
     """Whether a source still retains what a recovery would re-read.
 
-    Data later than `restore_point_at_ms`, when the snapshot was begun, is read again.
+    Data from after `restore_point_at_ms`, when the snapshot was begun, is read again.
     """
     if source.kind is SourceKind.GENERATED:
         return Retention("generates its rows again", is_unlimited=True)
@@ -368,7 +368,7 @@ def _why_silent(catalog: Catalog, execution: ExecutionRecord | None, now_ms: int
     if execution is None or execution.status.is_over or now_ms - execution.heartbeat_at_ms <= LIVELY_MS:
         return None
     lease = catalog.leases.current(execution.stream_id)
-    # A process that restores for hours sends no heartbeat, but renews its lease.
+    # A restore of hours sends no heartbeat, but renews the lease.
     if lease is not None and lease.execution_id == execution.execution_id and not lease.expired:
         return None
     return (

@@ -1,7 +1,7 @@
 """Launches drivers, says what a driver was started for, and hands a stream over from the running query.
 
 A user starts a stream with a START request, or by running its program on a terminal. Any other start of a stream that
-has run before counts as a restart by a cluster or a service manager: recovery failures are remembered, and the restart
+has run before counts as a restart by a cluster or service manager: recovery failures are remembered, and the restart
 strategy keeps counting.
 """
 
@@ -39,7 +39,7 @@ from dagster_ckpt.values.tracing import span
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# The START request that a driver answers, like `{start_request}` in a launch's command.
+# The START request that a driver answers, like `{start_request}` in a command.
 START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
 _LOG_LINES = 20
 # While it is waited for, nothing writes output.
@@ -99,7 +99,7 @@ class LaunchedDriver:
 
     Attributes:
         failure: Why it will not start its query any more, or None; known if this process launched it.
-        cancel: Ends it before it has started its query; on a platform it would otherwise run, and cost, without one.
+        cancel: Ends it before it has started its query; on a platform it would run, and cost, without one.
     """
 
     record: LaunchRecord
@@ -205,7 +205,7 @@ class StartOrder:
 
 
 def is_by_hand() -> bool:
-    """Whether this process is interactive: a Python shell or notebook, or started on a terminal."""
+    """Whether this process is a Python shell or notebook, or was started on a terminal."""
     has_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
     return has_terminal or hasattr(sys, "ps1")
 
@@ -222,9 +222,9 @@ def start_order(
 ) -> StartOrder:
     """What this driver was started for.
 
-    A driver launched for a request, which `environment` names, follows it once, and is refused if the request failed
-    or was withdrawn; started again by its cluster, it continues from the latest state. Any other driver takes the
-    oldest open request without a driver, else it starts from `otherwise`.
+    A driver launched for a request, which `environment` names, follows it once, and is refused if the request failed or
+    was withdrawn; started again by its cluster, it continues from the latest state. Any other driver takes the oldest
+    open request without a driver, else it starts from `otherwise`.
     """
     launched_for = environment.get(START_REQUEST_VARIABLE)
     if launched_for:
@@ -299,7 +299,7 @@ def hand_over(
     takes_over = hands_over(stream, request_id)
     is_next = request_id is not None and stream.catalog.requests.stopped_for(request_id)
     if is_next or not (takes_over or start_from.verify_batches):
-        # `is_next`: an earlier process has checked the code and stopped the query, and died.
+        # `is_next`: a process that died has checked the code and stopped the query.
         return
     set_up()
     with span("hand_over", stream=stream.stream_id), failing_start(stream.catalog, request_id):

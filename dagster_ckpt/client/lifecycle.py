@@ -244,8 +244,6 @@ class LifecycleMethods(Connection):
             suspend_first: Suspend a running query before the new run is launched, where both have no room.
 
         Raises:
-            SnapshotNotFoundError: The named snapshot does not exist. After this and the next errors, a running stream
-                continues.
             LiveDirectoryError: There is no state to start from.
             RowsAtRiskError: A sink could lose rows, and `accept_loss` is not set.
             SinkRollbackError: A sink that must be rolled back cannot be.
@@ -463,11 +461,8 @@ class LifecycleMethods(Connection):
     ) -> UpgradeRecord:
         """Roll a stream back to the snapshot taken before an upgrade; its next start continues there.
 
-        An upgrade whose code runs, or works, is only marked: the supervisor sensor, which must be running, stops the
-        stream and calls this again. If the roll-back is interrupted, repeat it.
-
-        Returns:
-            The upgrade, ROLLING_BACK (marked), ROLLED_BACK or ROLLBACK_FAILED.
+        An upgrade whose code runs, or works, is only marked ROLLING_BACK: the supervisor sensor, which must be running,
+        stops the stream and calls this again. If the roll-back is interrupted, repeat it.
 
         Raises:
             RequestFailedError: The stream has no upgrade to roll back, or no snapshot from before it is left.

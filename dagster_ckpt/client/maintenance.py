@@ -175,9 +175,7 @@ class MaintenanceMethods(Connection):
     def prune_history(
         self, stream: str, *, older_than_days: int = HISTORY_DAYS, dry_run: bool = False
     ) -> PrunedHistory:
-        """Delete old rows of a stream's history from the catalog.
-
-        See `PruningRecords.prune` for rows that stay however old they are.
+        """Delete old rows of a stream's history from the catalog; `PruningRecords.prune` says which stay.
 
         Args:
             older_than_days: Younger rows stay. The catalog sensor must have read their events.
@@ -229,8 +227,8 @@ class MaintenanceMethods(Connection):
     def relocate_output(self, folder: str, *, dry_run: bool = False) -> Relocation:
         """Let the log of a file sink list the files in its folder, after that was moved or copied.
 
-        No stream that writes there may be running. Files are found by name and length; if one is missing, nothing is
-        changed.
+        No stream that writes there may be running. Files are found by name and length; if one is missing, nothing
+        changes.
         """
         from dagster_ckpt.client.outputs import relocate_output
 

@@ -55,7 +55,7 @@ class ObservedStream:
 
     Attributes:
         is_ours: A request made here started the newest execution.
-        request: The last request made here.
+        request: The last one made here.
         start_pending: Someone else has requested a start.
         has_state: There is something to continue from.
         is_healthy: It committed a batch or completed a snapshot since the upgrade's start.
@@ -87,12 +87,11 @@ class ObservedStream:
 
     @property
     def open_request(self) -> RequestRecord | None:
-        """The last request made here, while it is unanswered."""
+        """The last request made here, while unanswered."""
         return self.request if self.request is not None and self.request.status in _OPEN else None
 
     @property
     def runs_another_version(self) -> bool:
-        """Whether other code than the loaded one runs."""
         return (
             self.execution is not None
             and self.code_version is not None
@@ -111,7 +110,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Withdraw a request; with `only_pending` not one that a process has accepted."""
+    """`only_pending`: not if a process has accepted it."""
 
     request_id: str
     only_pending: bool = False
@@ -119,21 +118,21 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class Run:
-    """Have a run perform the current step, unless one is in progress."""
+    """A run performs the current step, unless one is in progress."""
 
     step: StepRun
 
 
 @dataclass(frozen=True)
 class Settle:
-    """Keep the restart strategy from restarting a failed execution. All state is kept."""
+    """The restart strategy must not restart a failed execution. All state is kept."""
 
     execution_id: str
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """Adopt what a user did with the stream by hand as its desired state."""
+    """What a user did with the stream by hand becomes its desired state."""
 
     desired: DesiredState
 
@@ -194,7 +193,7 @@ def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason
 
 
 def cancel_pending(seen: ObservedStream) -> tuple[Action, ...]:
-    """For a stream that is down: withdraw an open request, and prevent a restart."""
+    """For a stream that is down: withdraw an open request, prevent a restart."""
     actions: list[Action] = []
     if seen.open_request is not None:
         actions.append(Withdraw(seen.open_request.request_id))
@@ -237,10 +236,7 @@ def ask_to_stop(
 
 
 def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
-    """The alert for a stream that has not answered a stop, or not ended, in time.
-
-    The text stays the same from call to call.
-    """
+    """The alert for a stream that has not answered a stop, or not ended, in time; the same from call to call."""
     request, execution = seen.request, seen.execution
     if request is None or execution is None or timeout_ms is None or request.kind not in STOPPING:
         return None

@@ -49,7 +49,7 @@ class Orphan:
 
     Attributes:
         age_ms: None if the file system does not report it.
-        undone_by: The rollback that removed it from the log, or that a failed attempt left it.
+        undone_by: The rollback that removed it, or that a failed attempt left it.
         kept_because: Why it must not be deleted (yet).
     """
 
@@ -118,7 +118,7 @@ def _age_ms(file: PartFile, now_ms: int | None) -> int | None:
 
 
 def _may_be_writing(stream: StreamHandle) -> bool:
-    """Whether a query may write batches, even after its lease expired."""
+    """Even after its lease expired."""
     lease = stream.catalog.leases.current(stream.stream_id)
     return lease is not None and holder_liveness(lease) is not Liveness.ENDED
 

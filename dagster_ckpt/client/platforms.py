@@ -1,8 +1,8 @@
 """Launches of drivers on platforms that run Spark.
 
 As with the Pipes clients of Dagster's integrations, your code makes the client, of boto3, databricks-sdk or kubernetes,
-and writes the request in the words of the platform. The driver itself answers through the catalog: stops, checkpoints
-and restarts need nothing of the platform.
+and writes the request in the words of the platform. The driver answers through the catalog: stops, checkpoints and
+restarts need nothing of the platform.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SubmittedRun:
         self._asked_ms = clock()
 
     def failure(self) -> str | None:
-        """Why it will not start its query any more. A platform that does not answer is asked again."""
+        """Why it will not start its query any more. If the platform does not answer, it is asked again."""
         if self._clock() - self._asked_ms < POLL_MS:
             return None
         self._asked_ms = self._clock()

@@ -90,7 +90,7 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
             damage = Examiner(stream).damage_of_point(plan)
             if damage is None:
                 raise
-            # The start will skip it as well.
+            # So will the start.
             failed = PointFailure(0, "preview", plan.point, damage.error, damage.detail, True, plan.to_batch, 0)
             facts = replace(facts, failures=[*facts.failures, failed])
 
@@ -131,7 +131,7 @@ def ahead_of(
 
 
 def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:
-    """Refuse a rewrite that the start would refuse, before a query is suspended for it."""
+    """Before a query is suspended for a rewrite that the start would refuse."""
     if start_from.changes_state:
         # Which operators change, only the code says.
         done = "is built from all input that was read so far" if start_from.bootstrap_state else "is migrated"

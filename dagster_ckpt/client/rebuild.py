@@ -1,8 +1,8 @@
 """Rebuilds a lost catalog.
 
 Only the catalog is changed, in one repeatable transaction. A new, empty catalog becomes the record of the deployment
-that the snapshots name; snapshots of another deployment are never registered. The query known to the lost catalog may
-still run, so the next start fences it and continues in a fresh directory.
+that the snapshots name; others are never registered. The query known to the lost catalog may still run, so the next
+start fences it and continues in a fresh directory.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class RebuildReport:
     """Result of `Client.rebuild`.
 
     Attributes:
-        live_directory: Where the next start continues; None: from the newest snapshot, if any.
+        live_directory: Where the next start continues; None: from the newest snapshot.
         skipped: What was not registered, with the reason.
-        undecided: Savepoints with edited state from which the stream may have been started; the next plain start does
-            not use them.
+        undecided: Savepoints with edited state from which the stream may have been started; a plain start does not use
+            them.
     """
 
     stream_id: str
@@ -214,7 +214,7 @@ def _refuse_nothing(stream: StreamHandle) -> None:
 
 
 def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
-    """A token above those that the lost catalog issued, if no live directory is left to name the newest.
+    """A token above those that the lost catalog issued, if no live directory names the newest.
 
     Kafka's markers would take a lower one for a former holder's.
     """

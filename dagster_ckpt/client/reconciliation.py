@@ -217,7 +217,7 @@ def _restarts_since(catalog: Catalog, row: DesiredRecord) -> int:
     return sum(each.cause is not StartCause.MANUAL for each in later)
 
 
-# A run takes longer to start its query, so an evaluation this much too early may act now.
+# A run takes longer to start its query: an evaluation may be this much too early.
 LAUNCH_MS = 2_000
 
 
@@ -252,7 +252,7 @@ class Retain:
 
 Verdict = Wait | Restart | Retain
 
-# Deliberate ends: a process that dies after one has only failed to clean up.
+# A process that dies after one has only failed to clean up.
 _ON_PURPOSE = {
     ExecutionStatus.FINISHED: TerminalState.FINISHED,
     ExecutionStatus.SUSPENDED: TerminalState.SUSPENDED,
@@ -277,7 +277,7 @@ def reconcile(
         failed_at_ms: Since a user last started the stream, including this one.
         holds_lease: Nothing is deleted under a query that may write, and a process not found dead is not replaced.
         now_ms: By the catalog's clock.
-        random: For jitter. Seed it per execution, so that every evaluation yields the same delay.
+        random: For jitter; seeded per execution, so that every evaluation yields the same delay.
     """
     verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
     if isinstance(verdict, Retain) and holds_lease:
@@ -382,7 +382,7 @@ def _order_rollback(
         report(message)
     refuse_loss(stream, preview, accept_loss=False)
     ordered = replace(upgrade, phase=UpgradePhase.ROLLING_BACK, reason=f"{origin} asked for it")
-    # The preview takes a while, in which the sensor may have rolled it back.
+    # The sensor may have rolled it back during the preview.
     is_same = catalog.desired_states.find(stream.stream_id) == row
     if not is_same or not catalog.desired_states.advance(
         row, upgrade=ordered, alert=row.alert, request_id=None, begins=True
@@ -398,7 +398,7 @@ def restore_snapshot(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper,
     """With its sinks; the next start continues there."""
     facts = recovery_facts(stream, StartFrom(snapshot_id), predecessor_ended=True)
     plan = plan_recovery(facts)
-    # The previous code wrote the snapshot and starts next: what the new code wrote elsewhere is left.
+    # The previous code starts next: what the new code wrote elsewhere is left.
     output = output_of(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else None
     preview = preview_rewind(stream, facts, plan, output)
     for message in preview.messages():
@@ -412,7 +412,7 @@ def restore_snapshot(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper,
     try:
         prepared = prepare(stream, plan, lease, output, survey=preview.survey)
     except SinkRollbackError as error:
-        # No refusal: a file could not be read or written; the next try continues there.
+        # No refusal: the next try continues there.
         raise StorageAccessError(str(error)) from error
     for place in prepared.rolled_back:
         report(f"rolled back the sink {place}")

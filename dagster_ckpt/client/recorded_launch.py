@@ -18,7 +18,7 @@ from dagster_ckpt.client.platforms import PlatformLaunch
 from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.values.redaction import shown_command, shown_settings, without_secrets
 
-# What is recorded of a launch, by its class; the rest, such as a platform's client, is that of the loaded code.
+# What is recorded, by class; the rest, such as a platform's client, is that of the loaded code.
 _FIELDS = {"command": DriverLaunch, "request": PlatformLaunch}
 _HIDES, _INSTEAD_OF = "hides_secrets", "instead_of"
 
@@ -45,7 +45,7 @@ def launch_to_use(
     if named is not None:
         recorded = catalog.executions.get(named).launch
     else:
-        # Not of the latest execution: it may be a restart in place, or have failed before its query ran.
+        # Not of the latest one: it may be a restart in place, or have failed before its query ran.
         recorded = next((each.launch for each in catalog.executions.of_stream(stream_id) if each.launch), {})
         is_rolled_back = recorded.get(_INSTEAD_OF) == loaded
         if not is_rolled_back:
@@ -63,7 +63,7 @@ class Predecessor:
 
     Attributes:
         execution: That with which its newest launch was recorded, or else its last one.
-        snapshot: The newest one from before the present code; None if none is left.
+        snapshot: The newest one from before the present code, if any is left.
         cannot: Why its launch cannot be repeated, or None.
     """
 
@@ -102,7 +102,7 @@ def predecessor(catalog: Catalog, stream_id: str) -> Predecessor | None:
 
 @dataclass(frozen=True)
 class _DriverRun:
-    """The executions of one driver, newest first: its first one, and its restarts in place."""
+    """The executions of one driver, newest first: its first one, and restarts in place."""
 
     executions: tuple[ExecutionRecord, ...]
 

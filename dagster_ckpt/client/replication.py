@@ -143,7 +143,7 @@ def _copied(
     is_read = verify or stored.incremental_bytes > 0
     problems = target.verify(stored.location) if is_read else []
     if problems and not source.verify(original):
-        # An object that was there is damaged. Other copies share it, so it is written from an intact original only.
+        # An object that was there is damaged. Other copies share it: only an intact original replaces it.
         stored = target.copy(original, source, progress=progress, again=True)
         problems = target.verify(stored.location)
     if problems:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.stream.handle import StreamHandle
 
 POLL_S = 0.5
-# Several processes may find the query stopped, and all request the same start.
+# Several processes may request the same start.
 _AGAIN = uuid.UUID("0a5d7c1e-8d3b-4f7b-9b0f-2f4c2f0f6d52")
 
 

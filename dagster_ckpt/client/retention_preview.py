@@ -48,7 +48,7 @@ class RetentionPreview:
     Attributes:
         snapshots: Oldest first.
         kept_bytes: Of those that would be kept; what they share counts once.
-        most_bytes: With the history: the most that were kept at any time, after a deletion.
+        most_bytes: With the history: the most that were kept at any time.
         problem: Why the policy's answer could not be used: it would delete nothing.
     """
 

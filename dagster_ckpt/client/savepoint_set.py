@@ -1,13 +1,13 @@
 """Savepoint sets, of streams that read each other: taken while these run, kept in storage, and restarted from.
 
-Taken: the streams downstream come first. A stream upstream goes on meanwhile, so its later savepoint contains what they
-have read. This is then tested exactly, and where it is not so, the stream upstream is taken once more.
+Taken: the streams downstream come first. Those upstream go on meanwhile, so their later savepoints contain what was
+read. This is then tested exactly, and where it is not so, the stream upstream is taken once more.
 
-In storage, a file beside each savepoint names the savepoints of its set, for a rebuilt catalog. It is written before
-the catalog records the set, and deleted before the catalog releases it.
+In storage, a file beside each savepoint names the set, for a rebuilt catalog. It is written before the catalog records
+the set, and deleted before the catalog releases it.
 
-Restarted: the streams are suspended and restored downstream first, and started upstream first. So at every step no
-stream has read rows that its upstream lacks. If the process dies, the same command finishes.
+Restarted: suspended and restored downstream first, and started upstream first. So at every step no stream has read rows
+that its upstream lacks. If the process dies, the same command finishes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def take_savepoint_set(
             for stream in reversed(streams):
                 made[stream] = taken = take(stream, label or f"set-{set_id[:8]}")
                 held.enter_context(holding(catalog, [taken], f"savepoint set {set_id}"))
-                # Until the set is recorded, also if this process dies, the stream deletes it like a checkpoint.
+                # Until the set is recorded, the stream deletes it like a checkpoint.
                 catalog.snapshots.give_to_stream(taken.snapshot_id)
             return line_through(catalog, graph, made)
 

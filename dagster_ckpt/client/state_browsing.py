@@ -226,7 +226,7 @@ def written_rows(found: StreamState | StreamStateDiff, folder: str | None, *, wh
 def show_state(
     state: StreamState, *, where: str | None = None, limit: int = DEFAULT_LIMIT, largest: int = LARGEST
 ) -> list[ShownState]:
-    """`where` is a condition in SQL on fields of the key by name, or on `key`, `value` and `partition`.
+    """`where`: a condition in SQL on fields of the key by name, or on `key`, `value` and `partition`.
 
     Shows `limit` rows and the `largest` keys of each state; `largest` 0 saves a pass.
     """

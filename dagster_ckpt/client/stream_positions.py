@@ -20,7 +20,7 @@ class StreamConnection:
     """As the newest snapshot of the reader records it.
 
     Attributes:
-        written: The newest batch of the upstream stream; None: none is known.
+        written: The newest known batch of the upstream stream.
         read: The newest one that was read; None: none, or `why` says why it is not known.
         has_read_undone: It has read rows that a rewind has undone since.
     """

@@ -1,7 +1,7 @@
 """Compares batches, run again with other code and without output.
 
 Each batch starts from the state that the stream had before it, so one difference is not told again for every later
-batch. Nothing of the stream is changed.
+batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 _SHOWN = 3
-# Beside the old code, and with caches that are cold, a batch takes longer than it will.
+# Beside the old code, and with cold caches, a batch takes longer.
 _SLOWER, _TOLERATED_MS = 2, 5_000
 
 
@@ -87,7 +87,7 @@ def verify_batches(
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a batch took in the replay, and how long after the batch before it the stream had committed it."""
+    """How long a batch took in the replay, and how long after the one before the stream had committed it."""
 
     batch_id: int
     took_ms: int
@@ -100,7 +100,7 @@ class Pace:
 
 
 def committed_every_ms(stream: StreamHandle, live: LiveDirectory, batch_id: int) -> int | None:
-    """Time between the commit of a batch and the one before, as the storage dated them.
+    """Time between the commits of a batch and the one before, as the storage dated them.
 
     None if one is purged, or older than the execution: a restore gives all of them its own time.
     """

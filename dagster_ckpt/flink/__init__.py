@@ -1,6 +1,6 @@
-"""PyFlink's programming interface: its classes under their names, and a `StreamExecutionEnvironment` for Spark queries.
+"""PyFlink's programming interface: its classes under their names, for programs without Dagster.
 
-For programs without Dagster. Start with `environment.py`; `program.py` runs the queries.
+Start with `environment.py`; `program.py` runs the queries.
 """
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig

@@ -109,7 +109,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
     ) -> StreamExecutionEnvironment:
         """Create an environment, by default below `./checkpoints`. The arguments are those of the class.
 
-        `<folder>` has live directories in `live`, snapshots in `snapshots`, and the SQLite catalog `catalog.db`.
+        `<folder>` has live directories in `live`, snapshots in `snapshots`, and the catalog `catalog.db`.
         """
         return StreamExecutionEnvironment(
             spark=spark, folder=folder, live_root=live_root, catalog_url=catalog_url, storage_path=storage_path
@@ -230,8 +230,8 @@ class StreamExecutionEnvironment(ConfiguredProgram):
         Raises:
             OptionError: There is no writer, or options contradict each other.
             StreamFailedError: A query failed, and its restart strategy allows no further restart.
-            StatePartitionsError: State has another number of partitions, and a rewrite is not allowed.
-            StateBackendChangeError: State is of another backend, and a rewrite is not allowed.
+            StatePartitionsError: State has another number of partitions, and may not be rewritten.
+            StateBackendChangeError: State is of another backend, and may not be rewritten.
             KeyboardInterrupt: The program was interrupted; its queries were stopped and keep their state.
         """
         self._check_writers()
@@ -245,10 +245,7 @@ class StreamExecutionEnvironment(ConfiguredProgram):
             return run_program(shown, streams, spark=self.spark)
 
     def client(self, *, origin: str | None = None) -> Client:
-        """Return a client for the queries of this program, while it runs or afterwards; close it when you are done.
-
-        `origin`: who operates; default: this program.
-        """
+        """Return a client for the queries of this program, which you close; `origin`: who operates."""
         catalog = self._deployment.open_catalog()
         queries = GivenStreams(
             catalog,

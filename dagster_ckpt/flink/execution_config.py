@@ -118,7 +118,7 @@ WHOLE_STAGE = "spark.sql.codegen.wholeStage"
 
 
 class ExecutionMode(Enum):
-    """How Flink exchanges the data of a bounded program; here always PIPELINED, since Spark plans that itself."""
+    """How Flink exchanges the data of a bounded program; here always PIPELINED: Spark plans that itself."""
 
     PIPELINED = 0
     PIPELINED_FORCED = 1
@@ -137,11 +137,11 @@ class ExecutionConfig:
         max_parallelism: Number of state partitions; -1 uses the parallelism.
         buffer_timeout_ms: Trigger interval of writers without one; 0 and -1 start the next batch at once.
         operator_chaining: Whether operators are compiled into one function per stage.
-        time_characteristic: Which time `assign_timestamps_and_watermarks` uses.
+        time_characteristic: For `assign_timestamps_and_watermarks`.
         changelog_state_backend: Whether RocksDB uploads changelogs; None lets the state backend decide.
         auto_watermark_interval_ms: Kept; Spark computes the watermark once in each batch.
         closure_cleaner: Kept; Spark cleans closures itself.
-        global_job_parameters: Kept for the program's own use.
+        global_job_parameters: Kept for the program.
         program: The environment that it was read from.
     """
 

@@ -46,7 +46,7 @@ class LatestEvaluation:
 
 
 def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None:
-    """The asset graph of a run; None for a job outside a code location, as in a notebook."""
+    """None for a job outside a code location, as in a notebook."""
     try:
         return context.repository_def.asset_graph
     except CheckError:
@@ -56,12 +56,12 @@ def asset_graph_of(context: dg.OpExecutionContext) -> BaseAssetGraph[Any] | None
 def latest_check_evaluations(
     instance: dg.DagsterInstance, keys: Sequence[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, LatestEvaluation]:
-    """Read all checks in one query: Dagster's public method takes one at a time."""
+    """All checks in one query: Dagster's public method takes one at a time."""
     if not keys:
         return {}
     found = {}
     for key, record in instance.event_log_storage.get_latest_asset_check_execution_by_key(keys).items():
-        # Despite its type: planned, for a check that a run has yet to evaluate.
+        # Despite its type: planned, for a check yet to be evaluated.
         evaluation: object = record.evaluation
         if isinstance(evaluation, dg.AssetCheckEvaluation):
             found[key] = LatestEvaluation(record.create_timestamp, evaluation.metadata)

@@ -119,7 +119,7 @@ def build_health_sensor(
                 each
                 for each in evaluations
                 if _is_news(each, before[each.asset_check_key], oldest_s)
-                # Before the first start, Dagster's page shows checks as not evaluated: neither green nor a warning.
+                # Before the first start, checks stay "not evaluated": neither green nor a warning.
                 and (was_started or by or each.metadata[VERDICT_KEY].value not in _NO_TROUBLE)
             ]
         after = begin + len(evaluated)
@@ -193,7 +193,7 @@ def _is_news(evaluation: dg.AssetCheckEvaluation, before: LatestEvaluation | Non
     if before is None or before.at_s <= oldest_s:
         return True
     told = {key: evaluation.metadata[key].value for key in (VERDICT_KEY, DEPLOYMENT_KEY)}
-    # One that names no deployment is from an earlier version.
+    # Without a deployment: from an earlier version.
     return any(before.value_of(key) not in (None, value) for key, value in told.items())
 
 

@@ -147,7 +147,7 @@ def _outcome(
     try:
         answer, status = _await(pid, reading, interrupted, meanwhile)
     except BaseException:
-        # Nobody would wait for the child, which would continue to write.
+        # The child would continue to write.
         _kill(pid)
         raise
     finally:
@@ -199,7 +199,7 @@ def _stand_by(prepare: Callable[[], Callable[[], bool]], work: Callable[[], T], 
     told = threading.Event()
 
     def listen() -> None:
-        # Nothing is received when the parent has ended, however.
+        # Nothing is received when the parent has ended.
         if os.read(waiting, 1) != _GO:
             os._exit(0)
         told.set()
@@ -255,7 +255,7 @@ def _how_it_ended(status: int) -> str:
 
 # A spare would slow down the driver that starts at the same time.
 DELAY_S = 15.0
-# Between spares that end one after another, such as on a machine without memory for them.
+# Between spares that end one after another, as on a machine without memory for them.
 LONGEST_DELAY_S = 900.0
 
 

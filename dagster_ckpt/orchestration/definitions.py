@@ -81,7 +81,7 @@ def stream_definitions(
         )
     _refuse_equal_start_jobs(streams)
     builders = (build_operator_jobs, build_rewind_jobs, build_inspection_jobs, build_set_jobs)
-    # The only node of each keeps its name, whatever a translator calls the job.
+    # The node of each keeps its name, whatever a translator calls the job.
     jobs = {f"{job.nodes[0].name}_job": job for build in builders for job in build(streams)}
     launched = {
         *(RETENTION_JOB, ROLL_BACK_JOB),

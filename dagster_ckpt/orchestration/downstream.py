@@ -20,7 +20,7 @@ READ_SNAPSHOT_KEY = "dagster_ckpt/read_snapshot"
 READ_BATCH_KEY = "dagster_ckpt/read_batch"
 READ_TIMELINE_KEY = "dagster_ckpt/read_timeline"
 READ_EXACTLY_KEY = "dagster_ckpt/read_exactly"
-# Dagster records with each materialization the data version of every upstream asset at the start of the step.
+# Dagster records with each materialization the data versions of upstream assets at the start of the step.
 _INPUT_DATA_VERSION = "dagster/input_data_version/"
 # Materializations examined per asset, newest first.
 _MAX_EVENTS = 1000

@@ -1,7 +1,7 @@
 """Streams whose query outlives every Dagster run: `external_streaming_asset`.
 
-Such a run launches the stream's driver, or finds it running, and follows it. However the run ends, the driver keeps
-running. Only a user who terminates the run on the page cancels the stream.
+Such a run launches the stream's driver, or finds it running, and follows it. However the run ends, the driver runs on.
+Only a user who terminates the run on the page cancels the stream.
 """
 
 import time
@@ -196,7 +196,7 @@ def _find_or_launch(
 
 
 def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:
-    # Then a driver does not start its query, even if it comes up later.
+    # Then a driver that comes up later does not start its query.
     return f"this run was asked to stop: {watch.reason}" if watch.should_stop() else driver.failure()
 
 
@@ -230,7 +230,7 @@ def _follow(context: dg.AssetExecutionContext, handle: StreamHandle, watch: RunW
             # This says nothing about the driver.
             execution = handle.catalog.executions.latest(handle.stream_id)
             if execution is not None and first is not None and execution.run_id != first.run_id:
-                # Another run has launched the next driver, and follows it.
+                # Another run follows the next driver.
                 execution = handle.catalog.executions.of_run(first.run_id)[0]
                 break
             if execution is None or execution.settled:

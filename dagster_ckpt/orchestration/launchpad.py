@@ -33,7 +33,7 @@ def launchpad(node: str, op: dg.OpDefinition, stream_ids: Sequence[str] = ()) ->
     shown = {name: _shown(field) for name, field in fields.items()}
     if stream_ids:
         shown |= _choices([name for name in _STREAM_FIELDS if name in fields], fields, sorted(stream_ids))
-    # Given, they reach the run, as for a resource that `configure_at_launch` leaves to it.
+    # Given, they reach the run, as for `configure_at_launch`.
     others = {
         part: dg.Field(dict, is_required=False, description=f"Rarely needed: {what} of this run.")
         for part, what in (("resources", "resources"), ("execution", "the executor"), ("loggers", "loggers"))

@@ -83,13 +83,13 @@ def run_failure(description: str, kind: str, report: Mapping[str, Any] | None = 
 
 
 def run_is_over(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Whether Dagster has recorded the run's end, or deleted it; its process may still be alive."""
+    """Recorded by Dagster, or deleted; its process may still be alive."""
     run = instance.get_run_by_id(run_id)
     return run is None or run.is_finished
 
 
 def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartCause:
-    """What started a run: a user (also by re-executing one), or a restart (also a retry, or one within the run)."""
+    """A user (also by re-executing a run), or a restart (also a retry, or one within the run)."""
     if RETRY_NUMBER_TAG in tags or has_started:
         return StartCause.RESTART_NEW_RUN
     # A re-executed run inherits the tags of the original.
@@ -210,7 +210,7 @@ StepContext = dg.OpExecutionContext | dg.AssetExecutionContext
 
 
 def refuse_retry_policy(context: StepContext) -> None:
-    """Refuse an op with a retry policy: Dagster would retry it after a cancel (dagster-io/dagster#15026)."""
+    """Dagster would retry the op after a cancel (dagster-io/dagster#15026)."""
     step = context.op_execution_context
     if step.job_def.get_retry_policy_for_handle(step.op_handle) is not None:
         raise OptionError(
@@ -220,7 +220,7 @@ def refuse_retry_policy(context: StepContext) -> None:
 
 
 def refuse_run_retries(context: StepContext) -> None:
-    """Refuse a run that Dagster would retry in addition to the supervisor sensor."""
+    """Dagster would retry the run beside the supervisor sensor."""
     step = context.op_execution_context
     retries = _run_retries(step)
     if retries > 0:
@@ -231,7 +231,7 @@ def refuse_run_retries(context: StepContext) -> None:
 
 
 def refuse_required_outputs(context: StepContext) -> None:
-    """Refuse required outputs: a stream must be able to end without another materialization."""
+    """A stream must be able to end without another materialization."""
     op_def = context.op_execution_context.op_def
     required = [out.name for out in op_def.output_defs if out.is_required and not out.dagster_type.is_nothing]
     if required:
@@ -275,7 +275,7 @@ def _run_retries(context: dg.OpExecutionContext) -> int:
 def transitions_in_run_log(
     context: dg.OpExecutionContext | dg.AssetExecutionContext, stream_id: str | None = None
 ) -> Iterator[None]:
-    """Show transitions of a stream, or of every stream that this process changes, in the run's log.
+    """Show transitions of a stream, or of every one that this process changes, in the run's log.
 
     Does nothing if Dagster captures this package's logger itself (`managed_python_loggers`).
     """

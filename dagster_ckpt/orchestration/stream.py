@@ -258,13 +258,13 @@ class Stream:
     """A stream of a code location, with what sensors and operator jobs need.
 
     Attributes:
-        name: Name of the op that runs it, and of the query in Spark.
+        name: Of the op that runs it, and of the query in Spark.
         untranslated_name: That, without a translator.
         keys: The assets it writes, each with reports of snapshots; empty for an op outside assets.
-        start_job: The Dagster job that runs it; None if something else starts it.
+        start_job: None if something else starts it.
         runs_externally: Its query outlives the runs of its start job.
-        describe: Describes its query, from a Dagster context and an object with the resources as attributes; None if
-            its code is in an asset or program of the user's own.
+        describe: From a Dagster context and an object with the resources as attributes; None if its code is in an
+            asset or program of the user's own.
     """
 
     spec: StreamSpec
@@ -365,7 +365,7 @@ class StreamingAsset(Stream):
         )
         of_op = _function_of(described)
         if of_op is not None:
-            # From the definitions of a code location, `stream_of_asset` finds the stream again.
+            # So `stream_of_asset` finds the stream in definitions.
             vars(of_op)[_STREAM] = stream
         return stream
 
@@ -385,7 +385,7 @@ def _function_of(asset: dg.AssetsDefinition) -> Callable[..., Any] | None:
 
 
 class _AssetsOfStream(KeysAssetSelection):
-    """The assets of a stream, examined when the definitions are built: `map_asset_specs` may have changed them."""
+    """Examined when the definitions are built: `map_asset_specs` may have changed them."""
 
     def resolve_inner(self, asset_graph: BaseAssetGraph[Any], allow_missing: bool) -> AbstractSet[dg.AssetKey]:
         found: AbstractSet[dg.AssetKey] = super().resolve_inner(asset_graph, allow_missing)
@@ -398,11 +398,11 @@ class _AssetsOfStream(KeysAssetSelection):
 def _start_job(spec: StreamSpec, name: str, asset: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
         name,
-        # The sensor evaluates these; here they would run when the stream ends.
+        # The sensor evaluates these.
         selection=_AssetsOfStream(selected_keys=sorted(asset.keys)).without_checks(),
         config=launchpad(asset.op.name, asset.op),
         description=f"Start the stream {spec.stream_id}, from where it stopped or from start_from.",
-        # One process for run and step: a killed run worker leaves no orphaned step.
+        # A killed run worker leaves no orphaned step.
         executor_def=dg.in_process_executor,
         tags={**spec.tags_of_op(), "dagster_ckpt/stream_id": spec.stream_id},
         hooks=spec.hooks or None,

@@ -1,7 +1,7 @@
 """The body of a streaming asset's op.
 
-The run's status as recorded by Dagster decides whether the stream was canceled or failed, never
-the signal: a user's cancel, a timeout and a server shutdown look the same from inside.
+The run's status as recorded by Dagster decides whether the stream was canceled or failed, never the signal: a user's
+cancel, a timeout and a server shutdown look the same from inside.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class _Step:
         if not hands_over(handle, asked):
             refuse_while_written(handle.catalog, handle.stream_id, holder_is_over=self._holder_is_over)
         with self._in_session():
-            # The start describes the query again, after the old one has ended.
+            # The start describes the query again.
             checked = QueryToStart(self.describe).described
             stopped = self.watch.should_stop
             hand_over(
@@ -296,7 +296,7 @@ class _Step:
         return run_is_over(self.context.instance, lease.run_id)
 
     def _start_from(self, config: StreamRunConfig) -> StartFrom:
-        """The run's start; a restart in this run, or a retry of one that had started, does not rewind again."""
+        """A restart in this run, or a retry of one that had started, does not rewind again."""
         tags = self.context.run.tags
         before: set[str | None] = {self.context.run.run_id}
         if RETRY_NUMBER_TAG in tags:
@@ -322,7 +322,7 @@ def check_preflight(context: StepContext, handle: StreamHandle, result: Prefligh
 def _settle(
     context: StepContext, handle: StreamHandle, outcome: Outcome, watch: RunWatch
 ) -> tuple[dg.AssetObservation, ...]:
-    """Apply retention if the end is certain, and end the step accordingly; returns what to report of its assets."""
+    """Apply retention if the end is certain, and end the step; returns what to report of its assets."""
     end = outcome.end
     # Before retention, which deletes what the report lists.
     report = run_report(handle, outcome)
@@ -354,7 +354,7 @@ def _end_interrupted(
             settle_run(handle, outcome, is_canceled=True)
         # The supervisor sensor then applies retention.
         raise run_failure("The stream was canceled: its run was terminated.", "CANCELED", report)
-    # After a time limit a run is CANCELING, then FAILURE: the supervisor sensor settles by the final status.
+    # After a time limit a run is CANCELING, then FAILURE: the supervisor sensor settles by that.
     raise run_failure(
         "The stream's process was asked to stop; the supervisor sensor decides whether it is restarted.",
         "INTERRUPTED",

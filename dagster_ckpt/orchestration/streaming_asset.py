@@ -1,7 +1,7 @@
 """Streams that run inside Dagster: `@streaming_asset`, `@streaming_multi_asset`, or an asset or op of your own.
 
-A function that returns a `DataStreamWriter` only defines the query, which the framework names, starts, supervises,
-restarts and stops.
+A function that returns a `DataStreamWriter` only defines the query, which the framework names, starts, supervises and
+stops.
 """
 
 import inspect
@@ -297,7 +297,7 @@ def _op_function(
     return streaming
 
 
-# `build_catalog_sensor` reports once a minute, and Dagster accepts no shorter window.
+# The catalog sensor reports once a minute, and Dagster accepts no shorter window.
 SHORTEST_MS = 60_000
 _INTERVALS_TO_WARN = 3
 _INTERVALS_TO_FAIL = 6

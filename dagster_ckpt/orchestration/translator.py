@@ -62,11 +62,11 @@ class StreamTranslator:
         return spec
 
     def get_start_job_name(self, name: str) -> str:
-        """Name of a start job, given that of the only asset without key prefix, or of the op."""
+        """Given the name of the only asset without key prefix, or of the op."""
         return self.get_job_name(f"{name}_stream")
 
     def get_job_name(self, name: str) -> str:
-        """Name of a job, given the one without a translator, such as `cancel_stream_job`."""
+        """Given the name without a translator, such as `cancel_stream_job`."""
         return self._prefixed(name)
 
     def get_op_name(self, name: str) -> str:

@@ -30,13 +30,13 @@ class KeepRules(Rule):
     oldest snapshot if it may keep more than there are.
 
     Attributes:
-        last: The newest snapshots; -1: all of them.
+        last: The newest snapshots; -1: all.
         hourly: The newest snapshot of each of so many hours; -1: of each hour. The same for `daily` to `yearly`.
         weekly: Weeks begin on Monday.
         within_ms: All that are less than so much older than the newest one, ms or a timedelta.
         within_hourly_ms: Of those, the newest one of each hour. The same for `within_daily_ms` to `within_yearly_ms`.
         labels: Those with one of these labels, or with one that matches, such as "release-*".
-        timezone: Name of the time zone in which a day begins.
+        timezone: In which a day begins.
 
     Example:
         >>> KeepRules(last=3, daily=7, labels=["release-*"])

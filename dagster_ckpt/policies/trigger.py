@@ -23,9 +23,9 @@ class TriggerProgress:
 
     Attributes:
         wall_ms: Now, since the epoch.
-        share: Random number from 0 up to 1, so that streams that start together take checkpoints at different times.
-        last_due_ms: When the last periodic checkpoint was due; None before the first one.
-        last_completed_ms: When a snapshot, periodic or not, was last completed.
+        share: Random, from 0 up to 1, so that streams that start together take checkpoints at different times.
+        last_due_ms: Of the last periodic checkpoint; None before the first one.
+        last_completed_ms: Of a snapshot, periodic or not.
         batches: Committed since the last periodic trigger, or the start.
         rows: Input rows of these batches.
     """

@@ -1,4 +1,4 @@
-"""One contract for every checkpoint storage: the guarantees are the same wherever snapshots are stored."""
+"""One contract for every checkpoint storage, with the same guarantees everywhere."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ActionLog:
     def close(self, withdraw: Callable[[], None]) -> None:
         """End what is running, and return within seconds; nothing new is started.
 
-        `withdraw` withdraws the actions' requests. It is called until all have ended: an action may make another.
+        `withdraw` withdraws the actions' requests, and is called until all have ended: an action may make another.
         """
         self._is_closing = True
         until = time.monotonic() + _CLOSING_S

@@ -38,14 +38,13 @@ from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, S
 from dagster_ckpt.ui import views
 from dagster_ckpt.ui.actions import ActionLog, Report
 from dagster_ckpt.ui.prometheus import exposition
-from dagster_ckpt.values.durations import rounded_duration, size, utc_time
-from dagster_ckpt.values.headline import headline
+from dagster_ckpt.values.durations import headline, rounded_duration, size, utc_time
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.storage_path import StoragePath, location_url
 
 _COOKIE = "dagster_ckpt_actions"
-# Load nothing from other sites, run no inline script, allow no frames.
+# Nothing from other sites, no inline script, no frames.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -324,7 +323,7 @@ def checkpoint_page(client: Client, *, token: str | None = None, allowed_hosts: 
 
 
 def refuse_location(client: Client, stream_id: str, start: StartFrom, *, may_act: bool) -> None:
-    """Refuse a location, unless the browser is signed in and it is in the storage of the stream. Opens nothing.
+    """Unless the browser is signed in and the location is in the storage of the stream. Opens nothing.
 
     A preview opens its location: anybody who reaches the page could make the server fetch addresses of its network, or
     read local files.

@@ -17,8 +17,7 @@ from dagster_ckpt.client import (
     StreamConnections,
     describe_snapshot,
 )
-from dagster_ckpt.values.durations import utc_time
-from dagster_ckpt.values.headline import headline
+from dagster_ckpt.values.durations import headline, utc_time
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 
@@ -31,7 +30,7 @@ _END_NAME = 170
 # A value is cut off that is so many times as high as the others.
 _FAR_ABOVE = 4
 _MINUTE_MS = 60_000
-# What the start of an execution does that goes on where the one before it stopped.
+# Starts that go on where the execution before stopped.
 _GOES_ON = ("RESUME", "CLONE")
 
 
@@ -88,7 +87,7 @@ def ticks(first_ms: int, last_ms: int, *, most: int) -> list[tuple[int, str]]:
 
 
 def _time_axis(first_ms: int, last_ms: int, x: Callable[[int], float], *, top: float, base: float, most: int) -> Markup:
-    """Ticks with their names below; the two ends are named by the caller, so none is named near them."""
+    """Ticks with names below; the caller names the two ends, so none is named near them."""
     drawn = Markup("").join(
         Markup('<line class="grid" x1="{x}" x2="{x}" y1="{top}" y2="{base}"/>').format(x=x(at_ms), top=top, base=base)
         for at_ms, _ in ticks(first_ms, last_ms, most=most)

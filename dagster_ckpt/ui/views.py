@@ -28,8 +28,7 @@ from dagster_ckpt.client import (
 )
 from dagster_ckpt.errors import CkptError, SnapshotNotFoundError
 from dagster_ckpt.ui.charts import Point, TimelineBar, graph_chart, line_chart, no_chart, points, timeline_chart
-from dagster_ckpt.values.durations import rounded_duration, size
-from dagster_ckpt.values.headline import headline
+from dagster_ckpt.values.durations import headline, rounded_duration, size
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.validation import OptionDescription
@@ -65,7 +64,7 @@ _SETTINGS = {
     "savepoint_path": "Savepoints",
     "live_root": "Live directories",
 }
-# Only Kafka sources report the first, and only queries with a watermark have the second.
+# Of Kafka sources, and of queries with a watermark.
 _OPTIONAL = ("records_behind", _DELAY)
 # No stream lags so far behind its events: the events are old.
 _REPLAYED_MS = 30 * 86_400_000
@@ -108,10 +107,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class TimelinePage:
-    """Restarts, restores and timelines, newest first.
+    """Newest first.
 
     Attributes:
-        upgrades: Steps of upgrades and results of preflights and comparisons, newest first.
+        upgrades: Steps of upgrades and results of preflights and comparisons.
     """
 
     stream: StreamDescription

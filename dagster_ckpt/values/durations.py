@@ -1,7 +1,8 @@
-"""Durations in PyFlink's notation, moments and sizes as text, and moments in a time zone."""
+"""Text for people: durations, also in PyFlink's notation, moments, sizes and long messages. Moments in a time zone."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from dagster_ckpt.errors import OptionError, OptionTypeError
 
 if TYPE_CHECKING:
     import pendulum
+
 
 _MS_PER_SECOND = 1_000
 _MS_PER_MINUTE = 60 * _MS_PER_SECOND
@@ -143,3 +145,17 @@ def wall_clock_ms() -> int:
 
 def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
+
+
+_LONGEST = 160
+
+
+def headline(message: str) -> str:
+    """The first line, cut after a sentence or a word if it is long."""
+    whole = message.strip()
+    first = whole.split("\n", 1)[0].rstrip()
+    if len(first) > _LONGEST:
+        start = first[:_LONGEST]
+        ends = [found.end() for found in re.finditer(r"[.;:](?=\s)", start)]
+        first = start[: ends[-1]] if ends and ends[-1] > _LONGEST // 3 else start.rsplit(" ", 1)[0]
+    return first if first == whole else f"{first} …"

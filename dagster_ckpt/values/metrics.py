@@ -1,7 +1,7 @@
 """Every metric of a stream, declared once.
 
 The Prometheus endpoint, the exporter of a run, `docs/guides/metrics.md` and the checks of dashboard and alert rules
-follow from `METRICS`. Names follow OpenTelemetry, and Flink's metrics where it has one.
+follow from `METRICS`. Names follow OpenTelemetry, and Flink's metrics.
 """
 
 from __future__ import annotations

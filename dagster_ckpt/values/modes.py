@@ -15,8 +15,8 @@ class CheckpointingMode(Enum):
 
     Attributes:
         EXACTLY_ONCE: Snapshots are taken at committed micro-batches: the next batch is as in an uninterrupted run.
-        AT_LEAST_ONCE: Snapshots do not wait for a batch boundary: rows of the running batch may be processed twice, but
-            are never lost.
+        AT_LEAST_ONCE: Snapshots do not wait for a batch boundary: rows of the running batch may be processed twice,
+            but are never lost.
     """
 
     EXACTLY_ONCE = 0

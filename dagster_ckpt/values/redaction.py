@@ -35,8 +35,7 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIV
 def without_secrets(text: str, known: Iterable[str | None] = ()) -> str:
     """Redact every secret that position or form reveals.
 
-    That is user info in URLs (even with an unescaped `@`), values with secret-sounding names, and keys of a well-known
-    form. `known` secrets are redacted anywhere.
+    That is user info in URLs, values with secret-sounding names, and keys of a well-known form; `known` ones anywhere.
 
     Example:
         >>> without_secrets("cannot reach postgresql://me:a@b@host/db?sslpassword=x, with password=y")

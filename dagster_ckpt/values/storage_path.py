@@ -13,7 +13,7 @@ from typing import Any
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.values.redaction import user_info, without_secrets
 
-# Here renames are atomic, puts are not, and folders must be created. All others count as object stores.
+# Renames are atomic, puts are not, and folders must be created. All others count as object stores.
 _WITH_FOLDERS = frozenset({"arrow_hdfs", "ftp", "hdfs", "local", "sftp", "smb", "ssh", "webhdfs"})
 
 
@@ -52,7 +52,7 @@ def fsspec_arguments(url: str, storage_options: Mapping[str, Any]) -> dict[str, 
 
 
 def location_url(option: str, value: str) -> str:
-    """The URL of a directory; an absolute path means `file://`, a relative one is refused.
+    """An absolute path means `file://`, a relative one is refused.
 
     Classes with PyFlink's names take URLs only, as Flink does.
 

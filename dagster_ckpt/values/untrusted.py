@@ -33,7 +33,7 @@ _UNREADABLE = (
 _SHOWN_CHARACTERS = 300
 # Names in the batch logs are a Java `long`, as are lengths and places in files.
 LARGEST_LONG = 2**63 - 1
-# Our text never shrinks below 1/16: digests and names do not repeat. This leaves a factor of four.
+# Our text never shrinks below 1/16, as digests and names do not repeat; times four.
 _INFLATION = 64
 _ALWAYS_INFLATED_BYTES = 16 * 1024 * 1024
 _SURROGATE = "\\ud"
@@ -51,7 +51,7 @@ def reading(refuse: Callable[[str], CkptError]) -> Iterator[None]:
 
 
 def parser_message(error: Exception) -> str:
-    """The message of a parser's exception, shortened and printable: it may quote the unreadable bytes."""
+    """Shortened and printable: it may quote the unreadable bytes."""
     # Slow to import.
     from pydantic_core import ValidationError  # noqa: PLC0415
 

@@ -277,7 +277,7 @@ IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)")
 
 
 def imported(option: str, path: object, allowed: str = "an import path such as 'package.module:Name'") -> Any:
-    """Import "package.module:Name" or "package.module.Name", or raise an OptionError."""
+    """By "package.module:Name" or "package.module.Name"; OptionError for others."""
     parts = IMPORT_PATH.fullmatch(path) if isinstance(path, str) else None
     if parts is None:
         raise OptionError(f"{option} is {path!r}, but must be {allowed}.")

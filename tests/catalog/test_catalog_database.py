@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -23,8 +24,12 @@ def open_and_register(url: str, name: str) -> list[str]:
     return [stream.stream_id for stream in catalog.streams.all()]
 
 
-def test_migrations_make_the_tables_that_the_code_uses(catalog: Catalog) -> None:
-    with catalog.database.reading() as connection:
+def test_migrations_make_the_tables_that_the_code_uses(catalog: Catalog, url: str) -> None:
+    config = alembic_config()
+    with catalog.database.writing() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0001")
+    with Catalog(url).database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
 

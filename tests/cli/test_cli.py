@@ -662,5 +662,6 @@ def test_a_table_whose_cells_are_lines_has_no_blanks_at_their_ends(capsys: pytes
 def test_a_cancel_asks_with_what_it_does_to_the_checkpoints(cleanup: str, count: int, said: str) -> None:
     client = create_autospec(Client, instance=True)
     client.list_snapshots.return_value = [None] * count
+    client.describe_stream.return_value.settings.options = CheckpointConfig(cleanup=cleanup).options
 
-    assert said in _after_a_cancel(client, "orders", CheckpointConfig(cleanup=cleanup).options)
+    assert said in _after_a_cancel(client, "orders")

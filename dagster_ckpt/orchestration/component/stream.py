@@ -280,7 +280,7 @@ def _hooks(_context: dg.ResolutionContext, paths: Sequence[str] | None) -> Seque
 class StreamDeclaration(dg.Resolvable, dg.Model):
     """One stream: a query, its checkpointing and restart options, and the assets that it writes."""
 
-    # For a field with a default, Dagster takes the description only from its Resolver.
+    # Of a field with a default, Dagster takes the description from its Resolver.
     name: str = Field(description="Name of the op, of the query, and of the start job; letters, digits and '_'.")
     stream_id: Annotated[
         str | None, describe("Id in catalog and storage; it keeps the state if the stream is renamed. Default: name.")

@@ -1,7 +1,7 @@
 """Settings and resources as fields in YAML, and errors that name a wrong field.
 
 Dagster allows a template in every part, so pydantic also tries each part as text, and JSON schema tools try
-alternatives. Without `with_field_errors`, both would report the parts around a misspelled field instead.
+alternatives. Without `with_field_errors`, both would report the parts around a misspelled field.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Scalar = bool | int | float | str
 def in_yaml(value: type[Value], check: Callable[[Value], object], description: str = "") -> dg.Resolver:
     """The YAML form of a settings or resource class, which refuses unknown fields.
 
-    `check` validates a value as it will be used. The description defaults to the docstring's first line.
+    `check` validates a value as it will be used. Default description: the first line of the docstring.
     """
 
     def tried(model: BaseModel) -> BaseModel:

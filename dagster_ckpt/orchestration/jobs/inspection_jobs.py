@@ -161,8 +161,7 @@ def _examination_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
         with errors_as_failure():
             client = ops.client(context, config.stream_id)
             report = check_stream(stream, context.resources, start_from=start, client=client)
-        for message in report.messages():
-            context.log.info(message)
+        log_messages(context, report.messages())
         metadata = compatibility_metadata(report)
         if config.fail_on_error and report.verdict in (Compatibility.INCOMPATIBLE, Compatibility.MIGRATABLE):
             raise dg.Failure("\n".join(report.messages()), metadata=metadata, allow_retries=False)

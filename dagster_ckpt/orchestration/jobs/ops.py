@@ -35,7 +35,7 @@ from dagster_ckpt.values.redaction import cause_to_show, without_secrets
 STREAM_ID = "Stream id of the streaming asset, such as departure_delays."
 SNAPSHOT = f"{LATEST} (the newest snapshot), {ALL}, or the id, number (chk-7), label or location of a snapshot."
 _KINDS = (bool, int, float, str, list, dict)
-# What callers supply, besides sessions, callbacks and results of other methods.
+# Supplied by callers, as are sessions, callbacks and results of other methods.
 _GIVEN = frozenset({"self", "run_id"})
 # Docstrings describe the others.
 _USUAL = {
@@ -168,7 +168,7 @@ def _field(parameter: Parameter) -> tuple[Any, Any]:
 
 @contextmanager
 def errors_as_failure() -> Iterator[None]:
-    """Turn our errors into step failures without retries, and log transitions of streams."""
+    """Our errors as step failures without retries."""
     try:
         with transitions_in_run_log(dg.OpExecutionContext.get()):
             yield
@@ -249,7 +249,7 @@ class StreamOps:
             config=launchpad(name, op, [stream.stream_id for stream in self._streams]),
         )
         def operator_job() -> None:
-            # Run configs keep this name, even if a translator renames the op.
+            # Run configs keep this name, whatever a translator does.
             (op if op.name == name else op.alias(name))()
 
         return operator_job

@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 import pendulum
 
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client.description import LATEST
 from dagster_ckpt.client.examination import ALL
 from dagster_ckpt.orchestration.resources import catalog_of
@@ -26,10 +27,10 @@ class PeriodicSavepoints:
     """Scheduled savepoints of one stream.
 
     Attributes:
-        execution_timezone: Time zone of the cron expression and of the labels.
+        execution_timezone: Of the cron expression and of the labels.
         history: Any retention policy; None keeps all.
         blackouts: Savepoints in these windows are skipped, not postponed.
-        name: Name of the schedule, which owns the history; default: `<asset>_savepoint_schedule`.
+        name: Of the schedule, which owns the history; default: `<asset>_savepoint_schedule`.
 
     Example:
         >>> PeriodicSavepoints("0 3 * * *", execution_timezone="Europe/Berlin", history=Latest(14))
@@ -169,12 +170,8 @@ def build_replication_schedule(
         description="Copies the snapshots of every stream to a second bucket, and verifies them there.",
     )
     def replication_schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest]:
-        with_snapshots = catalog_of(context, catalog_key).history.newest_of([stream.stream_id for stream in streams])
-        return [
-            _run_for(stream, context, "replicate_snapshots", **config, **keep)
-            for stream in streams
-            if stream.stream_id in with_snapshots
-        ]
+        with_snapshots = _with_snapshots(streams, catalog_of(context, catalog_key))
+        return [_run_for(stream, context, "replicate_snapshots", **config, **keep) for stream in with_snapshots]
 
     return replication_schedule
 
@@ -199,14 +196,15 @@ def build_verification_schedule(
         description="Verifies the newest snapshot of every stream.",
     )
     def verification_schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest]:
-        with_snapshots = catalog_of(context, catalog_key).history.newest_of([stream.stream_id for stream in streams])
-        return [
-            _run_for(stream, context, "verify_snapshots", snapshot=LATEST, deep=True)
-            for stream in streams
-            if stream.stream_id in with_snapshots
-        ]
+        with_snapshots = _with_snapshots(streams, catalog_of(context, catalog_key))
+        return [_run_for(stream, context, "verify_snapshots", snapshot=LATEST, deep=True) for stream in with_snapshots]
 
     return verification_schedule
+
+
+def _with_snapshots(streams: Sequence[Stream], catalog: Catalog) -> list[Stream]:
+    found = catalog.history.newest_of([stream.stream_id for stream in streams])
+    return [stream for stream in streams if stream.stream_id in found]
 
 
 def _run_for(stream: Stream, context: dg.ScheduleEvaluationContext, op: str, **config: Any) -> dg.RunRequest:

@@ -1,7 +1,7 @@
 """The catalog sensor, an observer: it reports each completed snapshot once, as an event on its streaming asset.
 
-Dagster keeps reported events forever, so only the first periodic checkpoint per interval is reported. Intervals follow
-the clock, so reading the events again, from any position, gives the same answer.
+Dagster keeps reported events forever, so of periodic checkpoints only the first per interval is reported. Intervals
+follow the clock, so reading the events again, from any position, gives the same answer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DECISIVE = (
     EventType.RESTORED,
     EventType.SAVEPOINT_COMPLETED,
 )
-# One more is remembered: the end of an execution judges its last checkpoint again.
+# And one more, as the end of an execution judges its last checkpoint again.
 _CONSIDERED = 3
 REMEMBERED = _CONSIDERED + 1
 
@@ -114,7 +114,7 @@ def _last_unreported(
 
 
 def _is_first(event: EventRecord, known: Sequence[EventRecord], interval_ms: int) -> bool:
-    """Whether it is the first of its kind in its interval and execution."""
+    """Of its kind in its interval and execution."""
     previous = next((each for each in reversed(known[-_CONSIDERED:]) if _decides(each, event)), None)
     if previous is None or previous.type is not event.type or not interval_ms:
         return True
@@ -148,7 +148,7 @@ class Reported:
 
 
 COMPLETED = (EventType.CHECKPOINT_COMPLETED, EventType.SAVEPOINT_COMPLETED)
-# A tick must end well within Dagster's 60 s; the next one continues.
+# A tick must end well within 60 s; the next one continues.
 EVENTS_PER_TICK = 200
 # Reading an asset's reports takes half a millisecond, once per process.
 EVENTS_IN_FIRST_TICK = 50

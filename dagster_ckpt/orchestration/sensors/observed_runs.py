@@ -28,7 +28,7 @@ from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.modes import DesiredState
 
-# While a code location is replaced, or a stream moves to another one, no location defines it for a moment.
+# While code locations are replaced, none defines a stream for a moment.
 UNDEFINED_GRACE_MS = 60_000
 
 
@@ -116,7 +116,7 @@ def observed_ends(
 
 
 def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> RecordedEnd:
-    """The end of a run; a deleted run counts as failed.
+    """A deleted run counts as failed.
 
     Dagster records a FAILURE if the process was killed during a user's termination, which counts as canceled here.
     """
@@ -134,7 +134,7 @@ def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> Rec
 
 
 def unfinished_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> frozenset[str]:
-    """The runs whose end Dagster has not recorded."""
+    """Those whose end Dagster has not recorded."""
     if not run_ids:
         return frozenset()
     return frozenset(instance.get_run_ids(dg.RunsFilter(run_ids=list(run_ids), statuses=UNFINISHED)))
@@ -150,7 +150,7 @@ def runs_by_id(instance: dg.DagsterInstance, run_ids: Collection[str]) -> dict[s
 def recorded_external_end(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, run: dg.DagsterRun | None
 ) -> RecordedEnd:
-    """The end of an execution that outlives its run, which matters only if it was canceled."""
+    """Of an execution that outlives its run, which matters only if it was canceled."""
     if execution_liveness(catalog, execution) is Liveness.ALIVE:
         return RecordedEnd.STILL_RUNNING
     recorded = recorded_end(instance, run)
@@ -206,13 +206,13 @@ def report_lost_runs(
 
 
 def _is_watched(run: dg.DagsterRun, stream_ids: Collection[str], deployment_id: str) -> bool:
-    """Whether a run of these streams shows its life in this catalog or needs a supervisor."""
+    """Whether it shows its life in this catalog or needs a supervisor."""
     if run.tags.get(STREAM_ID_TAG) not in stream_ids:
         return False
-    # A stream of the same id in another deployment shows its life in another catalog.
+    # Of another deployment, which has another catalog.
     if run.tags.get(DEPLOYMENT_TAG, deployment_id) != deployment_id:
         return False
-    # An operator's run may take hours in silence. Only one that the supervisor launched would block it.
+    # An operator's run may be silent for hours. Only one that the supervisor launched would block it.
     return OPERATION_TAG not in run.tags or RETENTION_OF_TAG in run.tags or STEP_TAG in run.tags
 
 

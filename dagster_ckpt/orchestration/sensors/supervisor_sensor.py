@@ -73,14 +73,13 @@ def build_supervisor_sensor(
     - It restarts a failed or killed run from the latest state, according to the restart strategy.
     - It brings managed streams to their desired state and code version.
     - It launches requested starts (`restart_stream_job`).
-    - It records the end of runs whose process died without recording it.
+    - It records the end of runs whose process died, and launches retention after them.
     - It reports streams that failed permanently or are no longer defined, and a run queue that cannot hold all streams.
-    - It launches retention for an execution that ended without cleaning up.
 
     Args:
         retention_job: `apply_retention_job` of `build_operator_jobs`.
         roll_back_job: `roll_back_upgrade_job` of them.
-        health: Thresholds of the health checks for upgrades with `rollback_if_unhealthy`, for all or by stream id.
+        health: Thresholds for upgrades with `rollback_if_unhealthy`, for all or by stream id.
     """
     thresholds = health if isinstance(health, Mapping) else {stream.stream_id: health for stream in streams}
     by_stream_id = {stream.stream_id: stream for stream in streams}
@@ -114,7 +113,7 @@ def build_supervisor_sensor(
         origin = context.code_location_origin
         location = origin.location_name if origin is not None else None
         undefined = undefined_streams(context.instance, catalog, by_stream_id, location, undefined_since)
-        slots = slots_warning(context.instance, held_slots)
+        slots = describe_slots(run_slots(context.instance, STREAM_ID_TAG), held_slots)
         if slots is not None and slots not in said:
             said.add(slots)
             context.log.warning(slots)
@@ -201,7 +200,7 @@ class SupervisorTick:
             if attempt is None:
                 continue
             if self._restart_is_under_way(stream.stream_id):
-                # Both would compete for the lease. Once that one has it, the requested start takes over from it.
+                # Both would compete for the lease. Once that one has it, the start takes over.
                 self.messages.append(f"{request.stream_id}: waiting for the restart that is under way")
                 continue
             start_from = request.arguments.get("start_from")
@@ -282,7 +281,7 @@ class SupervisorTick:
         return runs[0] if runs else None
 
     def _next_attempt(self, tag: str, value: str) -> int | None:
-        """Number of the next run with a tag, or None while one is in progress or failed too recently."""
+        """Number of the next run with a tag; None while one is in progress or failed too recently."""
         attempts = self.instance.get_run_records(self._tagged(tag, value))
         if not all(record.dagster_run.is_finished for record in attempts):
             return None
@@ -375,14 +374,10 @@ def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
     return catalog.desired_states.ensure(stream.stream_id, origin="the asset's definition")
 
 
-def slots_warning(instance: dg.DagsterInstance, streams: int) -> str | None:
+def describe_slots(slots: RunSlots | None, streams: int) -> str | None:
     """What to change in dagster.yaml; None if that many streams fit in, with a slot to spare for a restart."""
-    slots = run_slots(instance, STREAM_ID_TAG)
-    return describe_slots(slots, streams) if slots is not None else None
-
-
-def describe_slots(slots: RunSlots, streams: int) -> str | None:
-    """Pure."""
+    if slots is None:
+        return None
     limits = {"concurrency.runs.max_concurrent_runs": slots.total, f"the limit of {STREAM_ID_TAG}": slots.of_streams}
     short = [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and limit <= streams]
     if not short:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +34,37 @@ PATIENCE_S = 300.0
 BATCHES_BETWEEN = 10
 
 
+def places_in(folder: Path) -> dict[str, Any]:
+    """Where the stream has its things."""
+    return {
+        "catalog": f"sqlite:///{folder}/catalog.db",
+        "storage": f"file://{folder}/snapshots",
+        "live_root": f"{folder}/live",
+    }
+
+
+def run_release(folder: Path, version: int) -> None:
+    """Run a release in this process: it counts by key, and its rows have the version of the code."""
+
+    def query(spark: SparkSession) -> DataStreamWriter:
+        rows = spark.readStream.schema("k long").option("maxFilesPerTrigger", 10).parquet(f"{folder}/input")
+        counted = rows.groupBy("k").count().selectExpr("*", f"{version} AS version")
+        writer = counted.writeStream.outputMode("update").format("noop")
+        return writer.trigger(processingTime=f"{TRIGGER_S} seconds")
+
+    run_stream(
+        STREAM,
+        query,
+        **places_in(folder),
+        spark=session("handing over", PARTITIONS),
+        checkpointing=CheckpointConfig(interval=5_000),
+        code_version=str(version),
+        unexpected_rows=_of_state,
+    )
+
+
 class Releases:
-    """A stream that counts by key, and whose releases differ in their version.
+    """Releases of a stream that replace each other.
 
     Args:
         folder: Folder of everything that it has.
@@ -42,33 +72,10 @@ class Releases:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.places = {
-            "catalog": f"sqlite:///{folder}/catalog.db",
-            "storage": f"file://{folder}/snapshots",
-            "live_root": f"{folder}/live",
-        }
+        (folder / "input").mkdir(parents=True)
+        self._client = Client(**places_in(folder))
         self._version = 0
         self._running: subprocess.Popen[bytes] | None = None
-        (folder / "input").mkdir(parents=True, exist_ok=True)
-
-    def query(self, spark: SparkSession, version: int) -> DataStreamWriter:
-        """Counts, with the version beside them."""
-        rows = spark.readStream.schema("k long").option("maxFilesPerTrigger", 10).parquet(f"{self.folder}/input")
-        counted = rows.groupBy("k").count().selectExpr("*", f"{version} AS version")
-        writer = counted.writeStream.outputMode("update").format("noop")
-        return writer.trigger(processingTime=f"{TRIGGER_S} seconds")
-
-    def run(self, version: int) -> None:
-        """Run a release in this process."""
-        run_stream(
-            STREAM,
-            lambda spark: self.query(spark, version),
-            **self.places,  # type: ignore[arg-type]
-            spark=session("handing over", PARTITIONS),
-            checkpointing=CheckpointConfig(interval=5_000),
-            code_version=str(version),
-            unexpected_rows=_of_state,
-        )
 
     @contextmanager
     def fed(self) -> Iterator[None]:
@@ -105,9 +112,8 @@ class Releases:
         """
         old = self._running
         assert old is not None
-        with Client(**self.places) as client:  # type: ignore[arg-type]
-            arguments = {"start_from": "latest", HANDS_OVER: True, "verify_batches": 2}
-            start = client.catalog.requests.submit(STREAM, RequestKind.START, arguments=arguments, origin="bench")
+        arguments = {"start_from": "latest", HANDS_OVER: True, "verify_batches": 2}
+        start = self._client.catalog.requests.submit(STREAM, RequestKind.START, arguments=arguments, origin="bench")
         self._launch({START_REQUEST_VARIABLE: start.request_id})
         old.wait(PATIENCE_S)
         return self._gap()
@@ -115,18 +121,17 @@ class Releases:
     def restart(self) -> float:
         """Stop the running release, and launch the next one; returns the same."""
         assert self._running is not None
-        with Client(**self.places) as client:  # type: ignore[arg-type]
-            client.stop(STREAM)
+        self._client.stop(STREAM)
         self._running.wait(PATIENCE_S)
         self._launch({})
         return self._gap()
 
     def stop(self) -> None:
         """End it."""
-        if self._running is not None:
-            with Client(**self.places) as client:  # type: ignore[arg-type]
-                client.stop(STREAM, savepoint=False)
+        if self._running is not None and self._running.poll() is None:
+            self._client.stop(STREAM, savepoint=False)
             self._running.wait(PATIENCE_S)
+        self._client.close()
 
     def _launch(self, environment: dict[str, str]) -> None:
         self._version += 1
@@ -135,7 +140,7 @@ class Releases:
             self._running = subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log)
 
     def _gap(self) -> float:
-        """Between the commits beside the start of the newest release."""
+        """From the last commit before the newest release began to its own first one."""
         started_at = self._await_batches()
         times = sorted(path.stat().st_mtime for path in self._live().glob("commits/[0-9]*"))
         first = next(number for number, at in enumerate(times) if at > started_at)
@@ -148,8 +153,7 @@ class Releases:
         def has_committed() -> bool:
             if self._running is not None and self._running.poll() is not None:
                 raise RuntimeError((self.folder / "said.log").read_text()[-4_000:])
-            with Client(**self.places) as client:  # type: ignore[arg-type]
-                latest = client.catalog.executions.latest(STREAM)
+            latest = self._client.catalog.executions.latest(STREAM)
             if latest is None or latest.code_version != str(self._version) or latest.live_directory is None:
                 return False
             started[:] = [latest.started_at_ms / 1000]
@@ -194,6 +198,6 @@ def main(folder: Path, times: int) -> dict[str, list[float]]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--release":
-        Releases(Path(sys.argv[2])).run(int(sys.argv[3]))
+        run_release(Path(sys.argv[2]), int(sys.argv[3]))
     else:
         print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -36,8 +36,8 @@ HAND_OVER = Section(
     method=(
         f"A stream that counts {KEYS:,} keys (RocksDB, a batch each {TRIGGER_S} s, a checkpoint every 5 s, local[2]) "
         f"reads a file of {ROWS_OF_A_FILE:,} rows each {FILE_EVERY_S} s. Releases replace each other, each a process "
-        "of its own: one is handed over to beside the running one, after the comparison of two batches, the next one "
-        "is launched after a stop with a savepoint, and so on. The moments are those of Spark's commits. "
+        "of its own: every second one takes over while its predecessor runs, after two batches were compared; the "
+        "others are launched after a stop with a savepoint. The moments are those of Spark's commits. "
         "`--share 0.3` replaces three times in each way instead of ten times."
     ),
     measure=_measure,

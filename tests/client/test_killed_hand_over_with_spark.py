@@ -22,7 +22,6 @@ from dagster_ckpt.catalog.database import Database
 from dagster_ckpt.catalog.records import HANDS_OVER, ExecutionRecord, ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.catalog.requests import RequestRecords
 from dagster_ckpt.client.launching import START_REQUEST_VARIABLE
-from tests.support import executioner
 from tests.support.executioner import CHANGES, Executioner
 from tests.support.handed_over import HandOver, differs_as_declared
 from tests.support.small_spark import lay_file, small_spark
@@ -39,12 +38,6 @@ ROUNDS = 12
 # About as many as a process changes until its query runs, with the comparison of two batches.
 STEPS = 60
 KILLED_AT = "DAGSTER_CKPT_TEST_KILLED_AT"
-
-
-class KilledNow(BaseException):
-    def __new__(cls) -> KilledNow:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return super().__new__(cls)
 
 
 class Releases:
@@ -161,6 +154,8 @@ def test_exactly_one_release_goes_on_with_every_row_once(tmp_path: Path) -> None
         stream.wait(lambda: stream.runs(first))
         for _ in range(ROUNDS):
             stream.release(victim=chance.choice(["old", "new", "new", "nobody"]), chance=chance)
+        killed = [each for each in stream.processes if each.poll() == -signal.SIGKILL]
+        assert len(killed) > ROUNDS / 3
         stream.is_over.set()
         feeder.join()
         with small_spark() as spark:
@@ -179,9 +174,7 @@ def test_exactly_one_release_goes_on_with_every_row_once(tmp_path: Path) -> None
 
 def _in_a_process(root: Path, version: int) -> None:
     if KILLED_AT in os.environ:
-        patch = pytest.MonkeyPatch()
-        patch.setattr(executioner, "Killed", KilledNow)
-        Executioner(patch, int(os.environ[KILLED_AT]), *CHANGES, (Database, "writing"))
+        Executioner(pytest.MonkeyPatch(), int(os.environ[KILLED_AT]), *CHANGES, (Database, "writing"), is_real=True)
     with small_spark() as spark:
         of = HandOver(spark, root)
         run_stream(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,17 +10,10 @@ import pytest
 
 from dagster_ckpt.catalog.database import Database
 from tests.client.test_savepoint_sets import Pipeline
-from tests.support import executioner
 from tests.support.executioner import CHANGES, Executioner
 from tests.support.thorough import either
 
 STEPS = (*CHANGES[:-2], (Database, "writing"))
-
-
-class KilledNow(BaseException):
-    def __new__(cls) -> KilledNow:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return super().__new__(cls)
 
 
 def is_killed(pipeline: Pipeline, work: Callable[[Pipeline], object], *, at_step: int) -> bool:
@@ -29,8 +21,7 @@ def is_killed(pipeline: Pipeline, work: Callable[[Pipeline], object], *, at_step
     child = os.fork()
     if child == 0:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(executioner, "Killed", KilledNow)
-            Executioner(patch, at_step, *STEPS)
+            Executioner(patch, at_step, *STEPS, is_real=True)
             try:
                 work(pipeline)
             except BaseException as error:  # noqa: BLE001 - whatever a child of a test raises must not go on in the test

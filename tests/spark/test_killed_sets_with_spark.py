@@ -24,7 +24,6 @@ from dagster_ckpt import CheckpointConfig, Client, RestartStrategies, run_stream
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.database import Database
 from dagster_ckpt.catalog.records import ExecutionStatus
-from tests.support import executioner
 from tests.support.executioner import CHANGES, Executioner
 from tests.support.small_spark import lay_file, small_spark
 
@@ -39,12 +38,6 @@ PATIENCE_S = 180.0
 ROUNDS = 12
 # More than a set, and about as many as a restart, changes.
 STEPS = 90
-
-
-class KilledNow(BaseException):
-    def __new__(cls) -> KilledNow:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return super().__new__(cls)
 
 
 class Graph:
@@ -102,8 +95,7 @@ class Graph:
         if child == 0:
             patch = pytest.MonkeyPatch()
             if killed_at is not None:
-                patch.setattr(executioner, "Killed", KilledNow)
-                Executioner(patch, killed_at, *CHANGES[:-2], (Database, "writing"))
+                Executioner(patch, killed_at, *CHANGES[:-2], (Database, "writing"), is_real=True)
             try:
                 with Client(catalog=self.catalog, storage=f"file://{self.root}/snapshots") as client:
                     work(client)

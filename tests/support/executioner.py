@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal as signals
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,7 @@ class Executioner:
         changes: The functions, each with its owner; default: `CHANGES`.
         signal: What a signal raises instead, after which the process may tidy up: one call fails, the next ones work.
         of: Whether a call is the victim's, where other processes are threads too.
+        is_real: Kill this very process, with SIGKILL.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Executioner:
         *changes: tuple[Any, str],
         signal: type[BaseException] | None = None,
         of: Callable[[], bool] = lambda: True,
+        is_real: bool = False,
     ) -> None:
         self.left = passing
+        self.is_real = is_real
         self.of = of
         self.signal = signal
         for owner, name in changes or CHANGES:
@@ -60,6 +64,8 @@ class Executioner:
                 return change(*arguments, **named)
             # A killed process does not tidy up either.
             if self.left <= 0 and self.signal is None:
+                if self.is_real:
+                    os.kill(os.getpid(), signals.SIGKILL)
                 raise Killed
             if self.left == 0 and self.signal is not None:
                 self.left -= 1

@@ -42,6 +42,8 @@ class Feature(StrEnum):
     TRANSFORM_WITH_STATE_IN_PANDAS = "transformWithStateInPandas", "4.0"
     TRANSFORM_WITH_STATE = "transformWithState in Python", "4.1"
     JOIN_STATE_3 = "join state format v3", "4.1"
+    REAL_TIME = "real-time mode", "4.1"
+    REAL_TIME_STATE = "real-time mode with state", "4.3"
     JOIN_STATE_4 = "join state format v4", "4.3"
     STATE_READER_FORMAT_2 = "a reader of state in checkpoint format v2", "4.1"
     STATE_CHECKSUMS = "checksums of state files", "4.1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -12,20 +13,24 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import CheckpointConfig, Client, RestartStrategies, run_stream
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.database import Database
 from dagster_ckpt.catalog.records import ExecutionStatus
+from dagster_ckpt.spark.versions import TableFormat
+from tests.sinks.delta_program import DELTA
 from tests.support.executioner import CHANGES, Executioner
-from tests.support.small_spark import lay_file, small_spark
+from tests.support.small_spark import SETTINGS, lay_file
+from tests.support.table_jars import fetch_jars, needs_jar
 
 pytestmark = [
     pytest.mark.spark,
@@ -38,13 +43,19 @@ PATIENCE_S = 180.0
 ROUNDS = 12
 # More than a set, and about as many as a restart, changes.
 STEPS = 90
+SUMMARY = "rows"
 
 
 class Graph:
-    """A chain of running queries, each in a process of its own; every value arrives once in each output."""
+    """A chain of running queries, each in a process of its own; every value arrives once in each output.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    Args:
+        root: An empty folder.
+        sink: Spark's name of the format that they write and read.
+    """
+
+    def __init__(self, root: Path, sink: str) -> None:
+        self.root, self.sink = root, sink
         self.catalog = f"sqlite:///{root}/catalog.db"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.files = 0
@@ -59,13 +70,22 @@ class Graph:
         """Each that does not run, upstream first, as its reader may wait for it."""
         for stream in STREAMS:
             while stream not in self.running or self.running[stream].poll() is not None:
-                with (self.root / f"{stream}.log").open("ab") as log:
-                    command = [sys.executable, "-m", "tests.spark.test_killed_sets_with_spark", str(self.root), stream]
-                    # In a group of its own, with its JVM.
-                    self.running[stream] = subprocess.Popen(
-                        command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
-                    )
+                self.running[stream] = self._launch(stream)
                 self.wait(partial(self.runs_or_ended, stream))
+
+    def _launch(self, *work: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.spark.test_killed_sets_with_spark", str(self.root), self.sink, *work]
+        with (self.root / f"{work[0]}.log").open("ab") as log:
+            # In a group of its own, with its JVM.
+            return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+
+    def has_read(self, values: int) -> dict[str, Counter[int]]:
+        """The values of each output, as soon as the last one has so many."""
+        self.running[SUMMARY] = reader = self._launch(SUMMARY, str(values))
+        self.wait(lambda: reader.poll() is not None)
+        assert reader.returncode == 0, self.said()
+        found = json.loads((self.root / f"{SUMMARY}.json").read_text())
+        return {stream: Counter(values) for stream, values in found.items()}
 
     def runs_or_ended(self, stream: str) -> bool:
         if self.running[stream].poll() is not None:
@@ -121,9 +141,19 @@ class Graph:
         return "\n".join(f"{path.name}: {path.read_text()[-3000:]}" for path in self.root.glob("*.log"))
 
 
-def test_no_kill_leaves_streams_that_do_not_belong_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sink",
+    [
+        "parquet",
+        pytest.param("delta", marks=needs_jar(TableFormat.DELTA)),
+        pytest.param("iceberg", marks=needs_jar(TableFormat.ICEBERG)),
+    ],
+)
+def test_no_kill_leaves_streams_that_do_not_belong_together(tmp_path: Path, sink: str) -> None:
     chance = random.Random(5)
-    graph = Graph(tmp_path)
+    if sink != "parquet":
+        fetch_jars(TableFormat(sink), tmp_path / "jars")
+    graph = Graph(tmp_path, sink)
     taken: list[str] = []
     try:
         for number in range(ROUNDS):
@@ -148,43 +178,87 @@ def test_no_kill_leaves_streams_that_do_not_belong_together(tmp_path: Path) -> N
                 assert graph.go_back(earlier), graph.said()
         graph.start()
         expected = Counter(range(3 * graph.files + 2))
-        with small_spark() as spark:
-            graph.wait(lambda: set(rows(spark, tmp_path, "totals")) >= set(expected))
-            graph.stop()
-            for stream in STREAMS:
-                assert rows(spark, tmp_path, stream) == expected, stream
+        graph.has_read(len(expected))
+        graph.stop()
+        assert graph.has_read(len(expected)) == dict.fromkeys(STREAMS, expected)
     finally:
         graph.stop()
 
 
-def rows(spark: SparkSession, root: Path, stream: str) -> Counter[int]:
-    return Counter(row.a for row in spark.read.parquet(str(root / stream)).collect())
+class Stage:
+    """What a process of the graph does with Spark."""
 
+    def __init__(self, root: Path, sink: str) -> None:
+        self.root, self.sink = root, sink
+        of_the_sink = {"delta": DELTA, "iceberg": iceberg(root)}.get(sink, {})
+        jars = ",".join(str(path) for path in sorted((root / "jars").glob("*.jar")))
+        settings = {**SETTINGS, **of_the_sink, **({"spark.jars": jars} if jars else {})}
+        self.spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
 
-def _in_a_process(root: Path, stream: str) -> None:
-    def query(spark: SparkSession) -> DataStreamWriter:
-        reader = spark.readStream.schema("a long").option("maxFilesPerTrigger", 1)
-        folder = str(root / STREAMS[stream])
-        found = reader.json(folder) if stream == "orders" else reader.parquet(folder)
-        kept = found.dropDuplicates(["a"])
-        return (
-            kept.writeStream.format("parquet")
-            .option("path", str(root / stream))
-            .trigger(processingTime="300 milliseconds")
-        )
+    def place(self, stream: str) -> str:
+        return f"books.db.{stream}" if self.sink == "iceberg" else str(self.root / stream)
 
-    with small_spark() as spark:
+    def query(self, stream: str) -> DataStreamWriter:
+        of_files = self.spark.readStream.schema("a long").option("maxFilesPerTrigger", 1)
+        upstream = STREAMS[stream]
+        if stream == "orders":
+            found = of_files.json(str(self.root / upstream))
+        elif self.sink == "parquet":
+            found = of_files.parquet(self.place(upstream))
+        else:
+            table = self.spark.readStream.format(self.sink).option("streaming-max-files-per-micro-batch", 1)
+            found = table.option("maxFilesPerTrigger", 1).load(self.place(upstream))
+        written = found.dropDuplicates(["a"]).writeStream.format(self.sink).option("path", self.place(stream))
+        return written.trigger(processingTime="300 milliseconds")
+
+    def run(self, stream: str) -> None:
+        if self.sink != "parquet":
+            self._make_table(stream)
         run_stream(
             stream,
-            query,
-            catalog=f"sqlite:///{root}/catalog.db",
-            storage=f"file://{root}/snapshots",
-            live_root=f"{root}/live",
-            spark=spark,
+            lambda _: self.query(stream),
+            catalog=f"sqlite:///{self.root}/catalog.db",
+            storage=f"file://{self.root}/snapshots",
+            live_root=f"{self.root}/live",
+            spark=self.spark,
             restart_strategy=RestartStrategies.no_restart(),
             checkpointing=CheckpointConfig(interval=2_000, cleanup="RETAIN_ON_CANCELLATION"),
         )
 
+    def _make_table(self, stream: str) -> None:
+        """The next stage cannot read a table that is not there yet."""
+        name = self.place(stream) if self.sink == "iceberg" else f"delta.`{self.place(stream)}`"
+        self.spark.sql(f"CREATE TABLE IF NOT EXISTS {name} (a long) USING {self.sink}")
+
+    def tell(self, values: int) -> None:
+        while len(self._rows("totals")) < values:
+            time.sleep(0.5)
+        found = {stream: sorted(self._rows(stream)) for stream in STREAMS}
+        (self.root / f"{SUMMARY}.json").write_text(json.dumps(found))
+
+    def _rows(self, stream: str) -> list[int]:
+        with suppress(AnalysisException):
+            return [row.a for row in self._read(stream).collect()]
+        return []
+
+    def _read(self, stream: str) -> DataFrame:
+        return self.spark.read.format(self.sink).load(self.place(stream))
+
+
+def iceberg(root: Path) -> dict[str, str]:
+    """A catalog in a folder, which several processes can change at a time."""
+    books = "spark.sql.catalog.books"
+    return {
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        books: "org.apache.iceberg.spark.SparkCatalog",
+        f"{books}.type": "hadoop",
+        f"{books}.warehouse": f"{root}/books",
+    }
+
 
 if __name__ == "__main__":
-    _in_a_process(Path(sys.argv[1]), sys.argv[2])
+    stage = Stage(Path(sys.argv[1]), sys.argv[2])
+    if sys.argv[3] == SUMMARY:
+        stage.tell(int(sys.argv[4]))
+    else:
+        stage.run(sys.argv[3])

@@ -1,6 +1,6 @@
 """Snapshots of queries in each of Spark's ways to execute one, and of sources and logs of other kinds, resumed.
 
-Real-time mode runs only on sources such as Kafka, so here its decisions are tested (test_spark_guarantees.py).
+Real-time mode runs only on sources such as Kafka: `tests/kafka/test_real_time_mode.py`.
 """
 
 import json

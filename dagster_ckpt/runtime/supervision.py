@@ -15,7 +15,7 @@ from typing import Any
 
 from dagster_ckpt.catalog.records import RequestKind, RequestRecord, RequestStatus
 from dagster_ckpt.catalog.transitions import log_message
-from dagster_ckpt.errors import CatalogError, LeaseLostError, StorageAccessError
+from dagster_ckpt.errors import CatalogError, LeaseLostError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.recovery.prepare import PreparedStart
 from dagster_ckpt.runtime.attempt_runner import STOPPED_WITH_SAVEPOINT, AttemptRunner
 from dagster_ckpt.runtime.batch_progress import BatchLog, Journal, OutputGap
@@ -52,6 +52,7 @@ from dagster_ckpt.stream.liveness import jvm_of
 from dagster_ckpt.values.durations import Clock, monotonic_ms, rounded_duration
 
 POLL_S = 0.25
+FINISH_POLL_S = 0.02
 HEARTBEAT_MS = 2_000
 # Longer than the usual time between two signs of activity.
 REPORT_AFTER_MS = 60_000
@@ -59,6 +60,8 @@ REPORT_AFTER_MS = 60_000
 LOOKS_AT_SINKS = 3
 # A stalled query may not react to an interrupt either.
 STOP_STALLED_MS = 60_000
+# An interrupted batch is run again by the next query, which readers wait for.
+FINISH_BATCH_MS = 2_000
 
 
 _TRIGGERS = {
@@ -334,10 +337,22 @@ class Supervisor:
 
     def _stop_query(self) -> None:
         if self._savepoint_to_stop_with is None:
-            stands = self._end is not None and self._end.kind is EndKind.STALLED
-            self._query.stop(within_ms=STOP_STALLED_MS if stands else None)
+            kind = self._end.kind if self._end is not None else None
+            if kind is EndKind.SUSPENDED:
+                self._finish_batch()
+            self._query.stop(within_ms=STOP_STALLED_MS if kind is EndKind.STALLED else None)
         with suppress(CatalogError, LeaseLostError):
             self._journal.note(self._query.facts().mode, has_ended=True)
+
+    def _finish_batch(self) -> None:
+        positions, deadline_ms = self._attempts.positions, monotonic_ms() + FINISH_BATCH_MS
+        with suppress(LiveDirectoryError, StorageAccessError):
+            planned = positions.look().offset
+            while planned is not None and monotonic_ms() < deadline_ms:
+                commit = positions.latest().commit
+                if (commit is not None and commit >= planned) or self._query.wait(FINISH_POLL_S):
+                    return
+                self._log.note(self._query.recent_progress())
 
 
 def _describe_stall(still: QueryInactivity) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +156,45 @@ def withdrawn_just_before(shelf: Shelf, method: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(executions, method, too_late)
     return withdrawn
+
+
+@dataclass
+class InABatch(PlayedQuery):
+    """Its batch 1 commits once it was polled so often by what waits for it before the query is stopped."""
+
+    live: Path = Path()
+    polls: int = 0
+    had_committed: bool | None = None
+
+    def wait(self, timeout_s: float) -> bool:
+        self._write("offsets")
+        if timeout_s == supervision.FINISH_POLL_S:
+            self.polls -= 1
+            if self.polls == 0:
+                self._write("commits")
+        return False
+
+    def stop(self, *, within_ms: int | None = None) -> None:
+        self.had_committed = (self.live / "commits/1").exists()
+
+    def _write(self, log: str) -> None:
+        (self.live / log / "1").write_text((self.live / log / "0").read_text())
+
+
+@pytest.mark.parametrize(
+    ("kind", "polls", "commits"),
+    [(RequestKind.SUSPEND, 3, True), (RequestKind.SUSPEND, 1_000, False), (RequestKind.CANCEL, 3, False)],
+)
+def test_what_is_suspended_finishes_its_batch_if_that_is_short(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, polls: int, commits: bool
+) -> None:
+    monkeypatch.setattr(supervision, "FINISH_BATCH_MS", 200)
+    shelf.stream.catalog.requests.submit("orders", kind, origin="a test")
+    query = InABatch(live=shelf.live, polls=polls)
+
+    Stage(shelf.stream, [query]).run()
+
+    assert query.had_committed is commits
 
 
 @pytest.mark.parametrize(("kind", "status"), STOPS)

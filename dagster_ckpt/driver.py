@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from logging.handlers import QueueHandler, QueueListener
 from queue import SimpleQueue
 from threading import Lock
@@ -20,11 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER, RunLog
-from dagster_ckpt.client.launching import failing_start, hand_over, start_order
+from dagster_ckpt.client.launching import (
+    START_REQUEST_VARIABLE,
+    await_turn,
+    failing_start,
+    hand_over,
+    prepared_spare,
+    start_order,
+)
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
-from dagster_ckpt.errors import CkptError
+from dagster_ckpt.errors import CkptError, LeaseHeldError
 from dagster_ckpt.flink.program import Deployment, StreamExecution, StreamToRun, run_program
 from dagster_ckpt.policies.restart import RestartPolicy, RestartStrategyConfiguration, effective_restart_strategy
 from dagster_ckpt.policies.upgrade import UnexpectedRows
@@ -70,6 +78,7 @@ def run_stream(
     code_version: str | None = None,
     unexpected_rows: UnexpectedRows | None = None,
     state_migrations: Sequence[StateMigration] = (),
+    standby: bool = False,
 ) -> StreamExecution:
     """Run a stream in this process until it ends: under `spark-submit`, or as `python program.py`.
 
@@ -99,10 +108,13 @@ def run_stream(
         unexpected_rows: With `verify_batches` of the start: a function that gets the name of what differs and the rows
             that differ, and returns those that must not.
         state_migrations: Rules for the state of operators that a release changes, for a start with `migrate_state`.
+        standby: While another process runs the stream, wait with Spark started, and continue if that process or its
+            machine dies or is asked to stop, as the restart strategy allows. A process that was launched for a request
+            does not wait.
 
     Raises:
         RequestFailedError: The start that launched this process failed or was withdrawn.
-        LeaseHeldError: Another execution of the stream is alive.
+        LeaseHeldError: Another execution of the stream is alive, and this is no spare.
         StreamFailedError: The query failed, and its restart strategy allows no further restart.
         LeaseLostError: Another process is the writer now.
         KeyboardInterrupt: SIGINT or SIGTERM was received; the query was stopped and keeps its state.
@@ -150,28 +162,58 @@ def run_stream(
             on_backend_change=on_backend_change,
             state_migrations=state_migrations,
         )
-        order = start_order(opened, stream_id, otherwise=otherwise)
-        query = QueryToStart(lambda: start(session))
-        to_run = StreamToRun(
+        attempt = partial(
+            _run_in_turn,
             stream,
-            _start(stream, query),
-            query.described,
-            start_from=order.start_from,
-            cause=order.cause,
-            start_request_id=order.request_id,
-            has_supervisor=order.has_supervisor,
+            partial(start, session),
+            spark=session,
+            otherwise=otherwise,
+            unexpected_rows=unexpected_rows,
+            run_id=pipes.run_id,
         )
-        with failing_start(opened, order.request_id, BaseException):
-            described = QueryToStart(lambda: start(session)).described
-            hand_over(stream, order.request_id, described, order.start_from, unexpected=unexpected_rows)
+        is_of_use = prepared_spare(session) if standby and START_REQUEST_VARIABLE not in os.environ else None
+        result = attempt(is_of_use=is_of_use)
+        while result is None:
+            result = attempt(is_of_use=is_of_use)
+        pipes.ended(result)
+        return result
+
+
+def _run_in_turn(
+    stream: StreamHandle,
+    describe: Callable[[], DataStreamWriter],
+    *,
+    spark: SparkSession,
+    otherwise: StartFrom,
+    unexpected_rows: UnexpectedRows | None,
+    run_id: str | None,
+    is_of_use: Callable[[], bool] | None,
+) -> StreamExecution | None:
+    """None if another spare was faster; `is_of_use` is a spare's, see `await_turn`."""
+    has_waited = is_of_use is not None and await_turn(stream, is_of_use)
+    order = start_order(stream.catalog, stream.stream_id, otherwise=otherwise, has_waited=has_waited)
+    query = QueryToStart(describe)
+    to_run = StreamToRun(
+        stream,
+        _start(stream, query),
+        query.described,
+        start_from=order.start_from,
+        cause=order.cause,
+        start_request_id=order.request_id,
+        has_supervisor=order.has_supervisor,
+        has_spare=is_of_use is not None,
+    )
+    with failing_start(stream.catalog, order.request_id, BaseException):
+        checked = QueryToStart(describe).described
+        hand_over(stream, order.request_id, checked, order.start_from, unexpected=unexpected_rows)
+        try:
             result = run_program(
-                stream_id,
-                [to_run],
-                spark=session,
-                run_id=order.run_id or pipes.run_id,
-                signals=_SIGNALS,
+                stream.stream_id, [to_run], spark=spark, run_id=order.run_id or run_id, signals=_SIGNALS
             )
-        pipes.ended(result.streams[0])
+        except LeaseHeldError:
+            if is_of_use is None:
+                raise
+            return None
         return result.streams[0]
 
 

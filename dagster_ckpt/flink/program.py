@@ -157,6 +157,7 @@ class StreamToRun:
 
     Attributes:
         has_supervisor: A supervisor restarts it after an interrupt, and settles its execution.
+        has_spare: After an interrupt, a spare process may continue.
     """
 
     stream: StreamHandle
@@ -166,6 +167,7 @@ class StreamToRun:
     cause: StartCause = StartCause.MANUAL
     start_request_id: str | None = None
     has_supervisor: bool = False
+    has_spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def run_program(
             is_launched=to_run.has_supervisor,
             interrupted=stop.is_set,
             # An external stop, e.g. machine shutdown: the next start continues.
-            interrupted_as=partial(_interrupted_as, to_run.has_supervisor),
+            interrupted_as=partial(_interrupted_as, to_run.has_supervisor or to_run.has_spare),
         )
         for to_run in streams
     ]
@@ -255,8 +257,8 @@ def _run(to_run: StreamToRun, request: RunRequest, stop: threading.Event, spark:
     return StreamExecution(stream.stream_id, outcome.execution_id, outcome.end.kind, savepoint)
 
 
-def _interrupted_as(has_supervisor: bool) -> ExecutionStatus:
-    return ExecutionStatus.FAILED if has_supervisor else ExecutionStatus.SUSPENDED
+def _interrupted_as(another_continues: bool) -> ExecutionStatus:
+    return ExecutionStatus.FAILED if another_continues else ExecutionStatus.SUSPENDED
 
 
 def _settle(to_run: StreamToRun, outcome: Outcome) -> None:

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, LeaseRecord, SnapshotStatus, StartCause
-from dagster_ckpt.client.launching import hand_over, hands_over
+from dagster_ckpt.client.launching import hand_over, hands_over, prepared_spare
 from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
 from dagster_ckpt.orchestration._compat import (
@@ -61,10 +61,10 @@ from dagster_ckpt.runtime.start import start_stream_query
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.description import QueryToStart
 from dagster_ckpt.spark.query.query import SupervisedQuery, jvm_pid
-from dagster_ckpt.spark.query.session import active_in_thread, application_of, apply_state_backend, warm_up
+from dagster_ckpt.spark.query.session import active_in_thread, application_of, apply_state_backend
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import refuse_while_written
-from dagster_ckpt.stream.liveness import UNSEEN_JVM, Liveness, ProcessIdentity
+from dagster_ckpt.stream.liveness import UNSEEN_JVM
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.durations import rounded_duration, size, utc_time
@@ -125,12 +125,8 @@ def _stand_by(resources: DeploymentResources) -> Callable[[], bool]:
         # Again, because Spark has replaced the handler.
         with capture_interrupts():
             apply_state_backend(spark, resources.state_backend.backend())
-            # Without it, the spare only takes longer to continue.
-            with suppress(Exception):
-                warm_up(spark)
-            pid = jvm_pid(spark)
-    jvm = ProcessIdentity.of(pid) if pid is not None else None
-    return lambda: (jvm is None or jvm.liveness() is not Liveness.ENDED) and not check_captured_interrupt()
+            lives = prepared_spare(spark)
+    return lambda: lives() and not check_captured_interrupt()
 
 
 @dataclass(frozen=True)

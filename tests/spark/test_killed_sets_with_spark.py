@@ -238,6 +238,9 @@ class Stage:
 
     def _rows(self, stream: str) -> list[int]:
         with suppress(AnalysisException):
+            if self.sink == "iceberg":
+                # Else what this session has read first, as long as it is read again within half a minute.
+                self.spark.catalog.refreshTable(self.place(stream))
             return [row.a for row in self._read(stream).collect()]
         return []
 

@@ -329,7 +329,8 @@ def _methods() -> list[str]:
     lines = [
         "## Every method",
         "",
-        "Beside the methods of the table above. What each does, and its arguments: [PyFlink's classes](api/flink.md).",
+        "Beside the methods of the table above; what several classes have is listed once. What each does, and "
+        "its arguments: [PyFlink's classes](api/flink.md).",
         "",
     ]
     kinds = [
@@ -340,7 +341,12 @@ def _methods() -> list[str]:
         options.ExecutionConfig,
     ]
     kinds += [options.RestartStrategies, *(type(strategy) for strategy in STRATEGIES.values()), options.Duration]
-    return lines + [f"- **{kind.__name__}**: {', '.join(_members(kind))}" for kind in kinds] + [""]
+    seen: set[str] = set()
+    for kind in kinds:
+        if new := [member for member in _members(kind) if member not in seen]:
+            lines.append(f"- **{kind.__name__}**: {', '.join(new)}")
+            seen.update(new)
+    return [*lines, ""]
 
 
 def _members(kind: type) -> Iterator[str]:

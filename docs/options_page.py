@@ -167,9 +167,9 @@ def _backends(seen: set[tuple[str, ...]]) -> list[str]:
     lines = [
         "## State backends",
         "",
-        "A backend becomes settings of the Spark session before the query starts. A query keeps the provider that it "
-        "was begun with: a start with a backend of another provider is refused before anything is changed. A backend "
-        "that names a place for snapshots (Memory, Fs, RocksDB) comes before the stream's own storage, as in Flink.",
+        "A backend becomes settings of the Spark session before the query starts. A query [keeps the provider]"
+        "(guides/change-parallelism-or-backend.md) that it was begun with. A backend that names a place for snapshots "
+        "(Memory, Fs, RocksDB) comes before the stream's own storage, as in Flink.",
         "",
         "`set_db_storage_paths` is `spark.local.dir`, which Spark reads when the application starts: give it to the "
         "Spark resource as well. A start in an application that has other directories is refused and says so; where "

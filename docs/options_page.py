@@ -14,15 +14,13 @@ from typing import Any
 
 from dagster_ckpt import flink as options
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
-from dagster_ckpt.config.rocksdb import OPTIONS_SET, RocksDBOptions
+from dagster_ckpt.config.rocksdb import OPTIONS_SET, RocksDBOption, RocksDBOptions
 from dagster_ckpt.config.state_backend import MAX_PARALLELISM
 from dagster_ckpt.flink import execution_config as execution
 from dagster_ckpt.flink.environment import StreamExecutionEnvironment
 from dagster_ckpt.orchestration.resources import CheckpointStorageResource, StateBackendResource
 from dagster_ckpt.orchestration.settings import RestartSettings
-from dagster_ckpt.policies.retention import Latest, NewestPer
-from dagster_ckpt.policies.trigger import EveryBatches
-from dagster_ckpt.values.validation import OptionDescription, options_of
+from dagster_ckpt.values.validation import Effect, OptionDescription, options_of
 
 PAGE = Path(__file__).with_name("options.md")
 
@@ -61,25 +59,6 @@ EXECUTION_RANGES: dict[str, Any] = {
 }
 # What an object had to be given to be made: it has no default.
 EXAMPLES = ("file:/data/checkpoints", "package.module:Name", "com.example.Provider")
-# Together these show every sentence that `describe` can say.
-CONFIGURATIONS = (
-    options.CheckpointConfig(),
-    options.CheckpointConfig(
-        interval=60_000,
-        unaligned=True,
-        force_unaligned=True,
-        tolerable_failures=2**31 - 1,
-        count_savepoints=True,
-        prefer_checkpoint_for_recovery=True,
-        recovery_depth=3,
-        roll_back_tables=False,
-        max_replayed_batches=0,
-        storage="file:///data/checkpoints",
-    ),
-    options.CheckpointConfig(interval=60_000, unaligned=True),
-    options.CheckpointConfig(mode="AT_LEAST_ONCE", unaligned=True),
-    options.CheckpointConfig(retention=Latest(3) | NewestPer("day", 7), trigger=EveryBatches(100)),
-)
 STORAGES = (
     options.FileSystemCheckpointStorage("file:///data/checkpoints"),
     options.JobManagerCheckpointStorage(),
@@ -93,6 +72,7 @@ BACKENDS = (
     options.RocksDBStateBackend("file:///data/checkpoints"),
     options.CustomStateBackend("com.example.Provider"),
 )
+# Together these show every sentence that `describe` can say.
 EXECUTIONS = (
     options.ExecutionConfig(),
     options.ExecutionConfig(parallelism=4),
@@ -112,12 +92,12 @@ ENUMS: tuple[type[Enum], ...] = (
     options.ExternalizedCheckpointRetention,
     options.PredefinedOptions,
     options.TimeCharacteristic,
-    options.Semantic,
 )
 
 
 def page() -> str:
     """Return the whole page."""
+    seen: set[tuple[str, ...]] = set()
     return "\n".join(
         [
             "# Options",
@@ -128,12 +108,12 @@ def page() -> str:
             "getters on the same object, and Dagster config. Durations are milliseconds or `timedelta`. Every object "
             "has `describe()`: its values, and what each does *as it is set*.",
             "",
-            "Effect on Spark: **real**, the engine or the coordinator does just that; **mapped**, the setting or "
-            "mechanism of Spark with the same purpose; **none**, Spark has no such thing, for the reason given.",
+            "An option does under Spark just what it does under Flink, unless it is **mapped** to the setting or "
+            "mechanism of Spark with the same purpose, or has **no effect**, for the reason given.",
             "",
             *_checkpoint_config(),
-            *_storages(),
-            *_backends(),
+            *_storages(seen),
+            *_backends(seen),
             *_predefined(),
             *_restart(),
             *_execution(),
@@ -146,31 +126,33 @@ def page() -> str:
 
 
 def _checkpoint_config() -> list[str]:
-    told = [config.describe() for config in CONFIGURATIONS]
     rows = []
     for name, option in options_of(CheckpointOptions).items():
-        methods = [method for method in _public(options.CheckpointConfig) if re.search(METHODS.get(name, name), method)]
         rows.append(
             (
                 f"`{name}`",
-                "<br>".join(f"`{method}`" for method in methods),
+                "<br>".join(f"`{method}`" for method in _methods_of(name)),
                 option.unset or _code(option.default),
                 LINKS.get(name) or _range(option.rule.allowed),
                 option.description,
-                _effects(line for lines in told for line in lines if line.option == name),
             )
         )
     return [
         "## CheckpointConfig",
         "",
-        *_table(("keyword", "PyFlink's methods", "default", "range", "meaning", "effect on Spark"), rows),
-        "`unaligned` with `max_concurrent` above 1 is refused, as in Flink. What is kept at the end of a stream is in "
-        "[operations](recovery.md#retention-what-is-kept-at-the-end).",
+        *_table(("keyword", "PyFlink's methods", "default", "range", "meaning"), rows),
+        "As in Flink, `unaligned` with `max_concurrent` above 1 is refused, and `AT_LEAST_ONCE` turns it off. "
+        "[Retention](recovery.md#retention-what-is-kept-at-the-end) has a table of `cleanup`.",
         "",
     ]
 
 
-def _storages() -> list[str]:
+def _methods_of(keyword: str) -> list[str]:
+    wanted = METHODS.get(keyword, keyword)
+    return [method for method in _public(options.CheckpointConfig) if re.search(wanted, method)]
+
+
+def _storages(seen: set[tuple[str, ...]]) -> list[str]:
     lines = [
         "## Checkpoint storage",
         "",
@@ -178,16 +160,16 @@ def _storages() -> list[str]:
         "`checkpoint_storage` resource), then from the default.",
         "",
     ]
-    return lines + [line for storage in STORAGES for line in _described(storage)]
+    return [*lines, *_described(STORAGES, seen)]
 
 
-def _backends() -> list[str]:
+def _backends(seen: set[tuple[str, ...]]) -> list[str]:
     lines = [
         "## State backends",
         "",
-        "A backend becomes settings of the Spark session before the query starts. A query keeps the provider that it "
-        "was begun with: a start with a backend of another provider is refused before anything is changed. A backend "
-        "that names a place for snapshots (Memory, Fs, RocksDB) comes before the stream's own storage, as in Flink.",
+        "A backend becomes settings of the Spark session before the query starts. A query [keeps the provider]"
+        "(guides/change-parallelism-or-backend.md) that it was begun with. A backend that names a place for snapshots "
+        "(Memory, Fs, RocksDB) comes before the stream's own storage, as in Flink.",
         "",
         "`set_db_storage_paths` is `spark.local.dir`, which Spark reads when the application starts: give it to the "
         "Spark resource as well. A start in an application that has other directories is refused and says so; where "
@@ -198,23 +180,40 @@ def _backends() -> list[str]:
         "they override the predefined options, and `settings` override both.",
         "",
     ]
-    return lines + [line for backend in BACKENDS for line in _described(backend)]
+    return [*lines, *_described(BACKENDS, seen)]
 
 
-def _described(value: Any) -> list[str]:
-    kind = type(value)
-    arguments = _arguments(RocksDBOptions) | _arguments(kind)
-    rows = []
-    for line in value.describe():
-        meaning = arguments.get(ROCKSDB_FIELDS.get(line.option, line.option), "")
-        rows.append((f"`{line.option}`", _default(line), meaning, f"**{line.effect.value}**: {line.explanation}"))
-    head = ("option", "default", "meaning", "effect on Spark")
-    return [f"### {kind.__name__}", "", _summary(kind), "", *_table(head, rows)]
+def _described(values: Iterable[Any], seen: set[tuple[str, ...]]) -> Iterator[str]:
+    """Yield a section for each object; an option that an earlier one has too is only named."""
+    for value in values:
+        kind = type(value)
+        rows = [_row(line, _arguments(RocksDBOptions) | _arguments(kind)) for line in value.describe()]
+        yield from (f"### {kind.__name__}", "", _summary(kind), "")
+        if new := [row for row in rows if row not in seen]:
+            yield from _table(("option", "default", "meaning"), new)
+        if same := [row[0] for row in rows if row in seen]:
+            yield from (f"As above: {', '.join(same)}.", "")
+        seen.update(rows)
+
+
+def _row(line: OptionDescription, arguments: dict[str, str]) -> tuple[str, ...]:
+    meaning = arguments.get(ROCKSDB_FIELDS.get(line.option, line.option), "")
+    if line.option == "predefined_options":
+        meaning = f"{meaning} [Below](#predefined-options-of-rocksdb) is what each sets."
+    elif not meaning or line.effect is not Effect.REAL:
+        meaning = f"{meaning} {_effect(line.effect, line.explanation)}".strip()
+    return f"`{line.option}`", _default(line), meaning
+
+
+def _effect(effect: Effect, explanation: str) -> str:
+    marks = {Effect.REAL: "", Effect.MAPPED: "**Mapped**: ", Effect.NONE: "**No effect**: "}
+    return marks[effect] + explanation
 
 
 def _range(allowed: str) -> str:
-    """Shorten a range to its lower limit where the upper one is that of the number's type."""
+    """Shorten a range to the names of an enum, or to its lower limit where the upper one is that of the type."""
     shorter = allowed.replace("a whole number of milliseconds or a timedelta", "milliseconds")
+    shorter = re.sub(r"\b[A-Z]\w+\.(\w+)", r"`\1`", shorter).removeprefix("one of ").replace("True or False", "")
     return re.sub(r",? from (-?\d+) to \d{10,}", r", at least \1", shorter)
 
 
@@ -225,30 +224,29 @@ def _default(line: OptionDescription) -> str:
 
 
 def _predefined() -> list[str]:
-    lines = [
+    sets: dict[RocksDBOption, list[str]] = {}
+    for choice, calls in OPTIONS_SET.items():
+        for call in calls:
+            sets.setdefault(call, []).append(f"`{choice.name}`")
+    rows = []
+    for call, names in sets.items():
+        under_spark = f"`{call.setting}` = {call.value}" if call.setting else call.reason
+        where = "all" if len(names) == len(OPTIONS_SET) else ", ".join(names)
+        rows.append((f"`{call.call}`", where, _effect(call.effect, under_spark)))
+    return [
         "## Predefined options of RocksDB",
         "",
         "What Flink sets on RocksDB, and what becomes of it under Spark.",
         "",
+        *_table(("option of RocksDB", "set by", "under Spark"), rows),
     ]
-    for choice, calls in OPTIONS_SET.items():
-        rows = [
-            (
-                f"`{call.call}`",
-                f"**{call.effect.value}**",
-                f"`{call.setting}` = {call.value}" if call.setting else call.reason,
-            )
-            for call in calls
-        ]
-        lines += [f"### {choice.name}", "", *_table(("option of RocksDB", "effect", "under Spark"), rows)]
-    return lines
 
 
 def _restart() -> list[str]:
     rows = []
     for name, strategy in STRATEGIES.items():
         signature = inspect.signature(getattr(options.RestartStrategies, name))
-        rows.append((f"`{name}{_plain(signature)}`", _summary(type(strategy)), strategy.described()))
+        rows.append((f"`{name}{_plain(signature)}`", _summary(type(strategy))))
     return [
         "## Restart strategies",
         "",
@@ -256,7 +254,7 @@ def _restart() -> list[str]:
         "decides for a restart within the run and for one in a new run, from one durable history. A fallback, or none "
         "at all, is Flink's default: no restart while checkpointing is off, exponential delay while it is on.",
         "",
-        *_table(("strategy", "what it does", "as it describes itself"), rows),
+        *_table(("strategy", "what it does"), rows),
     ]
 
 
@@ -266,7 +264,7 @@ def _execution() -> list[str]:
     for line in told[0]:
         default = "the backend's" if line.value is None else "none" if line.value == [] else _code(line.value)
         rule = EXECUTION_RANGES.get(line.option)
-        allowed = _range(rule.allowed) if rule else "full names of classes"
+        allowed = _range(rule.allowed) if rule else "full names of classes" if line.option == "kryo" else ""
         effects = _effects(other for lines in told for other in lines if other.option == line.option)
         rows.append((f"`{line.option}`", default, allowed, effects))
     return [
@@ -274,7 +272,7 @@ def _execution() -> list[str]:
         "",
         "For programs without Dagster, see [environment](environment.md). A parallelism of -1: the session decides.",
         "",
-        *_table(("option", "default", "range", "effect on Spark"), rows),
+        *_table(("option", "default", "range", "meaning"), rows),
     ]
 
 
@@ -283,13 +281,14 @@ def _kafka() -> list[str]:
     for semantic in options.Semantic:
         delivery = options.kafka_delivery(semantic)
         given = "<br>".join(f"`{name}` = {value}" for name, value in delivery.writer_options.items())
-        rows.append((f"`{semantic.name}`", f"**{delivery.effect.value}**", given, delivery.statement))
+        rows.append((f"`{semantic.name}`", given, _arguments(options.Semantic)[semantic.name]))
     return [
         "## Kafka delivery",
         "",
-        '`kafka_delivery(semantic).writer_options` are options for `writeStream.format("kafka")`.',
+        '`kafka_delivery(semantic).writer_options`, of a `Semantic`, are options for `writeStream.format("kafka")`; '
+        "`EXACTLY_ONCE` has [conditions](sinks.md#kafka-exactly-once).",
         "",
-        *_table(("semantic", "effect", "options", "what can be relied on"), rows),
+        *_table(("semantic", "options", "meaning"), rows),
     ]
 
 
@@ -316,15 +315,24 @@ def _dagster() -> list[str]:
 
 def _enums() -> list[str]:
     lines = ["## Enums", ""]
+    tables: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     for enum in ENUMS:
         meanings = _arguments(enum)
-        rows = [(f"`{member.name}`", f"`{member.value!r}`", meanings.get(member.name, "")) for member in enum]
-        lines += [f"### {enum.__name__}", "", *_table(("member", "value", "meaning"), rows)]
+        rows = tuple((f"`{member.name}`", meanings.get(member.name, "")) for member in enum)
+        tables.setdefault(rows, []).append(enum.__name__)
+    for rows, names in tables.items():
+        lines += [f"### {', '.join(names)}", "", *_table(("member", "meaning"), rows)]
     return lines
 
 
 def _methods() -> list[str]:
-    lines = ["## Every method", "", "What each does is on the [page of the interface](api/flink.md).", ""]
+    lines = [
+        "## Every method",
+        "",
+        "Beside the methods of the table above; what several classes have is listed once. What each does, and "
+        "its arguments: [PyFlink's classes](api/flink.md).",
+        "",
+    ]
     kinds = [
         options.CheckpointConfig,
         *(type(storage) for storage in STORAGES),
@@ -333,15 +341,22 @@ def _methods() -> list[str]:
         options.ExecutionConfig,
     ]
     kinds += [options.RestartStrategies, *(type(strategy) for strategy in STRATEGIES.values()), options.Duration]
-    return lines + [f"- **{kind.__name__}**: {', '.join(_members(kind))}" for kind in kinds] + [""]
+    seen: set[str] = set()
+    for kind in kinds:
+        if new := [member for member in _members(kind) if member not in seen]:
+            lines.append(f"- **{kind.__name__}**: {', '.join(new)}")
+            seen.update(new)
+    return [*lines, ""]
 
 
 def _members(kind: type) -> Iterator[str]:
+    of_options = {method for keyword in options_of(CheckpointOptions) for method in _methods_of(keyword)}
     for name in _public(kind):
         member = inspect.getattr_static(kind, name)
         value = getattr(kind, name)
         if callable(value) and not isinstance(value, type):
-            yield f"`{name}{_plain(inspect.signature(value))}`"
+            if kind is not options.CheckpointConfig or name not in of_options:
+                yield f"`{name}`"
         elif not isinstance(member, property) and not isinstance(value, type):
             yield f"`{name}` = `{value!r}`"
 
@@ -385,7 +400,7 @@ def _arguments(kind: type) -> dict[str, str]:
 
 
 def _effects(lines: Iterable[OptionDescription]) -> str:
-    said = dict.fromkeys(f"**{line.effect.value}**: {line.explanation}" for line in lines)
+    said = dict.fromkeys(_effect(line.effect, line.explanation) for line in lines)
     return "<br>".join(said)
 
 

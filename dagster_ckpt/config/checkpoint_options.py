@@ -136,13 +136,13 @@ class CheckpointOptions:
         Milliseconds("checkpoint interval", minimum=10),
         default=None,
         unset="off",
-        description="Time between periodic checkpoints. Manual checkpoints and savepoints work without one.",
+        description="Time between periodic checkpoints, independent of Spark's trigger; requested ones need none.",
         effect=_of_interval,
     )
     timeout: Option[int | timedelta, int] = Option(
         Milliseconds("checkpoint timeout", minimum=10),
         default=600_000,
-        description="Time after which a checkpoint attempt is aborted.",
+        description="Time after which a checkpoint attempt is aborted and its files are deleted.",
         effect="An attempt that takes longer is aborted, and its files are deleted.",
     )
     min_pause: Option[int | timedelta, int] = Option(
@@ -215,7 +215,8 @@ class CheckpointOptions:
         WholeNumber("recovery depth", minimum=1),
         default=None,
         unset="all",
-        description="Maximum number of restore points that a recovery tries if the live directory is damaged.",
+        description="Maximum number of restore points that a recovery tries if the live directory is damaged; then it "
+        "fails for good.",
         effect=(
             "After the live directory, a recovery that finds damage tries this many points, then fails for good.",
             "A recovery that finds damage tries every retained snapshot, the newest first.",

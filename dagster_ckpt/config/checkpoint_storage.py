@@ -167,9 +167,9 @@ class FileSystemCheckpointStorage(_StorageWithPaths):
     """Snapshots in a directory of any file system of fsspec: file, s3, gs, abfs, hdfs, memory.
 
     Args:
-        checkpoint_path: URL; each stream gets a subdirectory. Required.
-        file_state_size_threshold: Bytes, at most 1 MiB; smaller files are stored inside the snapshot's metadata. None
-            or -1: the deployment's value, else 20 KiB.
+        checkpoint_path: URL; each stream gets a subdirectory.
+        file_state_size_threshold: Bytes, at most 1 MiB; smaller files, except state files, are stored inside the
+            snapshot's metadata. None or -1: the deployment's value, else 20 KiB.
         write_buffer_size: Bytes written at a time; 0: unbuffered; -1: the deployment's value, else 4096.
         savepoint_path: URL for savepoints; None: the deployment's.
         storage_options: fsspec's arguments (credentials, endpoint). Never shown.

@@ -137,9 +137,10 @@ class RocksDBOptions:
 
     Attributes:
         incremental: Whether Spark writes only the changes of each batch; None: the default, False.
+            Snapshots of a stream are incremental either way.
         predefined: Predefined RocksDB options.
-        factory: Import path of a `RocksDBOptionsFactory`, applied after the predefined options.
-        db_storage_paths: Local directories of the working state; None: Spark's.
+        factory: Import path of a `RocksDBOptionsFactory`.
+        db_storage_paths: Local directories of the working state.
         transfer_threads: Threads that move files; None: 4 for our copies, Spark's choice for its uploads.
         ttl_compaction_filter: Flink's filter of expired state.
         settings: Additional Spark settings, by full name, applied last.

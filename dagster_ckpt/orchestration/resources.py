@@ -94,8 +94,8 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     path: str | None = Field(
         default=None,
-        description="Folder of checkpoints, as a URL such as s3://bucket/checkpoints or an absolute path such as "
-        "/var/lib/checkpoints. Snapshots of a stream are below <path>/<stream id>. Required by FILESYSTEM.",
+        description="Folder of checkpoints, as a URL such as s3://bucket/checkpoints or an absolute path. Snapshots of "
+        "a stream are below <path>/<stream id>. Required by FILESYSTEM.",
     )
     savepoint_path: str | None = Field(
         default=None,
@@ -124,9 +124,9 @@ class CheckpointStorageResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     executor_copy_bytes: int | None = Field(
         default=None,
-        description="Snapshots that write more bytes than this are copied by Spark's executors, as a Spark job; the "
-        "driver only plans. Every executor must reach live directories and snapshots, and have "
-        "dagster-ckpt installed. Default: the driver copies.",
+        description="Snapshots that write more bytes than this are copied by Spark's executors, as a Spark job. "
+        "Every executor must reach live directories and snapshots, and have dagster-ckpt installed. Default: the "
+        "driver copies.",
     )
 
     @field_validator("executor_copy_bytes")
@@ -220,8 +220,8 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     db_storage_paths: list[str] = Field(
         default_factory=list,
-        description="ROCKSDB: local directories of the working state on each executor. Spark reads them when the "
-        "application starts: set spark.local.dir of the pyspark resource to the same directories.",
+        description="ROCKSDB: local directories of the working state on each executor. Set spark.local.dir of the "
+        "pyspark resource to the same directories.",
     )
     transfer_threads: int | None = Field(
         default=None, description="ROCKSDB: threads that move files while snapshotting and restoring. Default: 4."
@@ -238,8 +238,7 @@ class StateBackendResource(ConfigurableResource):  # type: ignore[type-arg]
     on_change: OnStateChange = Field(
         default=OnStateChange.REFUSE,
         description="What a start does with state of another provider or checkpoint format. REFUSE: it is refused. "
-        "CONVERT: the state is rewritten into a new live directory first, and every row is compared. Before Spark "
-        "4.2 this needs `dagster-ckpt rewriter install`.",
+        "CONVERT: the state is rewritten first. Before Spark 4.2 this needs `dagster-ckpt rewriter install`.",
     )
 
     def backend(self) -> StateBackend:

@@ -13,8 +13,8 @@ from dagster_ckpt.client.snapshots import SnapshotMethods
 if TYPE_CHECKING:
     from dagster_ckpt.catalog.savepoint_sets import SavepointSet
     from dagster_ckpt.client.stream_positions import StreamConnections
-    from dagster_ckpt.recovery.recovery_line import RecoveryLine
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
+    from dagster_ckpt.recovery.stream_graph import RecoveryLine
     from dagster_ckpt.stream.edges import Edge
 
 _LOG = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.savepoint_sets import SavepointSet
 from dagster_ckpt.client.description import StreamSummary
-from dagster_ckpt.recovery.recovery_line import Point
-from dagster_ckpt.recovery.stream_graph import begins_of, reached
+from dagster_ckpt.recovery.stream_graph import Point, begins_of, reached
 from dagster_ckpt.stream.edges import Edge, edges_in, reads_in
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 

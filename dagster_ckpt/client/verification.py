@@ -21,8 +21,8 @@ from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.state.diff import differences, paired
-from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.reading import StateReader
+from dagster_ckpt.state.rewriter import readers_of
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.values.durations import rounded_duration
 

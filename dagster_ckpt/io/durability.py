@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.io.parallel import CancelCheck, in_threads
+from dagster_ckpt.io.file_io import CancelCheck, in_threads
 
 # Each flush of a file empties the disk's cache; above this number, one call flushes the whole file system: 2,000 linked
 # files take 10 ms instead of 140 ms.

@@ -25,9 +25,9 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import (
     inspect_live_directory,
     pinned_state,
 )
-from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import STATE_FORMAT
+from dagster_ckpt.spark.checkpoint_dir.operators import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP
 from dagster_ckpt.spark.query.plan import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.versions import Feature, installed_release

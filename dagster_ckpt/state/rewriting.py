@@ -32,10 +32,17 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.spark.query.session import start_application
-from dagster_ckpt.state.elsewhere import Report, states_written
 from dagster_ckpt.state.graft import PARTITION_KEY, Graft, TakenRows, with_values
 from dagster_ckpt.state.heap import HeapStore
-from dagster_ckpt.state.rewriter import Rewriter, rewrite_elsewhere, rewriter_for, run_rewriter, settings_of
+from dagster_ckpt.state.rewriter import (
+    Report,
+    Rewriter,
+    rewrite_elsewhere,
+    rewriter_for,
+    run_rewriter,
+    settings_of,
+    states_written,
+)
 from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
 from dagster_ckpt.state.stopped_state import (
     StateIds,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dagster_ckpt.errors import QueryStopError
 from dagster_ckpt.spark.checkpoint_dir.inspect import refuse_unknown_state
-from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode, mode_of_execution
 from dagster_ckpt.spark.query.description import execution_of, is_described_query, session_of
 from dagster_ckpt.spark.query.output import (
     Columns,

@@ -22,10 +22,10 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import HANDS_OVER, LaunchRecord, RequestKind, RequestRecord, RequestStatus, StartCause
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.catalog.transitions import log_message
+from dagster_ckpt.client.code_check import verify_batches
 from dagster_ckpt.client.platforms import PlatformLaunch
 from dagster_ckpt.client.preflight import check_start
 from dagster_ckpt.client.requests import await_process, await_stop, is_running, start_again
-from dagster_ckpt.client.verification import verify_batches
 from dagster_ckpt.errors import CatalogError, OptionError, RequestFailedError
 from dagster_ckpt.policies.upgrade import UnexpectedRows
 from dagster_ckpt.recovery.plan_check import refuse_plan_change

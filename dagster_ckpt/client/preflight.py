@@ -48,7 +48,7 @@ from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe
 from dagster_ckpt.state.diff import StateDifference, differences, paired
 from dagster_ckpt.state.rewriter import readers_of
 from dagster_ckpt.state.rewriting import rewrite_state
-from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import refuse_unclaimed
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding

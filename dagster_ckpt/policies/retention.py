@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.policies.combine import Combinable, Combination
+from dagster_ckpt.policies import Combinable, Combination
 from dagster_ckpt.values.durations import checked_timezone, local_time, rounded_duration
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.values.validation import LONG_MAX, Milliseconds, WholeNumber, policy_name, type_error

@@ -33,7 +33,7 @@ from dagster_ckpt.spark.query.plan import Pair, PlanDescription, PlanOperator, r
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.state.rewriting import shape_in, stored_state
-from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
+from dagster_ckpt.state.stopped_state import StateShape, StoredState, WantedShape, check_rewrite
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import adopted_directory
 from dagster_ckpt.stream.start_from import StartFrom

@@ -36,10 +36,9 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
 from dagster_ckpt.spark.query.description import pairs_of
 from dagster_ckpt.spark.query.session import is_classic_session
 from dagster_ckpt.spark.versions import RELEASES, Feature, release_of
-from dagster_ckpt.state.graft import Graft
 from dagster_ckpt.state.reading import StateFrame, StateKind, StateName, StateReader, cause_in, storable
-from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.state.stopped_state import StateIds, readable, state_session
+from dagster_ckpt.state.stopped_state import StateIds, StateShape, readable, state_session
+from dagster_ckpt.state.unsafe_rows import Graft
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

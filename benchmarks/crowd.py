@@ -14,13 +14,13 @@ from dagster_ckpt.catalog.records import EventType, SnapshotStatus, SnapshotTrig
 from dagster_ckpt.catalog.tables import event_counter, events, executions, snapshots
 from dagster_ckpt.catalog.tables import streams as stream_table
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.checks import build_health_sensor
 from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_operator_jobs
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
-from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.orchestration.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.values.durations import wall_clock_ms
 
 MINUTE_MS = 60_000

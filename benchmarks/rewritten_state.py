@@ -25,7 +25,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.query.query import jvm_pid, start_query
 from dagster_ckpt.state.rewriting import rewrite_state
-from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateShape
 
 PARTITIONS = 8
 CHANGES = {

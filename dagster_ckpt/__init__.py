@@ -15,6 +15,8 @@ own. Operate it: `Client`, from any process; `StartFrom` has the options of a st
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from dagster_ckpt.client.client import Client
     from dagster_ckpt.client.health import HealthCheck
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.client.launching import DriverLaunch
     from dagster_ckpt.config.checkpoint_config import CheckpointConfig
     from dagster_ckpt.driver import run_stream
-    from dagster_ckpt.orchestration.component.component import StreamsComponent
+    from dagster_ckpt.orchestration.component import StreamsComponent
     from dagster_ckpt.orchestration.definitions import stream_definitions
     from dagster_ckpt.orchestration.downstream import reading_checkpoint
     from dagster_ckpt.orchestration.external_asset import external_streaming_asset
@@ -71,7 +73,7 @@ _MODULES = {
     "StreamSpec": "orchestration.stream",
     "streaming_asset": "orchestration.streaming_asset",
     "streaming_multi_asset": "orchestration.streaming_asset",
-    "StreamsComponent": "orchestration.component.component",
+    "StreamsComponent": "orchestration.component",
     "stream_definitions": "orchestration.definitions",
     "PeriodicSavepoints": "orchestration.jobs.schedules",
     "CheckpointCatalogResource": "orchestration.resources",

@@ -20,7 +20,7 @@ from dagster_ckpt.catalog.tables import executions, leases, metrics
 from dagster_ckpt.client import Client
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.ui import views
-from dagster_ckpt.ui.prometheus import exposition
+from dagster_ckpt.ui.app import exposition
 from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.metrics import METRICS
 

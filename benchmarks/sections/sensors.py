@@ -19,9 +19,9 @@ from benchmarks.results import Table, Target, at_most
 from dagster_ckpt.catalog.history import SnapshotTally
 from dagster_ckpt.catalog.records import EventRecord, EventType
 from dagster_ckpt.client.health import HealthCheck
+from dagster_ckpt.orchestration.catalog_sensor import EVENTS_IN_FIRST_TICK, EVENTS_PER_TICK, SensorCursor
 from dagster_ckpt.orchestration.checks import STREAMS_PER_TICK
 from dagster_ckpt.orchestration.metadata import failure_observation, materialization
-from dagster_ckpt.orchestration.sensors.catalog_sensor import EVENTS_IN_FIRST_TICK, EVENTS_PER_TICK, SensorCursor
 
 STREAMS = 1000
 SNAPSHOTS_EACH = 35

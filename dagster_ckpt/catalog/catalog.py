@@ -18,12 +18,11 @@ from sqlalchemy import Connection, inspect, select, text
 from dagster_ckpt.catalog.database import Database, as_text, optional_dict
 from dagster_ckpt.catalog.desired_states import DesiredStateRecords
 from dagster_ckpt.catalog.executions import ExecutionRecords
-from dagster_ckpt.catalog.history import EventRecords, HistoryRecords
+from dagster_ckpt.catalog.history import EventRecords, HistoryRecords, PruningRecords
 from dagster_ckpt.catalog.holds import HoldRecords
 from dagster_ckpt.catalog.journal import JournalRecords, RecoveryRecords
 from dagster_ckpt.catalog.leases import LeaseRecords
 from dagster_ckpt.catalog.metrics import MetricRecords
-from dagster_ckpt.catalog.pruning import PruningRecords
 from dagster_ckpt.catalog.requests import LaunchRecords, RequestRecords
 from dagster_ckpt.catalog.savepoint_sets import SavepointSetRecords
 from dagster_ckpt.catalog.snapshots import SnapshotRecords

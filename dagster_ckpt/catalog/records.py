@@ -163,7 +163,7 @@ IS_LAUNCHED = "is_launched"
 REQUESTED_BY = "requested_by"
 # Likewise: what `running_program` says.
 PROGRAM = "program"
-# Likewise: what its driver was launched with (`client/recorded_launch.py`).
+# Likewise: what its driver was launched with (`client/launching.py`).
 LAUNCH = "launch"
 # The origin of what the supervisor requests to reach a desired state.
 DESIRED_STATE_ORIGIN = "desired state"

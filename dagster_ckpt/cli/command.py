@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Never
 import click
 from click.shell_completion import CompletionItem
 
+from dagster_ckpt import __version__
 from dagster_ckpt.errors import CkptError, RequestTimeoutError
-from dagster_ckpt.version import __version__
 
 if TYPE_CHECKING:
     from types import FrameType

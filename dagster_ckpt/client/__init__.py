@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         SnapshotStatus,
     )
     from dagster_ckpt.client.description import StreamDescription, StreamSummary
+    from dagster_ckpt.client.graph import StreamConnections
     from dagster_ckpt.client.health import StreamHealth
-    from dagster_ckpt.client.stream_positions import StreamConnections
     from dagster_ckpt.io.location import lies_in
     from dagster_ckpt.recovery.rewind_preview import RewindPreview
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
@@ -36,8 +36,8 @@ _NAMES = {
     "catalog.records": "EventRecord EventType ExecutionRecord ExecutionStatus SnapshotRecord SnapshotStatus",
     "io.location": "lies_in",
     "client.description": "StreamDescription StreamSummary",
+    "client.graph": "StreamConnections",
     "client.health": "StreamHealth",
-    "client.stream_positions": "StreamConnections",
     "recovery.rewind_preview": "RewindPreview",
     "snapshot.manifest": "SnapshotHeader",
     "state.editing": "StateEdit",

@@ -1,4 +1,4 @@
-"""A client's connection to its streams."""
+"""A client's connection to its streams, which are opened without the code of their queries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import getpass
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
@@ -17,10 +17,12 @@ from dagster_ckpt.values.redaction import refuse_user_info
 from dagster_ckpt.values.storage_path import StoragePath, location_url
 
 if TYPE_CHECKING:
+    from dagster_ckpt.catalog.records import StreamRecord
     from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+    from dagster_ckpt.config.checkpoint_options import CheckpointOptions
     from dagster_ckpt.config.checkpoint_storage import CheckpointStorage
     from dagster_ckpt.stream.handle import StreamHandle
-    from dagster_ckpt.stream.opening import StreamSource
+    from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
 
 class _CatalogResource(Protocol):
@@ -39,6 +41,23 @@ class _BackendResource(Protocol):
 Resource = TypeVar("Resource")
 
 
+class StreamSource(Protocol):
+    @property
+    def catalog(self) -> Catalog: ...
+
+    def id_of(self, stream: str) -> str:
+        """StreamNotFoundError if there is none. Opens no storage."""
+
+    def on_storage(self) -> list[str]:
+        """Ids of streams that may have state, known to the catalog or not."""
+
+    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
+        """By its id or the key of an asset that it writes; StreamNotFoundError if there is none.
+
+        With `new_like`, one that never started gets the settings of that stream.
+        """
+
+
 class Connection:
     """A catalog and the streams in it; see `Client`."""
 
@@ -52,7 +71,7 @@ class Connection:
         origin: str | None = None,
     ) -> None:
         # Before the catalog is opened, which may create it.
-        opened_storage = _storage_at(storage) if storage is not None else None
+        opened_storage = storage_at(storage) if storage is not None else None
         folder = location_url("live_root", live_root) if live_root is not None else None
         self._is_own = isinstance(catalog, str)
         self._catalog = Catalog(catalog) if isinstance(catalog, str) else catalog
@@ -148,8 +167,6 @@ class Connection:
 
     @cached_property
     def _streams(self) -> StreamSource:
-        from dagster_ckpt.stream.opening import RecordedStreams
-
         return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)
 
     def snapshot_folders(self, stream: str) -> list[str]:
@@ -231,12 +248,6 @@ def checked_target(label: str | None, target_directory: str | None) -> str | Non
     return target
 
 
-def _storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
-    from dagster_ckpt.stream.opening import storage_at
-
-    return storage_at(storage)
-
-
 def _this_user() -> str:
     try:
         user = getpass.getuser()
@@ -244,3 +255,139 @@ def _this_user() -> str:
         # In a container the user may have no name.
         user = "unknown user"
     return f"{user} on {socket.gethostname()}"
+
+
+def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
+    """At a path or URL, savepoints go to its folder `savepoints`."""
+    from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
+
+    if not isinstance(storage, str):
+        return storage
+    root = location_url("storage", storage).rstrip("/")
+    return FileSystemCheckpointStorage(root, savepoint_path=f"{root}/savepoints")
+
+
+@dataclass(frozen=True)
+class RecordedStreams:
+    """Streams with the settings that the catalog recorded when they last ran."""
+
+    catalog: Catalog
+    storage: CheckpointStorage | None = None
+    live_root: str | None = None
+    options: Mapping[str, CheckpointOptions] = field(default_factory=dict)
+
+    def id_of(self, stream: str) -> str:
+        return self.catalog.streams.named(stream).stream_id
+
+    def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
+        from dagster_ckpt.snapshot.opening import open_store
+        from dagster_ckpt.stream.handle import StreamHandle
+        from dagster_ckpt.stream.recorded_settings import KEEP_EVERYTHING, RecordedRestartStrategy, RecordedSettings
+
+        record = self._find(stream) if new_like is not None else self.catalog.streams.named(stream)
+        known = record or (self._find(new_like) if new_like is not None else None)
+        settings = RecordedSettings.of_record(known.options if known is not None else {})
+        stream_id = record.stream_id if record is not None else stream
+        options = self.options.get(stream_id, settings.options or KEEP_EVERYTHING)
+        storage = self._storage(stream_id, settings)
+        return StreamHandle(
+            stream_id=stream_id,
+            name=record.name if record is not None else stream_id,
+            asset_key=record.asset_key if record is not None else stream_id,
+            catalog=self.catalog,
+            store=open_store(storage, stream_id),
+            options=replace(options, storage=storage if settings.is_own_storage else None),
+            restart=RecordedRestartStrategy(settings.restart),
+            live_root=self._live_root(stream_id, settings),
+            storage=storage,
+        )
+
+    def on_storage(self) -> list[str]:
+        from dagster_ckpt.snapshot.opening import stream_folders
+        from dagster_ckpt.stream.handle import live_folders
+
+        if self.storage is None:
+            raise OptionError(
+                "No storage was given. Name the folder of the checkpoints: --storage s3://bucket/checkpoints on the "
+                "command line, storage='s3://bucket/checkpoints' in Python."
+            )
+        return sorted({*stream_folders(self.storage), *(live_folders(self.live_root) if self.live_root else ())})
+
+    def _find(self, stream: str) -> StreamRecord | None:
+        try:
+            return self.catalog.streams.named(stream)
+        except StreamNotFoundError:
+            return None
+
+    def _storage(self, stream_id: str, settings: RecordedSettings) -> CheckpointStorage:
+        recorded, given = settings.storage, self.storage
+        if recorded is None:
+            if given is None:
+                raise OptionError(
+                    f"The catalog does not record how to open the storage of stream {stream_id!r}: it was never "
+                    "started, or its storage is a class of your own. Name it: --storage s3://bucket/checkpoints on the "
+                    "command line, storage='s3://bucket/checkpoints' in Python."
+                )
+            return given
+        if given is None:
+            return recorded
+        places = storage_place(recorded), storage_place(given)
+        if not settings.is_own_storage and None not in places and places[0] != places[1]:
+            raise OptionError(
+                f"Stream {stream_id!r} keeps its snapshots in {places[0]}, but storage is {places[1]}. Leave storage "
+                "out, or give that one with the credentials that it needs."
+            )
+        return _with_access(recorded, given)
+
+    def _live_root(self, stream_id: str, settings: RecordedSettings) -> str:
+        recorded, given = settings.live_root, self.live_root
+        if recorded is None and given is None:
+            raise OptionError(
+                f"The catalog does not know where the live directories of stream {stream_id!r} are, because it was "
+                "never started. Name the folder that its program or its state_backend resource names: --live-root on "
+                "the command line, live_root in Python."
+            )
+        if recorded is not None and given is not None and _spelled(recorded) != _spelled(given):
+            raise OptionError(
+                f"The live directories of stream {stream_id!r} are in {recorded}, but live_root is {given}. Leave "
+                "live_root out."
+            )
+        return recorded or given or ""
+
+
+def storage_place(storage: CheckpointStorage | None) -> str | None:
+    from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage, JobManagerCheckpointStorage
+
+    if not isinstance(storage, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
+        return None
+    return storage.checkpoint_location.url if storage.checkpoint_location is not None else None
+
+
+def _with_access(recorded: CheckpointStorage, given: CheckpointStorage) -> CheckpointStorage:
+    from dagster_ckpt.config.checkpoint_storage import (
+        DeploymentStorage,
+        FileSystemCheckpointStorage,
+        JobManagerCheckpointStorage,
+    )
+
+    if not isinstance(given, FileSystemCheckpointStorage | JobManagerCheckpointStorage):
+        return given if storage_place(recorded) is None else recorded
+    if (
+        isinstance(recorded, FileSystemCheckpointStorage)
+        and given.checkpoint_location is not None
+        and given.checkpoint_location.user_info
+        and given.checkpoint_location.authority == recorded.checkpoint_location.authority
+    ):
+        savepoints = recorded.savepoint_location
+        return FileSystemCheckpointStorage(
+            replace(recorded.checkpoint_location, user_info=given.checkpoint_location.user_info).url_to_open,
+            recorded.file_state_size_threshold,
+            recorded.write_buffer_size,
+            savepoint_path=savepoints.url if savepoints is not None else None,
+            storage_options=given.storage_options,
+        )
+    return recorded.configure(DeploymentStorage(storage_options=given.storage_options))
+
+
+def _spelled(folder: str) -> str:
+    return folder.removeprefix("file://").removeprefix("file:").rstrip("/")

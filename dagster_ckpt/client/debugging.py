@@ -43,8 +43,8 @@ from dagster_ckpt.spark.query.trial_batch import (
     sources_to_read,
 )
 from dagster_ckpt.state.diff import StateDifference, comparable, differences, paired
-from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.reading import StateFrame, StateName, StateReader
+from dagster_ckpt.state.rewriter import readers_of
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_written
 from dagster_ckpt.stream.snapshots import holding

@@ -12,7 +12,7 @@ from dagster_ckpt.values.modes import TerminalState
 from dagster_ckpt.values.storage_path import location_url
 
 if TYPE_CHECKING:
-    from dagster_ckpt.catalog.pruning import PrunedHistory
+    from dagster_ckpt.catalog.history import PrunedHistory
     from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
     from dagster_ckpt.client.cost import RequestBill
     from dagster_ckpt.client.examination import StreamExamination

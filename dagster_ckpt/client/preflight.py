@@ -46,9 +46,9 @@ from dagster_ckpt.spark.query.plan import plan_of_writer
 from dagster_ckpt.spark.query.sources import source_identities
 from dagster_ckpt.spark.query.trial_batch import Trial, copy_for_trial, describe_trial_error, run_trial
 from dagster_ckpt.state.diff import StateDifference, differences, paired
-from dagster_ckpt.state.elsewhere import readers_of
+from dagster_ckpt.state.rewriter import readers_of
 from dagster_ckpt.state.rewriting import rewrite_state
-from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import refuse_unclaimed
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding

@@ -22,6 +22,7 @@ from dagster_ckpt.catalog.records import (
     StreamRecord,
 )
 from dagster_ckpt.catalog.streams import RebuiltStream
+from dagster_ckpt.client.connection import storage_place
 from dagster_ckpt.client.savepoint_set import register_sets
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, OptionError, StreamNotFoundError
 from dagster_ckpt.sinks.registry import sinks_in
@@ -32,7 +33,6 @@ from dagster_ckpt.spark.checkpoint_dir.logs import read_metadata
 from dagster_ckpt.spark.checkpoint_dir.state_files import LAYOUT
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
-from dagster_ckpt.stream.opening import storage_place
 from dagster_ckpt.stream.ownership import IF_LOST, owner_of_live_folder, refuse_unfinished_adoption, unclaimed_directory
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, TAKEN_FROM, describe_snapshot, record_of
 from dagster_ckpt.stream.start_from import checked_label

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.client.connection import storage_place
 from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.client.examination import ALL
 from dagster_ckpt.config.checkpoint_options import checked_storage
@@ -26,7 +27,6 @@ from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.opening import storage_place
 from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, holding, retained
 from dagster_ckpt.values.durations import size
 

@@ -31,9 +31,8 @@ from dagster_ckpt.errors import (
     SnapshotNotFoundError,
     StorageAccessError,
 )
-from dagster_ckpt.recovery.recovery_line import RecoveryLine, recovery_line
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, refuse_loss
-from dagster_ckpt.recovery.stream_graph import StreamGraph, point_of, select
+from dagster_ckpt.recovery.stream_graph import RecoveryLine, StreamGraph, point_of, recovery_line, select
 from dagster_ckpt.sinks.table import NoSessionError
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.stream.edges import EdgeKind

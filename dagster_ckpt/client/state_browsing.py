@@ -16,7 +16,6 @@ from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.description import quoted
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.state.diff import CHANGE, ROWS, StateDifference, differences, paired
-from dagster_ckpt.state.elsewhere import readers_of
 from dagster_ckpt.state.reading import (
     KEY,
     VALUE,
@@ -26,7 +25,7 @@ from dagster_ckpt.state.reading import (
     require_state_reader,
     storable,
 )
-from dagster_ckpt.state.rewriter import Rewriter
+from dagster_ckpt.state.rewriter import Rewriter, readers_of
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 from dagster_ckpt.values.storage_path import location_url

@@ -14,9 +14,8 @@ from typing import Protocol, TypeVar
 
 from blake3 import blake3
 
-from dagster_ckpt.io.file_io import FileVersion, accessing, no_op
+from dagster_ckpt.io.file_io import CancelCheck, FileVersion, accessing, in_threads, no_op
 from dagster_ckpt.io.local import token_of, version_of
-from dagster_ckpt.io.parallel import CancelCheck, in_threads
 
 # Larger files are read in pieces, in threads.
 _READ_WHOLE_BYTES = 1024 * 1024

@@ -1,19 +1,21 @@
 """Dagster integration; the work is done by the client.
 
 `stream` says what a stream is, `streaming_asset` and `external_asset` define them, `stream_run` executes one inside a
-Dagster run, `resources` and `settings` configure it, `jobs` has the operator jobs and schedules, `sensors` reports
-snapshots and supervises streams, `checks` evaluates their health, and `component` declares streams in YAML. Start with
-`definitions`.
+Dagster run, `resources` and `settings` configure it, `jobs` has the operator jobs and schedules, `catalog_sensor`
+reports snapshots, `supervisor_sensor` restarts and reconciles streams, `checks` evaluates their health, and `component`
+declares streams in YAML. Start with `definitions`.
 """
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
+from dagster_ckpt import __version__
 from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.state_backend import OnStateChange
+from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
-from dagster_ckpt.orchestration.component.component import StreamsComponent
+from dagster_ckpt.orchestration.component import StreamsComponent
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.downstream import ReadCheckpoint, reading_checkpoint
 from dagster_ckpt.orchestration.external_asset import external_streaming_asset
@@ -35,8 +37,6 @@ from dagster_ckpt.orchestration.resources import (
     StateBackendKind,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
-from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, StreamRunConfig, UpgradeSettings
 from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.streaming_asset import (
@@ -46,8 +46,8 @@ from dagster_ckpt.orchestration.streaming_asset import (
     streaming_asset,
     streaming_multi_asset,
 )
+from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.orchestration.translator import StreamTranslator
-from dagster_ckpt.version import __version__
 
 __all__ = [
     "CheckpointCatalogResource",

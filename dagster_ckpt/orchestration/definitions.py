@@ -9,6 +9,7 @@ from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.orchestration._compat import UnresolvedAssetJobDefinition
+from dagster_ckpt.orchestration.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
 from dagster_ckpt.orchestration.checks import build_health_checks, build_health_sensor
 from dagster_ckpt.orchestration.jobs.inspection_jobs import build_inspection_jobs
 from dagster_ckpt.orchestration.jobs.operator_jobs import ROLL_BACK_JOB, build_operator_jobs
@@ -22,9 +23,8 @@ from dagster_ckpt.orchestration.jobs.schedules import (
     build_verification_schedule,
 )
 from dagster_ckpt.orchestration.metadata import GRAPH_KEY, PAGE_KEY, CheckpointPage
-from dagster_ckpt.orchestration.sensors.catalog_sensor import REPORT_INTERVAL_S, build_catalog_sensor
-from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.orchestration.stream import Stream, StreamingAsset
+from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.values.validation import conforming
 
 RETENTION_JOB = "apply_retention_job"

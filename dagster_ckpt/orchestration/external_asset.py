@@ -21,9 +21,15 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.client import requests
 from dagster_ckpt.client.client import Client
-from dagster_ckpt.client.launching import DriverLaunch, LaunchedDriver, driver_on_its_way, hands_over, launch_driver
+from dagster_ckpt.client.launching import (
+    DriverLaunch,
+    LaunchedDriver,
+    driver_on_its_way,
+    hands_over,
+    launch_driver,
+    launch_to_use,
+)
 from dagster_ckpt.client.platforms import PlatformLaunch
-from dagster_ckpt.client.recorded_launch import launch_to_use
 from dagster_ckpt.errors import CatalogError, CkptError, OptionError, RequestFailedError
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
 from dagster_ckpt.orchestration.resources import DeploymentResources

@@ -15,9 +15,8 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import BaseAssetGraph, KeysAssetSelection, UnresolvedAssetJobDefinition
-from dagster_ckpt.orchestration.launchpad import launchpad
 from dagster_ckpt.orchestration.resources import DeploymentResources
-from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings
+from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings, launchpad
 from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.restart import (
     RestartPolicy,

@@ -15,13 +15,6 @@ import dagster as dg
 
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.launchpad import (
-    PARAMETER,
-    config_class,
-    config_in,
-    config_of_run,
-    fields_of_run,
-)
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
@@ -33,6 +26,13 @@ from dagster_ckpt.orchestration.run_status import (
     refuse_required_outputs,
     refuse_retry_policy,
     refuse_run_retries,
+)
+from dagster_ckpt.orchestration.settings import (
+    PARAMETER,
+    config_class,
+    config_in,
+    config_of_run,
+    fields_of_run,
 )
 from dagster_ckpt.orchestration.stream import (
     QueryDescriber,

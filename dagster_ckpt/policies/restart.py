@@ -17,7 +17,7 @@ from random import Random
 from typing import Protocol, runtime_checkable
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.policies.combine import Combinable, Combination
+from dagster_ckpt.policies import Combinable, Combination
 from dagster_ckpt.values.durations import iso_duration, rounded_duration
 from dagster_ckpt.values.validation import (
     INT_MAX,

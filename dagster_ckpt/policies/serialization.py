@@ -13,8 +13,7 @@ from typing import Generic, TypeVar
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies import retention, trigger
-from dagster_ckpt.policies.keep_rules import KeepRules
-from dagster_ckpt.policies.retention import RetentionPolicy, checked_retention
+from dagster_ckpt.policies.retention import KeepRules, RetentionPolicy, checked_retention
 from dagster_ckpt.policies.trigger import Blackout, OutsideBlackouts, TriggerPolicy, checked_trigger
 from dagster_ckpt.values.validation import imported, policy_name
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.combine import Combinable, Combination
+from dagster_ckpt.policies import Combinable, Combination
 from dagster_ckpt.values.durations import checked_timezone, local_time
 from dagster_ckpt.values.validation import Milliseconds, WholeNumber, type_error
 

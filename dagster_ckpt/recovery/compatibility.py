@@ -12,11 +12,10 @@ from enum import StrEnum
 from dagster_ckpt.recovery.plan_check import describe_operator
 from dagster_ckpt.recovery.source_change import SourceJudgement
 from dagster_ckpt.recovery.state_evolution import Decision, Fate, evolve
-from dagster_ckpt.spark.checkpoint_dir.source_positions import in_order
+from dagster_ckpt.spark.checkpoint_dir.restore import in_order
 from dagster_ckpt.spark.query.plan import PlanDescription
 from dagster_ckpt.state.migration import StateMigration
-from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.source_mapping import SourceMapping
+from dagster_ckpt.stream.start_from import SourceMapping, StartFrom
 
 
 class Compatibility(StrEnum):

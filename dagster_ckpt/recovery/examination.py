@@ -41,8 +41,8 @@ from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER, sink_entry
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState, LiveStatus, live_metadata
-from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS, SOURCES, LiveDirectory, Positions
+from dagster_ckpt.spark.checkpoint_dir.operators import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.state_files import rewrite_of
 from dagster_ckpt.spark.doctor.contents import KnownSnapshot, examine_contents
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis, diagnose

@@ -31,7 +31,7 @@ from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Donor, Filler, Watch, materialize
 from dagster_ckpt.state.rewriting import Rewritten, rewrite_state
-from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateShape
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire_for, repeating
 from dagster_ckpt.stream.ownership import (

@@ -12,13 +12,11 @@ from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.recovery.recovery_points import snapshot_point
 from dagster_ckpt.sinks.file_sink_repair import DamagedLog
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState
-from dagster_ckpt.spark.checkpoint_dir.restore import Donor
-from dagster_ckpt.spark.checkpoint_dir.source_positions import BEGINNING, Position, in_order
+from dagster_ckpt.spark.checkpoint_dir.restore import BEGINNING, Donor, Position, in_order
 from dagster_ckpt.spark.query.sources import SourceIdentity
 from dagster_ckpt.stream.snapshots import describe_snapshot
-from dagster_ckpt.stream.start_from import SourceOffsets, StartFrom
+from dagster_ckpt.stream.start_from import SourceMapping, SourceOffsets, StartFrom
 from dagster_ckpt.values.durations import rounded_duration
-from dagster_ckpt.values.source_mapping import SourceMapping
 
 
 class RecoveryKind(Enum):

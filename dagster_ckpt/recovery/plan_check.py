@@ -25,15 +25,15 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import (
     inspect_live_directory,
     pinned_state,
 )
-from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import STATE_FORMAT
+from dagster_ckpt.spark.checkpoint_dir.operators import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP
 from dagster_ckpt.spark.query.plan import Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.state.rewriting import shape_in, stored_state
-from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
+from dagster_ckpt.state.stopped_state import StateShape, StoredState, WantedShape, check_rewrite
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import adopted_directory
 from dagster_ckpt.stream.start_from import StartFrom

@@ -29,8 +29,7 @@ from dagster_ckpt.sinks.sink import RollBack, Sink, newest_batch, roll_back
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id, state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, LiveDirectory, Positions
-from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone, give_query_id
-from dagster_ckpt.spark.checkpoint_dir.source_positions import give_positions
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone, give_positions, give_query_id
 from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.state.rewriting import Rewritten
 from dagster_ckpt.stream.handle import StreamHandle

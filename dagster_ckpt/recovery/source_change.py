@@ -21,7 +21,7 @@ from dagster_ckpt.recovery.source_check import read_offsets, state_files, topic_
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
-from dagster_ckpt.spark.checkpoint_dir.source_positions import in_order
+from dagster_ckpt.spark.checkpoint_dir.restore import in_order
 from dagster_ckpt.spark.query.kafka_source import matches
 from dagster_ckpt.spark.query.sources import (
     CLUSTER,
@@ -42,7 +42,7 @@ from dagster_ckpt.spark.query.sources import (
 )
 from dagster_ckpt.spark.query.table_sources import delta_offset
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.values.source_mapping import Beginning, SourceMapping
+from dagster_ckpt.stream.start_from import Beginning, SourceMapping
 
 # The newest files that a source has read decide whether it still reads them.
 _FILES_LOOKED_AT = 3

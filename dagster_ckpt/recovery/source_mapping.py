@@ -15,7 +15,7 @@ from dagster_ckpt.recovery.source_check import read_offsets, resolved_offsets, s
 from dagster_ckpt.spark.checkpoint_dir.file_source import SourceFile, existing_files
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_commit_entry, parse_offset_entry
-from dagster_ckpt.spark.checkpoint_dir.source_positions import BEGINNING, Position, after_files, in_order
+from dagster_ckpt.spark.checkpoint_dir.restore import BEGINNING, Position, after_files, in_order
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
 from dagster_ckpt.spark.query.kafka_source import end_offsets, kafka_source
 from dagster_ckpt.spark.query.sources import (
@@ -29,9 +29,8 @@ from dagster_ckpt.spark.query.sources import (
     source_options,
 )
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.start_from import StartPoint
+from dagster_ckpt.stream.start_from import Beginning, SourceMapping, StartPoint
 from dagster_ckpt.values.durations import utc_time
-from dagster_ckpt.values.source_mapping import Beginning, SourceMapping
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

@@ -17,8 +17,8 @@ from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.recovery.plan_check import describe_operator, operator_differences
 from dagster_ckpt.spark.checkpoint_dir.operators import UNNAMED, Operator, key_columns, value_columns
 from dagster_ckpt.spark.query.plan import WATERMARK, Pair, PlanDescription, PlanOperator
-from dagster_ckpt.state.graft import Taken, TakenRows, can_widen, is_known, is_wide
 from dagster_ckpt.state.migration import RuledOperator, StateMigration
+from dagster_ckpt.state.unsafe_rows import Taken, TakenRows, can_widen, is_known, is_wide
 
 AGGREGATE, JOIN_KIND, LIMIT_KIND = "Aggregate", "Join", "GlobalLimit"
 _AGGREGATION = ("stateStoreSave", UNNAMED)

@@ -23,10 +23,9 @@ from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.plan import PlanDescription
 from dagster_ckpt.spark.query.sources import FILE, GENERATED, KAFKA, keyed, source_identities
 from dagster_ckpt.spark.query.trial_batch import describe_trial_error, run_trial
-from dagster_ckpt.state.graft import Graft
 from dagster_ckpt.state.migration import StateMigration, write_ruled_rows
-from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.state.stopped_state import StoppedState
+from dagster_ckpt.state.stopped_state import StateShape, StoppedState
+from dagster_ckpt.state.unsafe_rows import Graft
 from dagster_ckpt.stream.start_from import StartFrom
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
 from dagster_ckpt.recovery.prepare import PreparedStart
-from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, LiveDirectory, Positions, batch_ids
+from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode
 from dagster_ckpt.spark.checkpoint_dir.planned_batches import read_planned
 from dagster_ckpt.spark.query.output import is_foreach_batch
-from dagster_ckpt.spark.query.progress import QueryProgress
+from dagster_ckpt.spark.query.query import QueryProgress
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshotting import BatchFigures

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 import time
 import uuid
+from functools import cache
 from random import Random
 
 from dagster_ckpt.catalog.pending_restore import Forked
@@ -24,7 +27,6 @@ from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.durations import monotonic_ms
-from dagster_ckpt.values.program import running_program
 
 
 def execute_stream(stream: StreamHandle, request: RunRequest) -> Outcome:
@@ -237,3 +239,29 @@ class StopRequests:
         except CatalogError:
             return None
         return None
+
+
+# In order of preference; the first one is Dagster's variable of a code location.
+_IMAGES = ("DAGSTER_CURRENT_IMAGE", "DAGSTER_CONTAINER_IMAGE")
+_COMMITS = ("DAGSTER_CLOUD_GIT_SHA", "GIT_COMMIT", "GITHUB_SHA", "CI_COMMIT_SHA")
+_GIT_TIMEOUT_S = 5
+
+
+@cache
+def running_program() -> dict[str, str]:
+    """Of this process: to roll an upgrade back, you have to find the code from before."""
+    found = {"image": _first(_IMAGES), "commit": _first(_COMMITS) or _checked_out()}
+    return {name: value for name, value in found.items() if value}
+
+
+def _first(names: tuple[str, ...]) -> str | None:
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def _checked_out() -> str | None:
+    command = ("git", "rev-parse", "HEAD")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -26,10 +26,13 @@ from dagster_ckpt.recovery.retention import settle_dead_attempts
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss, take_safety_savepoint
 from dagster_ckpt.recovery.sink_survey import Survey, refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
-from dagster_ckpt.recovery.source_check import refuse_gone_records
+from dagster_ckpt.recovery.source_check import (
+    continue_behind_roll_backs,
+    refuse_gone_records,
+    refuse_unrestored_upstream,
+)
 from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.recovery.state_migration import PlannedMigration, refuse_two_rewrites, state_migration
-from dagster_ckpt.recovery.undone_versions import continue_behind_roll_backs, refuse_unrestored_upstream
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
 from dagster_ckpt.runtime.start_failures import StartFailures
 from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions

@@ -43,8 +43,7 @@ from dagster_ckpt.runtime.settlement import RetryQueue, record_end
 from dagster_ckpt.runtime.stall import LONGEST_CALL_MS, JvmWatch, QueryInactivity, StallDetector
 from dagster_ckpt.runtime.triggers import TriggerKind, TriggerOrigin, TriggerRequest
 from dagster_ckpt.sinks.registry import sinks_of
-from dagster_ckpt.spark.query.progress import STARTING
-from dagster_ckpt.spark.query.query import SupervisedQuery
+from dagster_ckpt.spark.query.query import STARTING, SupervisedQuery
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, seen_sinks
 from dagster_ckpt.stream.lease import LeaseKeeper

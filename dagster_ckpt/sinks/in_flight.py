@@ -20,10 +20,9 @@ from dagster_ckpt.sinks.table import TableSink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.cut import state_after
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
-from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.checkpoint_dir.layout import BEFORE_THE_FIRST_BATCH, STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import read_commit_entry, read_metadata, read_offset_entry
-from dagster_ckpt.spark.checkpoint_dir.operators import read_operators
+from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode, read_operators
 from dagster_ckpt.spark.checkpoint_dir.restore import give_query_id
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol
 from blake3 import blake3
 
 from dagster_ckpt.errors import CutOvertakenError, DamagedCutError
-from dagster_ckpt.io.parallel import CancelCheck, in_threads
+from dagster_ckpt.io.file_io import CancelCheck, in_threads
 from dagster_ckpt.snapshot.entries import BlockBuilder, FileEntry
 from dagster_ckpt.snapshot.reuse import ContentCheck, Source
 

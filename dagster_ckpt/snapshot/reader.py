@@ -12,8 +12,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from dagster_ckpt.errors import SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
-from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.io.parallel import CancelCheck, in_threads
+from dagster_ckpt.io.file_io import CancelCheck, FileIO, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import Metadata, decode_metadata, decode_references, object_name
 from dagster_ckpt.snapshot.packs import CHUNK_BYTES

@@ -15,8 +15,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from dagster_ckpt.errors import CkptError, CutOvertakenError, SnapshotAbortedError, StorageAccessError
-from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.io.parallel import start_in_thread
+from dagster_ckpt.io.file_io import FileIO, start_in_thread
 from dagster_ckpt.snapshot.entries import BlockBuilder, FileEntry
 from dagster_ckpt.snapshot.manifest import Manifest, Metadata, SnapshotHeader, encode_metadata, object_name
 from dagster_ckpt.snapshot.packs import PackCallbacks, PackRunner, PackTask, Threads, check_content, read_small

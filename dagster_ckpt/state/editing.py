@@ -12,10 +12,9 @@ from dagster_ckpt.spark.checkpoint_dir.logs import read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
 from dagster_ckpt.state.diff import CHANGE, Change, StateDifference
-from dagster_ckpt.state.graft import FAMILY, KEY_BYTES, PARTITION_KEY, VALUE_BYTES
 from dagster_ckpt.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader, cause_in
 from dagster_ckpt.state.stopped_state import StateStoreName
-from dagster_ckpt.state.unsafe_rows import encoder, plain
+from dagster_ckpt.state.unsafe_rows import FAMILY, KEY_BYTES, PARTITION_KEY, VALUE_BYTES, encoder, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

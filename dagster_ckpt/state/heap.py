@@ -16,9 +16,15 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.spark.checkpoint_dir.checksums import fits_hadoop, varint
+from dagster_ckpt.spark.checkpoint_dir.checksums import (
+    LARGEST_BLOCK,
+    Pieces,
+    fits_hadoop,
+    read_blocks,
+    varint,
+    write_blocks,
+)
 from dagster_ckpt.spark.checkpoint_dir.layout import store_directory
-from dagster_ckpt.spark.checkpoint_dir.lz4_blocks import LARGEST_BLOCK, Pieces, read_blocks, write_blocks
 from dagster_ckpt.spark.checkpoint_dir.version_files import StoreDirectory, heap_files
 from dagster_ckpt.values.untrusted import reading
 

@@ -13,12 +13,10 @@ from dagster_ckpt.spark.checkpoint_dir.operators import Operator, key_columns, v
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.jobs import in_job_group
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
-from dagster_ckpt.state.elsewhere import readers_of
-from dagster_ckpt.state.graft import FAMILY, KEY_BYTES, PARTITION_KEY, VALUE_BYTES
 from dagster_ckpt.state.reading import KEY, VALUE, StateKind, cause_in
-from dagster_ckpt.state.shape import TRANSFORM
-from dagster_ckpt.state.stopped_state import SESSION_START, StoppedState
-from dagster_ckpt.state.unsafe_rows import encode, encoder, plain
+from dagster_ckpt.state.rewriter import readers_of
+from dagster_ckpt.state.stopped_state import SESSION_START, TRANSFORM, StoppedState
+from dagster_ckpt.state.unsafe_rows import FAMILY, KEY_BYTES, PARTITION_KEY, VALUE_BYTES, encode, encoder, plain
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -32,15 +32,23 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.spark.query.session import start_application
-from dagster_ckpt.state.elsewhere import Report, states_written
-from dagster_ckpt.state.graft import PARTITION_KEY, Graft, TakenRows, with_values
 from dagster_ckpt.state.heap import HeapStore
-from dagster_ckpt.state.rewriter import Rewriter, rewrite_elsewhere, rewriter_for, run_rewriter, settings_of
-from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
+from dagster_ckpt.state.rewriter import (
+    Report,
+    Rewriter,
+    rewrite_elsewhere,
+    rewriter_for,
+    run_rewriter,
+    settings_of,
+    states_written,
+)
 from dagster_ckpt.state.stopped_state import (
     StateIds,
+    StateShape,
     StateStoreName,
     StoppedState,
+    StoredState,
+    check_rewrite,
     copy_operators,
     described,
     refuse_existing,
@@ -51,6 +59,7 @@ from dagster_ckpt.state.stopped_state import (
     write_skeleton,
     write_state_ids,
 )
+from dagster_ckpt.state.unsafe_rows import PARTITION_KEY, Graft, TakenRows, with_values
 from dagster_ckpt.values.untrusted import number_in
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.snapshot.store import StoredSnapshot
 from dagster_ckpt.snapshot.writer import Progress
-from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut, until_not_overtaken
 from dagster_ckpt.spark.checkpoint_dir.state_files import CHAIN
 from dagster_ckpt.spark.jobs import executors_above

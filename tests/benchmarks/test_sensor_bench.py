@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.crowd import crowd
 from benchmarks.sections.sensors import _byte_table
 from dagster_ckpt.client.health import HealthCheck
-from dagster_ckpt.orchestration.sensors.catalog_sensor import SensorCursor
+from dagster_ckpt.orchestration.catalog_sensor import SensorCursor
 
 
 def test_the_sensors_find_running_streams_with_a_past_and_new_checkpoints(tmp_path: Path) -> None:

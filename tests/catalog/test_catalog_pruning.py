@@ -9,7 +9,7 @@ from conftest import ManualClock
 from sqlalchemy import func, select
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.pruning import KEPT_EXECUTIONS
+from dagster_ckpt.catalog.history import KEPT_EXECUTIONS
 from dagster_ckpt.catalog.records import (
     CompletedSnapshot,
     EventType,

@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
-from dagster_ckpt.client.cost import Prices, RequestBill, request_bill
+from dagster_ckpt.client.cost import Prices, QueryShape, RequestBill, Requests, StateFiles, request_bill
 from dagster_ckpt.errors import NothingCommittedError, OptionError
-from dagster_ckpt.spark.requests import QueryShape, Requests, StateFiles
 from tests.support.as_writer import as_writer
 from tests.support.golden_stream import STREAM, GoldenStream
 

@@ -31,7 +31,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.runtime.stall import QueryInactivity
-from dagster_ckpt.spark.query.progress import TaskCounts
+from dagster_ckpt.spark.query.query import TaskCounts
 from dagster_ckpt.values.modes import DesiredState, SnapshotKind
 from tests.support.as_writer import as_writer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.client.verification import Pace, committed_every_ms, slower_than_input
+from dagster_ckpt.client.code_check import Pace, committed_every_ms, slower_than_input
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
 

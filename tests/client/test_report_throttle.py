@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord, SnapshotStatus, SnapshotTrigger
-from dagster_ckpt.orchestration.sensors.catalog_sensor import DECISIVE, REMEMBERED, events_to_report
+from dagster_ckpt.orchestration.catalog_sensor import DECISIVE, REMEMBERED, events_to_report
 from dagster_ckpt.values.modes import SnapshotKind
 
 CASES = yaml.safe_load((Path(__file__).parent / "reports.yaml").read_text(encoding="utf-8"))

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
-from dagster_ckpt.policies.keep_rules import KeepRules
-from dagster_ckpt.policies.retention import Latest, MaxBytes, RetentionPolicy
+from dagster_ckpt.policies.retention import KeepRules, Latest, MaxBytes, RetentionPolicy
 from dagster_ckpt.recovery.retention import discard, subsume
 from tests.support.retention_shelf import FILE_BYTES, STREAM, Shelf
 

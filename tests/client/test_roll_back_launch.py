@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import IS_LAUNCHED, LAUNCH, LAUNCH_OF, RequestKind, StartCause
-from dagster_ckpt.client.launching import DriverLaunch
+from dagster_ckpt.client.launching import DriverLaunch, launch_to_use, predecessor, record_of
 from dagster_ckpt.client.platforms import PlatformLaunch
-from dagster_ckpt.client.recorded_launch import launch_to_use, predecessor, record_of
 from dagster_ckpt.errors import RequestFailedError
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import HOLDER, STREAM, Shelf

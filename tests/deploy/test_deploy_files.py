@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from dagster_ckpt.stream.pods import POD_NAME, POD_NAMESPACE, POD_UID
+from dagster_ckpt.stream.liveness import POD_NAME, POD_NAMESPACE, POD_UID
 from tests.kafka.kafka_broker import free_port
 from tests.stack.running_stack import dagster_home
 from tests.stack.servers import Postgres

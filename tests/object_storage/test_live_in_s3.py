@@ -21,8 +21,8 @@ import pytest
 import s3fs
 
 from benchmarks.slow_link import Request, slow_link
+from dagster_ckpt.client.cost import OF_A_BATCH, OF_A_STORE, Part, Requests, StateFiles
 from dagster_ckpt.config.rocksdb import ROCKSDB
-from dagster_ckpt.spark.requests import OF_A_BATCH, OF_A_STORE, Part, Requests, StateFiles
 from tests.support.s3a import s3a_jars
 from tests.support.thorough import either
 

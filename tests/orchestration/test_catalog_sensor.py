@@ -14,9 +14,9 @@ from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration.catalog_sensor import PAGE, SensorCursor, build_catalog_sensor
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.sensors.catalog_sensor import PAGE, SensorCursor, build_catalog_sensor
 from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
@@ -186,7 +186,7 @@ def test_a_cursor_that_a_person_resets_reports_nothing_twice(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("EVENTS_PER_TICK", "EVENTS_IN_FIRST_TICK"):
-        monkeypatch.setattr(f"dagster_ckpt.orchestration.sensors.catalog_sensor.{limit}", 2)
+        monkeypatch.setattr(f"dagster_ckpt.orchestration.catalog_sensor.{limit}", 2)
     snapshots = [take_snapshot(catalog, "orders") for _ in range(5)]
     for _ in range(2):
         as_writer(catalog).snapshots.fail(begin_snapshot(catalog, "orders").snapshot_id, "the disk is full")
@@ -285,8 +285,8 @@ def test_snapshots_of_a_catalog_that_was_made_anew_are_reported(
 def test_more_events_than_a_tick_takes_come_with_the_next_ones(
     daemon: Daemon, catalog: Catalog, orders: StreamingAsset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_ckpt.orchestration.sensors.catalog_sensor.EVENTS_IN_FIRST_TICK", 2)
-    monkeypatch.setattr("dagster_ckpt.orchestration.sensors.catalog_sensor.EVENTS_PER_TICK", 4)
+    monkeypatch.setattr("dagster_ckpt.orchestration.catalog_sensor.EVENTS_IN_FIRST_TICK", 2)
+    monkeypatch.setattr("dagster_ckpt.orchestration.catalog_sensor.EVENTS_PER_TICK", 4)
     snapshots = [take_snapshot(catalog, "orders") for _ in range(7)]
 
     assert [len(daemon.tick().asset_events) for _ in range(4)] == [2, 4, 1, 0]
@@ -374,7 +374,7 @@ class TestDownstream:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         now_ms = 1_000_000
-        monkeypatch.setattr("dagster_ckpt.orchestration.sensors.catalog_sensor.wall_clock_ms", lambda: now_ms)
+        monkeypatch.setattr("dagster_ckpt.orchestration.catalog_sensor.wall_clock_ms", lambda: now_ms)
         sensor = build_catalog_sensor([orders], downstream=summary_job, downstream_interval_seconds=60)
         daemon = Daemon(instance, sensor, catalog_resource)
         take_snapshot(catalog, "orders")

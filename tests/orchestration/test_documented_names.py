@@ -28,7 +28,6 @@ ELSEWHERE = {
     "dagster_ckpt.policies.restart",
     "dagster_ckpt.policies.retention",
     "dagster_ckpt.policies.trigger",
-    "dagster_ckpt.policies.keep_rules",
     "dagster_ckpt.sinks.sink",
     "dagster_ckpt.sinks.table",
     "dagster_ckpt.testing",

@@ -11,6 +11,7 @@ from test_catalog_sensor import Daemon
 from test_rewind_jobs import Streams
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.downstream import (
     Basis,
     Dependent,
@@ -20,7 +21,6 @@ from dagster_ckpt.orchestration.downstream import (
 )
 from dagster_ckpt.orchestration.jobs.rewind_jobs import downstream_metadata
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.stream import StreamingAsset
 from tests.support.as_writer import as_writer
 

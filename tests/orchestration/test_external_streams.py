@@ -17,13 +17,13 @@ from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestSt
 from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.run_status import RESTART_OF_TAG, START_REQUEST_TAG
-from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
-from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.orchestration.stream import StreamingAsset
+from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.stream.liveness import SILENCE_MS, this_holder
 from dagster_ckpt.values.durations import wall_clock_ms

@@ -13,7 +13,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
-from dagster_ckpt.orchestration.component.component import StreamsComponent
+from dagster_ckpt.orchestration.component import StreamsComponent
 
 PAGE = Path(__file__).parents[2] / "docs/components.md"
 EXAMPLE = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)[0]

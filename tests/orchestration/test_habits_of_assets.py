@@ -17,16 +17,15 @@ from orchestration_catalog import begin_execution, register
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.component.stream import StreamDeclaration
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.external_asset import external_streaming_asset
-from dagster_ckpt.orchestration.launchpad import CONFIG_TAG, config_of_run
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.run_status import RESTART_OF_TAG
-from dagster_ckpt.orchestration.settings import StreamRunConfig
+from dagster_ckpt.orchestration.settings import CONFIG_TAG, StreamRunConfig, config_of_run
 from dagster_ckpt.orchestration.stream import StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.streaming_asset import declare_stream, streaming_asset, streaming_multi_asset
 from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator
+from dagster_ckpt.orchestration.yaml_stream import StreamDeclaration
 from dagster_ckpt.values.modes import DesiredState
 
 

@@ -13,7 +13,7 @@ from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
 from dagster_ckpt.client.launching import DriverLaunch
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.component.component import StreamsComponent
+from dagster_ckpt.orchestration.component import StreamsComponent
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.resources import (

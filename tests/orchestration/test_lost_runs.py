@@ -14,9 +14,9 @@ from orchestration_catalog import register
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder, StartCause
+from dagster_ckpt.orchestration.observed_runs import Silences, report_lost_runs
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.run_status import STREAM_ID_TAG
-from dagster_ckpt.orchestration.sensors.observed_runs import Silences, report_lost_runs
 from dagster_ckpt.stream.liveness import LIVELY_MS, SLOW_START_MS, this_holder
 from tests.support.as_writer import as_writer
 

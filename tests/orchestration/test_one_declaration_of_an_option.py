@@ -13,8 +13,6 @@ from dagster_ckpt.config import checkpoint_config
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.component.stream import StreamDeclaration
-from dagster_ckpt.orchestration.component.yaml_fields import in_yaml
 from dagster_ckpt.orchestration.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.settings import fields_of, unset_fields_of
 from dagster_ckpt.orchestration.stream import NOT_IN_YAML, StreamOptions, StreamSpec, description_of
@@ -22,6 +20,8 @@ from dagster_ckpt.orchestration.streaming_asset import (
     streaming_asset,
     streaming_multi_asset,
 )
+from dagster_ckpt.orchestration.yaml_fields import in_yaml
+from dagster_ckpt.orchestration.yaml_stream import StreamDeclaration
 from dagster_ckpt.values.validation import Option, OptionDescription, WholeNumber
 
 

@@ -19,8 +19,8 @@ from dagster_ckpt.orchestration.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.sensors.supervisor_sensor import SupervisorTick
 from dagster_ckpt.orchestration.stream import StreamingAsset, stream_handle
+from dagster_ckpt.orchestration.supervisor_sensor import SupervisorTick
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support import verbs
 from tests.support.as_writer import as_writer

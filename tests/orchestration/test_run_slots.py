@@ -12,8 +12,8 @@ from dagster_ckpt.orchestration._compat import RunSlots, run_slots
 from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.run_status import STREAM_ID_TAG
-from dagster_ckpt.orchestration.sensors.supervisor_sensor import build_supervisor_sensor, describe_slots
 from dagster_ckpt.orchestration.stream import StreamingAsset
+from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor, describe_slots
 
 
 def queue(total: int, *limits: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from dagster_ckpt.orchestration.jobs.operator_jobs import HistoryConfigSchema, b
 from dagster_ckpt.orchestration.jobs.schedules import PeriodicReplication, PeriodicSavepoints, build_savepoint_schedule
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.stream import StreamingAsset
-from dagster_ckpt.policies.keep_rules import KeepRules
-from dagster_ckpt.policies.retention import Latest, NewestPer, SavepointHistory
+from dagster_ckpt.policies.retention import KeepRules, Latest, NewestPer, SavepointHistory
 from dagster_ckpt.policies.serialization import read_retention
 from dagster_ckpt.policies.trigger import Blackout
 

@@ -15,9 +15,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from dagster_pyspark import PySparkResource
 
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.component.component import StreamsComponent
-from dagster_ckpt.orchestration.component.stream import Sink
-from dagster_ckpt.orchestration.component.yaml_fields import with_values
+from dagster_ckpt.orchestration.component import StreamsComponent
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
@@ -26,6 +24,8 @@ from dagster_ckpt.orchestration.resources import (
     StateBackendResource,
 )
 from dagster_ckpt.orchestration.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.yaml_fields import with_values
+from dagster_ckpt.orchestration.yaml_stream import Sink
 from tests.support.planted_secrets import Planted
 
 PLANTED = Planted()

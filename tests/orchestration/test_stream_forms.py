@@ -17,13 +17,13 @@ from orchestration_catalog import register, take_snapshot
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.orchestration import stream_run
+from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.settings import StreamRunConfig
 from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, StreamSpec, find_stream, stream_handle
 from dagster_ckpt.orchestration.streaming_asset import (

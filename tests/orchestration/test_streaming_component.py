@@ -22,8 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from dagster_ckpt.client.health_facts import HealthSettings
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.orchestration._compat import plan_outside_runs
-from dagster_ckpt.orchestration.component.component import StreamsComponent
-from dagster_ckpt.orchestration.component.stream import EveryMinute, Health
+from dagster_ckpt.orchestration.component import StreamsComponent
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
@@ -32,6 +31,7 @@ from dagster_ckpt.orchestration.resources import (
 from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.orchestration.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.yaml_stream import EveryMinute, Health
 from dagster_ckpt.policies.guard import FALLBACK_RESTART
 from dagster_ckpt.policies.retention import Latest, NewestPer
 from dagster_ckpt.policies.trigger import EveryBatches, Interval
@@ -423,7 +423,7 @@ class TestQueries:
 
 
 def described(declared: Any, spark: SparkSession) -> Any:
-    from dagster_ckpt.orchestration.component.stream import described
+    from dagster_ckpt.orchestration.yaml_stream import described
 
     return described(declared.name, declared.sources, declared.transform, declared.sink, declared.trigger)(spark)
 
@@ -456,7 +456,7 @@ class TestDg:
                 assert definitions.resolve_job_def("us_cancel_stream_job")
 
     def test_the_package_registers_itself_with_its_version(self) -> None:
-        from dagster_ckpt.version import __version__
+        from dagster_ckpt import __version__
 
         assert DagsterLibraryRegistry.get()["dagster-ckpt"] == __version__
 

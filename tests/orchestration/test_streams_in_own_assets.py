@@ -11,13 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
     StateBackendResource,
 )
-from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.settings import StreamRunConfig
 from dagster_ckpt.orchestration.stream import StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.streaming_asset import StreamResource, declare_stream, streaming_multi_asset

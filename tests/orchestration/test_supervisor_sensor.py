@@ -26,7 +26,9 @@ from dagster_ckpt.catalog.records import (
     StartCause,
 )
 from dagster_ckpt.client.reconciliation import LAUNCH_MS
+from dagster_ckpt.orchestration import observed_runs
 from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
+from dagster_ckpt.orchestration.observed_runs import UNDEFINED_GRACE_MS, Silences, undefined_streams
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.run_status import (
     DEPLOYMENT_TAG,
@@ -35,11 +37,9 @@ from dagster_ckpt.orchestration.run_status import (
     STREAM_ID_TAG,
     TERMINAL_FAILURE_TAG,
 )
-from dagster_ckpt.orchestration.sensors import observed_runs
-from dagster_ckpt.orchestration.sensors.observed_runs import UNDEFINED_GRACE_MS, Silences, undefined_streams
-from dagster_ckpt.orchestration.sensors.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
 from dagster_ckpt.orchestration.settings import StreamRunConfig
 from dagster_ckpt.orchestration.stream import StreamingAsset
+from dagster_ckpt.orchestration.supervisor_sensor import FIRST_PAUSE_MS, build_supervisor_sensor
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import DesiredState, RecoveryClaimMode
@@ -62,7 +62,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("dagster_ckpt.orchestration.sensors.supervisor_sensor.wall_clock_ms", clock)
+    monkeypatch.setattr("dagster_ckpt.orchestration.supervisor_sensor.wall_clock_ms", clock)
     return clock
 
 

@@ -13,8 +13,8 @@ from test_catalog_sensor import Daemon, ids, on_asset
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotRecord
+from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
-from dagster_ckpt.orchestration.sensors.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.stream import StreamingAsset
 from tests.support.as_writer import as_writer
 
@@ -98,7 +98,7 @@ def test_a_daemon_that_dies_in_the_middle_of_a_tick_reports_what_it_would_have_r
 def test_it_does_not_matter_how_events_fall_into_ticks(
     story: Story, monkeypatch: pytest.MonkeyPatch, events_per_tick: int
 ) -> None:
-    monkeypatch.setattr("dagster_ckpt.orchestration.sensors.catalog_sensor.EVENTS_PER_TICK", events_per_tick)
+    monkeypatch.setattr("dagster_ckpt.orchestration.catalog_sensor.EVENTS_PER_TICK", events_per_tick)
     snapshots = story.checkpoints(13, every_s=10)
     for _ in range(13):
         story.daemon.tick()

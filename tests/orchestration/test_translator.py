@@ -20,8 +20,9 @@ from dagster_ckpt.catalog.desired_states import DesiredRecord
 from dagster_ckpt.catalog.records import RequestKind
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.component.component import StreamsComponent
+from dagster_ckpt.orchestration.component import StreamsComponent
 from dagster_ckpt.orchestration.definitions import stream_definitions
+from dagster_ckpt.orchestration.observed_runs import Silences, report_lost_runs
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
     CheckpointStorageResource,
@@ -34,7 +35,6 @@ from dagster_ckpt.orchestration.run_status import (
     START_REQUEST_TAG,
     STREAM_ID_TAG,
 )
-from dagster_ckpt.orchestration.sensors.observed_runs import Silences, report_lost_runs
 from dagster_ckpt.orchestration.stream import StreamingAsset, StreamSpec
 from dagster_ckpt.orchestration.streaming_asset import declare_stream, streaming_asset, streaming_multi_asset
 from dagster_ckpt.orchestration.translator import RESOURCES, StreamTranslator

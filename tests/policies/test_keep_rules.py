@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
-from dagster_ckpt.policies.keep_rules import KeepRules
 from dagster_ckpt.policies.retention import (
+    KeepRules,
     Latest,
     MaxBytes,
     NewestPer,

@@ -18,7 +18,7 @@ from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.state import rewriting
-from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateShape
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.executioner import Executioner, Killed

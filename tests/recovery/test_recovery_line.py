@@ -14,7 +14,7 @@ import pytest
 
 from dagster_ckpt.catalog.history import past_of
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.recovery.recovery_line import EMPTY, Point, RecoveryLine, recovery_line, topological
+from dagster_ckpt.recovery.stream_graph import EMPTY, Point, RecoveryLine, recovery_line, topological
 from dagster_ckpt.stream.edges import Edge, EdgeKind, Read
 
 GRAPHS = {

@@ -13,9 +13,8 @@ from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.spark.checkpoint_dir.file_source import SourceFile
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.checkpoint_dir.source_positions import Position, after_files, give_positions
-from dagster_ckpt.stream.start_from import StartFrom
-from dagster_ckpt.values.source_mapping import Beginning, SourceMapping
+from dagster_ckpt.spark.checkpoint_dir.restore import Position, after_files, give_positions
+from dagster_ckpt.stream.start_from import Beginning, SourceMapping, StartFrom
 from tests.support.executioner import Executioner, Killed
 from tests.support.rewind_history import LAST, History
 from tests.support.thorough import either

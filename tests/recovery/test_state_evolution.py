@@ -16,9 +16,8 @@ from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.recovery.state_evolution import Fate, evolve, refused_reasons
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.plan import WATERMARK, PlanDescription, PlanOperator
-from dagster_ckpt.state.graft import Graft, Taken, TakenRows, taken
 from dagster_ckpt.state.migration import StateMigration
-from dagster_ckpt.state.unsafe_rows import encode
+from dagster_ckpt.state.unsafe_rows import Graft, Taken, TakenRows, encode, taken
 from dagster_ckpt.stream.start_from import StartFrom
 
 COUNTS = PlanOperator("Aggregate", (("site", "string"),), (("count(1)", "bigint"), ("sum(v)", "bigint")))

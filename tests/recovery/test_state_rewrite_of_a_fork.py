@@ -32,7 +32,7 @@ from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.query.session import apply_state_backend
 from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state.rewriting import shape_in
-from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.start_from import StartFrom

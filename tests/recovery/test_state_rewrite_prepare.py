@@ -14,7 +14,7 @@ from dagster_ckpt.recovery.live_directories import StateRewrite
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
-from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateShape
 from dagster_ckpt.stream.lease import AcquiredLease
 from dagster_ckpt.stream.ownership import fence_predecessor
 from dagster_ckpt.stream.start_from import StartFrom

@@ -21,7 +21,7 @@ from dagster_ckpt.recovery import plan_check
 from dagster_ckpt.recovery.plan import RecoveryPlan, Resume, StartEmpty
 from dagster_ckpt.recovery.plan_check import check_state
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
-from dagster_ckpt.state.shape import StateShape, StoredState
+from dagster_ckpt.state.stopped_state import StateShape, StoredState
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.rewind_history import History

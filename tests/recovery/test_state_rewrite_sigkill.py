@@ -16,7 +16,7 @@ from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state.rewriting import shape_in
-from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateShape
 from dagster_ckpt.stream.ownership import check_places
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.recovery.test_state_rewrite_at_a_start import Orders

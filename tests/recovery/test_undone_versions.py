@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.errors import RowsAtRiskError
-from dagster_ckpt.recovery import undone_versions
+from dagster_ckpt.recovery import source_check
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from tests.sinks.test_reads_of_tables import ID, DeltaTable
 from tests.support.stream_graph import place
@@ -23,9 +23,9 @@ class Reader:
         self.table = DeltaTable(root / "table")
         self.live = LiveDirectory(str(root / "live"))
         self.index: int | None = 1
-        patch.setattr(undone_versions, "_appending_tables", lambda _writer: [str(self.table.folder)])
-        patch.setattr(undone_versions, "session_of", lambda _writer: None)
-        patch.setattr(undone_versions, "last_of_read", lambda *_: self.index)
+        patch.setattr(source_check, "_appending_tables", lambda _writer: [str(self.table.folder)])
+        patch.setattr(source_check, "session_of", lambda _writer: None)
+        patch.setattr(source_check, "last_of_read", lambda *_: self.index)
         for version in range(5):
             self.table.batch(2)
             if version < 2:
@@ -45,9 +45,7 @@ class Reader:
 
     def start(self, *, accept_loss: bool = False) -> list[str]:
         writer: Any = None
-        return undone_versions.continue_behind_roll_backs(
-            "daily", self.live, writer, nullcontext, accept_loss=accept_loss
-        )
+        return source_check.continue_behind_roll_backs("daily", self.live, writer, nullcontext, accept_loss=accept_loss)
 
 
 @pytest.fixture

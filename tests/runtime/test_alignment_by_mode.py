@@ -14,8 +14,8 @@ from dagster_ckpt.runtime.batch_progress import BatchLog
 from dagster_ckpt.runtime.checkpoint_messages import Alignment, Attempt, AttemptCompleted
 from dagster_ckpt.runtime.settlement import RetryQueue
 from dagster_ckpt.runtime.triggers import TriggerKind
-from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.lease import LeaseKeeper
 from tests.support.retention_shelf import STREAM, Shelf

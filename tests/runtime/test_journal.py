@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from dagster_ckpt.runtime.batch_progress import BatchLog, Journal, PositionWatch
-from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.progress import QueryProgress
+from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode
+from dagster_ckpt.spark.query.query import QueryProgress
 
 ENTRY = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"topic":{"0":%d}}'
 

@@ -16,7 +16,7 @@ from dagster_ckpt.policies.retention import Latest
 from dagster_ckpt.policies.trigger import EveryBatches, EveryRows
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
-from dagster_ckpt.spark.query.progress import QueryProgress
+from dagster_ckpt.spark.query.query import QueryProgress
 from tests.support.as_writer import as_writer
 from tests.support.played_query import PlayedQuery
 from tests.support.retention_shelf import STREAM, Shelf

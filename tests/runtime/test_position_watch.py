@@ -10,7 +10,7 @@ import pytest
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.runtime.batch_progress import LOOK_AGAIN_MS, BatchLog, PositionWatch
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, Positions
-from dagster_ckpt.spark.query.progress import QueryProgress
+from dagster_ckpt.spark.query.query import QueryProgress
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.values.program import _COMMITS, _IMAGES, running_program
+from dagster_ckpt.runtime.execution import _COMMITS, _IMAGES, running_program
 
 
 @pytest.fixture(autouse=True)

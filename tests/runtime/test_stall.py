@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_ckpt.runtime.stall import LOOK_AT_TASKS_AFTER_MS, QueryInactivity, StallDetector
-from dagster_ckpt.spark.query.progress import QueryActivity, TaskCounts
+from dagster_ckpt.spark.query.query import QueryActivity, TaskCounts
 
 STEP_MS = 2_000
 LONG = 3 * LOOK_AT_TASKS_AFTER_MS // STEP_MS

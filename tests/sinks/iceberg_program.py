@@ -14,7 +14,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import Client, to_table
 from dagster_ckpt.errors import CkptError, LeaseLostError, SinkRollbackError
-from dagster_ckpt.orchestration.component.stream import Sink, Source, Transform, Trigger, described
+from dagster_ckpt.orchestration.yaml_stream import Sink, Source, Transform, Trigger, described
 from dagster_ckpt.sinks.iceberg import IcebergTable, OpenIcebergTable
 from dagster_ckpt.sinks.sink import RollBack
 from tests.support.iceberg_rest import iceberg_rest_catalog

@@ -20,7 +20,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.query import start_query
 from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state.rewriting import Rewritten, rewrite_state, shape_in
-from dagster_ckpt.state.shape import WantedShape
+from dagster_ckpt.state.stopped_state import WantedShape
 from tests.support.small_spark import lay_file
 
 Build = Callable[[DataFrame, DataFrame], DataFrame]

@@ -16,8 +16,8 @@ from blake3 import blake3
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.checkpoint_dir.known_query import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.operators import KnownQuery
 from dagster_ckpt.spark.doctor.contents import KnownSnapshot
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.spark.doctor.finding import Severity

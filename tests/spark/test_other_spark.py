@@ -24,7 +24,7 @@ from dagster_ckpt.state.rewriter import (
     rewrite_elsewhere,
     rewriter_for,
 )
-from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateShape
 
 SHAPE = StateShape("provider", 12, 1)
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from dagster_ckpt.spark.query.progress import activity_of
+from dagster_ckpt.spark.query.query import activity_of
 
 
 def test_the_status_of_a_query_that_failed_has_no_secret() -> None:

@@ -26,9 +26,9 @@ from spark_scenarios import (
 from dagster_ckpt.errors import NothingCommittedError
 from dagster_ckpt.spark.checkpoint_dir.cut import cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
-from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.versions import Feature
 from tests.support.needs import needs

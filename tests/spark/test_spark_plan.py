@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_scenarios import ROCKSDB, SCHEMA, Workload, run_to_the_end
 
-from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode
 from dagster_ckpt.spark.query.plan import PlanDescription, PlanOperator, describe_plan, plan_of_query, plan_of_writer
 from dagster_ckpt.spark.query.query import QueryFacts, start_query
 from dagster_ckpt.spark.versions import Feature, installed_release

@@ -1,4 +1,4 @@
-from dagster_ckpt.spark.query.progress import QueryProgress, SourceProgress
+from dagster_ckpt.spark.query.query import QueryProgress, SourceProgress
 
 REPORT = {
     "id": "q",

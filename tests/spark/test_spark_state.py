@@ -22,7 +22,7 @@ from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state.diff import Change, StateDifference, comparable, differences, paired
 from dagster_ckpt.state.reading import StateFrame, StateKind, StateReader, require_state_reader
 from dagster_ckpt.state.rewriting import rewrite_state, stored_state
-from dagster_ckpt.state.shape import StateShape, StoredState, check_rewrite
+from dagster_ckpt.state.stopped_state import StateShape, StoredState, check_rewrite
 from tests.support.needs import needs
 
 pytestmark = pytest.mark.spark

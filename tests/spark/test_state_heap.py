@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.location import open_file_io
-from dagster_ckpt.spark.checkpoint_dir.checksums import content_trouble
-from dagster_ckpt.spark.checkpoint_dir.lz4_blocks import write_blocks
+from dagster_ckpt.spark.checkpoint_dir.checksums import content_trouble, write_blocks
 from dagster_ckpt.state.heap import HeapStore, heap_snapshot
 
 Rows = dict[bytes, bytes]

@@ -23,8 +23,7 @@ from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state import rewriting
 from dagster_ckpt.state.rewriting import rewrite_state
-from dagster_ckpt.state.shape import StateShape
-from dagster_ckpt.state.stopped_state import StateStoreName, StoppedState
+from dagster_ckpt.state.stopped_state import StateShape, StateStoreName, StoppedState
 from tests.support.needs import needs, needs_rewriter
 
 pytestmark = [pytest.mark.spark, needs_rewriter()]

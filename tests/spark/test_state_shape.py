@@ -20,7 +20,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
 )
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.state import rewriting
-from dagster_ckpt.state.shape import StateShape, StoredState, WantedShape, check_rewrite
+from dagster_ckpt.state.stopped_state import StateShape, StoredState, WantedShape, check_rewrite
 from tests.support.golden_stream import GoldenStream
 
 CUSTOM = "com.example.Provider"

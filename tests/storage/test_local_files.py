@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.io import durability
 from dagster_ckpt.io import local as local_space
-from dagster_ckpt.io.durability import PieceWriter
-from dagster_ckpt.io.local import LocalFileIO
+from dagster_ckpt.io.local import LocalFileIO, PieceWriter
 
 PIECE = 300 * 1024
 SMALL = 1000
 # After so many, the kernel is told to begin.
-BEGUN = -(-durability._BEGIN_BYTES // PIECE)
+BEGUN = -(-local_space._BEGIN_BYTES // PIECE)
 MANY = 2 * BEGUN + 3
 
 
@@ -99,7 +97,7 @@ def test_several_files_are_written_at_once(tmp_path: Path) -> None:
 
 def test_of_much_the_kernel_is_told_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(durability, "_SYNC_FILE_RANGE", lambda _file, offset, size, _how: told.append((offset, size)))
+    monkeypatch.setattr(local_space, "_SYNC_FILE_RANGE", lambda _file, offset, size, _how: told.append((offset, size)))
     with writing(tmp_path / "object") as writer:
         for _ in range(MANY):
             writer.write(bytes(PIECE))

@@ -21,12 +21,12 @@ from dagster_ckpt.client.cost import (
     OF_A_LISTING,
     OF_A_LOOK,
     OF_A_NEW_FILE,
+    Requests,
 )
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CutOvertakenError
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.requests import Requests
 from dagster_ckpt.testing.trial_snapshots import TRIAL_STREAM, TrialStream
 
 FIRST = {"id-1.sst": b"s" * 30_000, "offsets/1": b"v1"}

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.stream import liveness, pods
-from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
-from dagster_ckpt.stream.pods import KubernetesApi, Pod, PodState
+from dagster_ckpt.stream import liveness
+from dagster_ckpt.stream.liveness import KubernetesApi, Liveness, Pod, PodState, ProcessIdentity
 
 POD = Pod("streams", "orders-driver", "uid-1")
 TOKEN = "the token"
@@ -143,8 +142,8 @@ def test_a_running_pod_is_asked_about_again_after_a_while_and_a_dead_one_never(
 def test_a_process_of_a_replaced_pod_has_ended(
     server: ApiServer, account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pods, "_api", KubernetesApi(server.url, account))
-    for name, value in ((pods.POD_NAMESPACE, "streams"), (pods.POD_NAME, "next"), (pods.POD_UID, "uid-2")):
+    monkeypatch.setattr(liveness, "_api", KubernetesApi(server.url, account))
+    for name, value in ((liveness.POD_NAMESPACE, "streams"), (liveness.POD_NAME, "next"), (liveness.POD_UID, "uid-2")):
         monkeypatch.setenv(name, value)
     assert liveness.boot_id().endswith(" pod:streams/next/uid-2")
     predecessor = ProcessIdentity(1, 100, "orders-driver", f"boot-of-a-node pid:[1] time:[2] {POD}")
@@ -152,7 +151,7 @@ def test_a_process_of_a_replaced_pod_has_ended(
 
     server.answers[path_of(POD)] = (200, told())
     assert predecessor.liveness() is Liveness.UNKNOWN
-    pods._api._known.clear()
+    liveness._api._known.clear()
     server.answers[path_of(POD)] = (200, told("uid-of-the-replacement"))
     assert predecessor.liveness() is Liveness.ENDED
     assert elsewhere.liveness() is Liveness.UNKNOWN
@@ -161,15 +160,19 @@ def test_a_process_of_a_replaced_pod_has_ended(
 def test_an_earlier_process_of_the_same_pod_is_not_asked_about(
     server: ApiServer, account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pods, "_api", KubernetesApi(server.url, account))
-    for name, value in ((pods.POD_NAMESPACE, POD.namespace), (pods.POD_NAME, POD.name), (pods.POD_UID, POD.uid)):
+    monkeypatch.setattr(liveness, "_api", KubernetesApi(server.url, account))
+    for name, value in (
+        (liveness.POD_NAMESPACE, POD.namespace),
+        (liveness.POD_NAME, POD.name),
+        (liveness.POD_UID, POD.uid),
+    ):
         monkeypatch.setenv(name, value)
 
-    assert not pods.pod_has_ended(f"boot pid:[1] {POD}")
+    assert not liveness.pod_has_ended(f"boot pid:[1] {POD}")
     assert not server.asked
 
 
 @pytest.mark.parametrize("recorded", [None, "", "boot pid:[1]", "boot pod:", "boot pod:a/b", "boot pod:a//c"])
 def test_a_boot_without_a_pod_is_of_no_pod(recorded: str | None) -> None:
     assert Pod.recorded(recorded) is None
-    assert not pods.pod_has_ended(recorded)
+    assert not liveness.pod_has_ended(recorded)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.spark.checkpoint_dir.known_query import ExecutionMode
+from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode
 from dagster_ckpt.spark.query.plan import PlanDescription, PlanOperator
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.snapshotting import provenance

@@ -44,7 +44,7 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
 from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.state.rewriting import Rewritten
-from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.start_from import StartFrom

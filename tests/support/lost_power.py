@@ -26,7 +26,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import REWRITE_ID
 from dagster_ckpt.spark.checkpoint_dir.state_files import LAYOUT, ROCKSDB
 from dagster_ckpt.state import rewriting
-from dagster_ckpt.state.shape import StateShape
+from dagster_ckpt.state.stopped_state import StateShape
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind

@@ -25,7 +25,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.io import durability as flushing
+from dagster_ckpt.io import local as flushing
 
 CATALOG = "catalog.db"
 # A child that hangs is a finding, not a reason to wait.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.io.durability import _ONE_BY_ONE, flush, flush_tree
+from dagster_ckpt.io.local import _ONE_BY_ONE, flush, flush_tree
 from tests.support.power_loss import Disk, Survivors, Trouble, every_call
 
 AT_THE_END = 1_000

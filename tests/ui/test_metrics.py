@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
 from dagster_ckpt.client import Client
-from dagster_ckpt.ui.prometheus import exposition
+from dagster_ckpt.ui.app import exposition
 from dagster_ckpt.values.metrics import LAST_SIZE, METRICS, SOURCE_LAG, Sample, as_table
 from tests.support.golden_stream import STREAM
 

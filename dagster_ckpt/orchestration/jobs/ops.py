@@ -17,7 +17,6 @@ from dagster_ckpt.client import Client
 from dagster_ckpt.client.description import LATEST
 from dagster_ckpt.client.examination import ALL
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.orchestration.launchpad import launchpad
 from dagster_ckpt.orchestration.metadata import snapshot_metadata
 from dagster_ckpt.orchestration.resources import DeploymentResources
 from dagster_ckpt.orchestration.run_status import (
@@ -26,7 +25,7 @@ from dagster_ckpt.orchestration.run_status import (
     run_tags,
     transitions_in_run_log,
 )
-from dagster_ckpt.orchestration.settings import field_of, with_fields
+from dagster_ckpt.orchestration.settings import field_of, launchpad, with_fields
 from dagster_ckpt.orchestration.stream import Stream, StreamingAsset, defined_streams, find_stream, translator_of
 from dagster_ckpt.orchestration.translator import OPERATOR_RESOURCES, RESOURCES
 from dagster_ckpt.stream.start_from import StartFrom, start_options

@@ -17,7 +17,6 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkToCapture, capture
 from dagster_ckpt.spark.checkpoint_dir.file_source import refuse_positions_of_names, source_files
-from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery, mode_in_logs
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
     METADATA,
@@ -37,7 +36,13 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     parse_metadata,
     parse_offset_entry,
 )
-from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
+from dagster_ckpt.spark.checkpoint_dir.operators import (
+    NOTHING_KNOWN,
+    KnownQuery,
+    Operator,
+    mode_in_logs,
+    read_operators,
+)
 from dagster_ckpt.spark.checkpoint_dir.state_files import (
     CHAIN,
     LAYOUT,

@@ -11,7 +11,6 @@ from typing import Any
 from dagster_ckpt.config.state_backend import PinnedState
 from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
 from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
-from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, ExecutionMode, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, STATE, LiveDirectory, Positions, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import (
     JOIN_FORMAT,
@@ -21,7 +20,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     read_metadata,
     read_offset_entry,
 )
-from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, read_operators
+from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, NOTHING_KNOWN, ExecutionMode, KnownQuery, read_operators
 from dagster_ckpt.spark.versions import Feature, SparkRelease, oldest_release, written_by
 
 

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TypeVar, Unpack, cast
 
 from dagster_ckpt.errors import CutOvertakenError, LiveDirectoryError, StorageAccessError
-from dagster_ckpt.io.file_io import FileVersion
+from dagster_ckpt.io.file_io import CancelCheck, FileVersion, in_threads
 from dagster_ckpt.io.hard_links import Linker
 from dagster_ckpt.io.local import LocalFileIO, version_of
-from dagster_ckpt.io.parallel import CancelCheck, in_threads
 from dagster_ckpt.snapshot.reuse import Source
 from dagster_ckpt.spark.checkpoint_dir.cut import ATTEMPTS, Cut, CutOptions, cut
 from dagster_ckpt.spark.checkpoint_dir.layout import (

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, UnknownLayoutError
-from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.io.parallel import CancelCheck, in_threads
+from dagster_ckpt.io.file_io import CancelCheck, FileIO, in_threads
 from dagster_ckpt.snapshot.reuse import BaseSnapshot
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,

@@ -9,8 +9,7 @@ import google_crc32c
 from blake3 import blake3
 
 from dagster_ckpt.errors import LiveDirectoryError
-from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.io.parallel import CancelCheck, in_threads
+from dagster_ckpt.io.file_io import CancelCheck, FileIO, in_threads
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.spark.checkpoint_dir.checksums import FRAMED, checksum_file, content_trouble, fits_hadoop, is_lz4
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, entry_id, entry_ids

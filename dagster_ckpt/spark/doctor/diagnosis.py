@@ -10,9 +10,9 @@ from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
 from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, check_pinned_provider, inspect_live_directory
-from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, read_metadata
+from dagster_ckpt.spark.checkpoint_dir.operators import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.doctor.contents import (
     KnownSnapshot,
     examine_against_snapshot,

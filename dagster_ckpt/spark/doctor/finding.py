@@ -12,10 +12,9 @@ from typing import Protocol
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkToCapture
-from dagster_ckpt.spark.checkpoint_dir.known_query import NOTHING_KNOWN, KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, LiveDirectory, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry, read_commit_entry, read_offset_entry
-from dagster_ckpt.spark.checkpoint_dir.operators import Operator, read_operators
+from dagster_ckpt.spark.checkpoint_dir.operators import NOTHING_KNOWN, KnownQuery, Operator, read_operators
 
 # A number as a file name could make a very large gap.
 MOST_REPORTED_GAPS = 1_000

@@ -27,8 +27,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
 from dagster_ckpt.spark.query.description import described_field, session_of, streaming_leaves
-from dagster_ckpt.spark.query.progress import QueryProgress
-from dagster_ckpt.spark.query.query import SupervisedQuery
+from dagster_ckpt.spark.query.query import QueryProgress, SupervisedQuery
 from dagster_ckpt.spark.query.session import is_classic_session, jvm_class
 from dagster_ckpt.spark.query.sources import SourceIdentity, keyed, source_identities
 from dagster_ckpt.values.redaction import without_secrets

@@ -30,6 +30,12 @@ from dagster_ckpt.client.reconciliation import (
 )
 from dagster_ckpt.errors import CkptError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import RunSlots, run_slots
+from dagster_ckpt.orchestration.observed_runs import (
+    Silences,
+    observed_ends,
+    report_lost_runs,
+    undefined_streams,
+)
 from dagster_ckpt.orchestration.resources import catalog_of
 from dagster_ckpt.orchestration.run_status import (
     DEPLOYMENT_TAG,
@@ -40,12 +46,6 @@ from dagster_ckpt.orchestration.run_status import (
     STREAM_ID_TAG,
     report_terminal_failure,
     run_is_over,
-)
-from dagster_ckpt.orchestration.sensors.observed_runs import (
-    Silences,
-    observed_ends,
-    report_lost_runs,
-    undefined_streams,
 )
 from dagster_ckpt.orchestration.stream import Stream, translator_of
 from dagster_ckpt.orchestration.translator import CHECKPOINT_CATALOG

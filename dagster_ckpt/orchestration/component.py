@@ -1,4 +1,7 @@
-"""`StreamsComponent`: the streams of a code location."""
+"""`StreamsComponent`: the streams of a code location in YAML, for projects that declare their definitions with `dg`.
+
+It creates exactly what `streaming_multi_asset` and `stream_definitions` create.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,14 +13,6 @@ from pydantic import BaseModel, Field
 
 from dagster_ckpt.client.health import HealthCheck
 from dagster_ckpt.errors import OptionError
-from dagster_ckpt.orchestration.component.stream import StreamDeclaration
-from dagster_ckpt.orchestration.component.yaml_fields import (
-    as_text,
-    describe,
-    in_yaml,
-    settings_in_yaml,
-    with_field_errors,
-)
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
@@ -27,6 +22,14 @@ from dagster_ckpt.orchestration.resources import (
 )
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.orchestration.translator import StreamTranslator
+from dagster_ckpt.orchestration.yaml_fields import (
+    as_text,
+    describe,
+    in_yaml,
+    settings_in_yaml,
+    with_field_errors,
+)
+from dagster_ckpt.orchestration.yaml_stream import StreamDeclaration
 from dagster_ckpt.values.validation import imported
 
 

@@ -8,7 +8,12 @@ import dagster as dg
 from pydantic import Field, create_model, field_validator, model_validator
 
 from dagster_ckpt.client.health_facts import HealthSettings
-from dagster_ckpt.orchestration.component.yaml_fields import (
+from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
+from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings, described_fields
+from dagster_ckpt.orchestration.stream import NOT_IN_YAML, StreamingAsset, StreamOptions, description_of
+from dagster_ckpt.orchestration.streaming_asset import SHORTEST_MS, streaming_multi_asset
+from dagster_ckpt.orchestration.translator import StreamTranslator
+from dagster_ckpt.orchestration.yaml_fields import (
     Scalar,
     describe,
     in_yaml,
@@ -17,11 +22,6 @@ from dagster_ckpt.orchestration.component.yaml_fields import (
     with_env_vars,
     with_values,
 )
-from dagster_ckpt.orchestration.jobs.schedules import PeriodicSavepoints
-from dagster_ckpt.orchestration.settings import CheckpointSettings, RestartSettings, UpgradeSettings, described_fields
-from dagster_ckpt.orchestration.stream import NOT_IN_YAML, StreamingAsset, StreamOptions, description_of
-from dagster_ckpt.orchestration.streaming_asset import SHORTEST_MS, streaming_multi_asset
-from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.retention import SavepointHistory
 from dagster_ckpt.policies.serialization import read_retention
 from dagster_ckpt.spark.query.output import to_table

@@ -183,7 +183,7 @@ class InABatch(PlayedQuery):
 
 @pytest.mark.parametrize(
     ("kind", "polls", "commits"),
-    [(RequestKind.SUSPEND, 3, True), (RequestKind.SUSPEND, 1_000, False), (RequestKind.CANCEL, 3, False)],
+    [(RequestKind.SUSPEND, 3, True), (RequestKind.SUSPEND, -1, False), (RequestKind.CANCEL, 3, False)],
 )
 def test_what_is_suspended_finishes_its_batch_if_that_is_short(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, polls: int, commits: bool

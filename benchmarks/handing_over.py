@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ class Releases:
     def _gap(self) -> float:
         """From the last commit before the newest release began to its own first one."""
         started_at = self._await_batches()
-        times = sorted(path.stat().st_mtime for path in self._live().glob("commits/[0-9]*"))
+        times = self._commit_times()
         first = next(number for number, at in enumerate(times) if at > started_at)
         return times[first] - times[first - 1]
 
@@ -157,11 +157,18 @@ class Releases:
             if latest is None or latest.code_version != str(self._version) or latest.live_directory is None:
                 return False
             started[:] = [latest.started_at_ms / 1000]
-            commits = self._live().glob("commits/[0-9]*")
-            return sum(path.stat().st_mtime > started[0] for path in commits) >= BATCHES_BETWEEN
+            return sum(at > started[0] for at in self._commit_times()) >= BATCHES_BETWEEN
 
         _until(has_committed)
         return started[0]
+
+    def _commit_times(self) -> list[float]:
+        times = []
+        for path in self._live().glob("commits/[0-9]*"):
+            # Spark deletes the oldest ones.
+            with suppress(FileNotFoundError):
+                times.append(path.stat().st_mtime)
+        return sorted(times)
 
     def _live(self) -> Path:
         (live,) = (self.folder / "live" / STREAM).glob("live-*")

@@ -21,14 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.transitions import PACKAGE_LOGGER, RunLog
-from dagster_ckpt.client.launching import (
-    START_REQUEST_VARIABLE,
-    await_turn,
-    failing_start,
-    hand_over,
-    prepared_spare,
-    start_order,
-)
+from dagster_ckpt.client.launching import START_REQUEST_VARIABLE, failing_start, hand_over, start_order
+from dagster_ckpt.client.spares import await_turn, prepared_spare
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_storage import EXECUTOR_COPY_BYTES, FileSystemCheckpointStorage
 from dagster_ckpt.config.state_backend import OnStateChange, StateBackend
@@ -163,7 +157,7 @@ def run_stream(
             state_migrations=state_migrations,
         )
         attempt = partial(
-            _run_in_turn,
+            _run_once,
             stream,
             partial(start, session),
             spark=session,
@@ -171,15 +165,17 @@ def run_stream(
             unexpected_rows=unexpected_rows,
             run_id=pipes.run_id,
         )
-        is_of_use = prepared_spare(session) if standby and START_REQUEST_VARIABLE not in os.environ else None
-        result = attempt(is_of_use=is_of_use)
+        is_spare = standby and START_REQUEST_VARIABLE not in os.environ
+        has_waited = is_spare and await_turn(stream, partial(prepared_spare, session))
+        result = attempt(is_spare=is_spare, has_waited=has_waited)
         while result is None:
-            result = attempt(is_of_use=is_of_use)
+            await_turn(stream, partial(prepared_spare, session), has_lost=True)
+            result = attempt(is_spare=is_spare, has_waited=True)
         pipes.ended(result)
         return result
 
 
-def _run_in_turn(
+def _run_once(
     stream: StreamHandle,
     describe: Callable[[], DataStreamWriter],
     *,
@@ -187,10 +183,10 @@ def _run_in_turn(
     otherwise: StartFrom,
     unexpected_rows: UnexpectedRows | None,
     run_id: str | None,
-    is_of_use: Callable[[], bool] | None,
+    is_spare: bool,
+    has_waited: bool,
 ) -> StreamExecution | None:
-    """None if another spare was faster; `is_of_use` is a spare's, see `await_turn`."""
-    has_waited = is_of_use is not None and await_turn(stream, is_of_use)
+    """None if another process was faster than this spare."""
     order = start_order(stream.catalog, stream.stream_id, otherwise=otherwise, has_waited=has_waited)
     query = QueryToStart(describe)
     to_run = StreamToRun(
@@ -201,7 +197,7 @@ def _run_in_turn(
         cause=order.cause,
         start_request_id=order.request_id,
         has_supervisor=order.has_supervisor,
-        has_spare=is_of_use is not None,
+        has_spare=is_spare,
     )
     with failing_start(stream.catalog, order.request_id, BaseException):
         checked = QueryToStart(describe).described
@@ -211,7 +207,7 @@ def _run_in_turn(
                 stream.stream_id, [to_run], spark=spark, run_id=order.run_id or run_id, signals=_SIGNALS
             )
         except LeaseHeldError:
-            if is_of_use is None:
+            if not is_spare:
                 raise
             return None
         return result.streams[0]

@@ -1,4 +1,4 @@
-"""Launches drivers, says what a driver was started for, waits for its turn, and hands a stream over to it.
+"""Launches drivers, says what a driver was started for, and hands a stream over from the running query.
 
 A user starts a stream with a START request, or by running its program on a terminal. Any other start of a stream that
 has run before counts as a restart by a cluster or service manager: recovery failures are remembered, and the restart
@@ -14,14 +14,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -29,7 +27,6 @@ from dagster_ckpt.catalog.records import (
     HANDS_OVER,
     LAUNCH_OF,
     ExecutionRecord,
-    ExecutionStatus,
     LaunchRecord,
     RequestKind,
     RequestRecord,
@@ -43,24 +40,17 @@ from dagster_ckpt.client.code_check import verify_batches
 from dagster_ckpt.client.platforms import PlatformLaunch
 from dagster_ckpt.client.preflight import check_start
 from dagster_ckpt.client.requests import await_process, await_stop, is_running, start_again
-from dagster_ckpt.errors import CatalogError, OptionError, RequestFailedError, StartStoppedError
-from dagster_ckpt.policies.guard import decide_restart
-from dagster_ckpt.policies.restart import FailureHistory, RestartAt
+from dagster_ckpt.errors import CatalogError, OptionError, RequestFailedError
 from dagster_ckpt.policies.upgrade import UnexpectedRows
 from dagster_ckpt.recovery.plan_check import refuse_plan_change
-from dagster_ckpt.runtime.settlement import record_death
 from dagster_ckpt.runtime.telemetry import set_up
-from dagster_ckpt.spark.query.query import jvm_pid
-from dagster_ckpt.spark.query.session import warm_up
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.lease import has_living_holder
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, boot_id, launch_liveness
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.redaction import shown_command, shown_settings, without_secrets
 from dagster_ckpt.values.tracing import span
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
@@ -69,7 +59,6 @@ START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
 _LOG_LINES = 20
 # While it is waited for, nothing writes output.
 _POLL_S = 0.05
-_SPARE_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -251,7 +240,7 @@ def start_order(
     has_waited: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> StartOrder:
-    """What this driver was started for; `has_waited`: as a spare (`await_turn`).
+    """What this driver was started for; `has_waited`: as a spare (`spares.py`).
 
     A driver launched for a request, which `environment` names, follows it once, and is refused if the request failed or
     was withdrawn; started again by its cluster, it continues from the latest state. Any other driver takes the oldest
@@ -260,7 +249,7 @@ def start_order(
     launched_for = environment.get(START_REQUEST_VARIABLE)
     if launched_for:
         return _of_launched(catalog, catalog.requests.get(launched_for), stream_id)
-    request = _unlaunched(catalog, stream_id)
+    request = unlaunched_start(catalog, stream_id)
     if request is not None:
         return StartOrder(
             start_from=StartFrom.from_record(request.arguments),
@@ -272,62 +261,7 @@ def start_order(
     return StartOrder(start_from=otherwise, cause=cause_unasked(catalog, stream_id))
 
 
-def prepared_spare(spark: SparkSession) -> Callable[[], bool]:
-    """Warm up the session of a process that waits for its turn; returns whether its JVM lives."""
-    # Without it, the spare only takes longer to continue.
-    with suppress(Exception):
-        warm_up(spark)
-    pid = jvm_pid(spark)
-    jvm = ProcessIdentity.of(pid) if pid is not None else None
-    return lambda: jvm is None or jvm.liveness() is not Liveness.ENDED
-
-
-def await_turn(
-    stream: StreamHandle, is_of_use: Callable[[], bool], *, pause: Callable[[float], object] = time.sleep
-) -> bool:
-    """Wait while another process runs the stream, until a failure lets this one continue, or a start is requested.
-
-    What is stopped meanwhile stays stopped. Returns whether it had to wait.
-
-    Raises:
-        StartStoppedError: `is_of_use` returned False.
-    """
-    told: str | None = None
-    while True:
-        # An unavailable catalog keeps it waiting.
-        with suppress(CatalogError):
-            held = has_living_holder(stream.catalog, stream.stream_id)
-            why = "another process runs it" if held else None if told is None else _why_not_continued(stream)
-            if why is None:
-                return told is not None
-            if why != told:
-                log_message(stream.stream_id, f"this process waits as a spare: {why}")
-            told = why
-        if not is_of_use():
-            raise StartStoppedError(
-                f"The JVM of this process, a spare of stream {stream.stream_id!r}, has ended. Start the process again."
-            )
-        pause(_SPARE_POLL_S)
-
-
-def _why_not_continued(stream: StreamHandle) -> str | None:
-    catalog = stream.catalog
-    latest = catalog.executions.latest(stream.stream_id)
-    if latest is None or _unlaunched(catalog, stream.stream_id) is not None:
-        return None
-    if not latest.status.is_over:
-        latest = record_death(catalog, latest)
-    if latest.status is not ExecutionStatus.FAILED:
-        return f"the stream is {latest.status.value} ({latest.reason or 'its process may be alive'})"
-    now_ms = catalog.now_ms()
-    failures = FailureHistory(tuple(catalog.executions.failures_since_manual_start(stream.stream_id)) or (now_ms,))
-    decision = decide_restart(stream.restart, failures, now_ms, Random(latest.execution_id))
-    if isinstance(decision, RestartAt) and decision.at_ms <= now_ms:
-        return None
-    return f"the stream has failed. {decision.reason}"
-
-
-def _unlaunched(catalog: Catalog, stream_id: str) -> RequestRecord | None:
+def unlaunched_start(catalog: Catalog, stream_id: str) -> RequestRecord | None:
     """The oldest open request to start the stream without a driver."""
     pending = catalog.requests.pending(stream_id)
     return next((each for each in pending if each.kind is RequestKind.START and "run_id" not in each.arguments), None)

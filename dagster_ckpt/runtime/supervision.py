@@ -337,9 +337,11 @@ class Supervisor:
     def _stop_query(self) -> None:
         if self._savepoint_to_stop_with is None:
             kind = self._end.kind if self._end is not None else None
-            if kind is EndKind.SUSPENDED:
-                self._finish_batch()
-            self._query.stop(within_ms=STOP_STALLED_MS if kind is EndKind.STALLED else None)
+            try:
+                if kind is EndKind.SUSPENDED:
+                    self._finish_batch()
+            finally:
+                self._query.stop(within_ms=STOP_STALLED_MS if kind is EndKind.STALLED else None)
         with suppress(CatalogError, LeaseLostError):
             self._journal.note(self._query.facts().mode, has_ended=True)
 
@@ -347,7 +349,7 @@ class Supervisor:
         positions, deadline_ms = self._attempts.positions, monotonic_ms() + FINISH_BATCH_MS
         with suppress(LiveDirectoryError, StorageAccessError):
             planned = positions.look().offset
-            while planned is not None and monotonic_ms() < deadline_ms:
+            while planned is not None and self._lease.lost is None and monotonic_ms() < deadline_ms:
                 commit = positions.latest().commit
                 if (commit is not None and commit >= planned) or self._query.wait(FINISH_POLL_S):
                     return

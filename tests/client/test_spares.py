@@ -11,7 +11,8 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, Holder, LeaseRecord, RequestKind, StartCause
 from dagster_ckpt.catalog.tables import leases
-from dagster_ckpt.client.launching import await_turn, start_order
+from dagster_ckpt.client.launching import start_order
+from dagster_ckpt.client.spares import await_turn
 from dagster_ckpt.errors import CatalogError, StartStoppedError
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.stream.start_from import StartFrom
@@ -47,14 +48,15 @@ class Pair:
         with self.catalog.database.writing() as connection:
             connection.execute(leases.update().values(expires_at_ms=1))
 
-    def wait(self, *happens: Callable[[], object]) -> bool:
+    def wait(self, *happens: Callable[[], object], has_lost: bool = False) -> bool:
         """Whether the spare has waited; it is of no use any more some looks after the last of what happens."""
         left = iter(happens)
         looks = iter(range(len(happens) + ENOUGH))
         with collecting(self.said):
             return await_turn(
                 self.stream,
-                lambda: next(looks, None) is not None,
+                lambda: lambda: next(looks, None) is not None,
+                has_lost=has_lost,
                 pause=lambda _seconds: next(left, lambda: None)(),
             )
 
@@ -125,6 +127,18 @@ def test_what_a_user_stops_waits_for_a_start_that_a_user_requests(
 
     assert again.wait(lambda: again.ends(status), lambda: None, start) is True
     assert continues(again, has_waited=True) is StartCause.MANUAL
+
+
+def test_a_spare_that_was_slower_does_not_start_what_a_user_stopped_at_that_moment(pair: Callable[..., Pair]) -> None:
+    stopped = pair()
+    stopped.ends(ExecutionStatus.SUSPENDED)
+
+    with pytest.raises(StartStoppedError):
+        stopped.wait(has_lost=True)
+
+    failed = pair()
+    failed.ends(ExecutionStatus.FAILED)
+    assert failed.wait(has_lost=True) is True
 
 
 def test_the_restart_strategy_decides(pair: Callable[..., Pair]) -> None:

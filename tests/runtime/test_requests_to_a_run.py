@@ -197,6 +197,23 @@ def test_what_is_suspended_finishes_its_batch_if_that_is_short(
     assert query.had_committed is commits
 
 
+def test_a_query_whose_batch_cannot_be_waited_for_is_stopped_all_the_same(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = InABatch(live=shelf.live, polls=-1)
+
+    def breaks() -> None:
+        raise ConnectionError("the bridge to the JVM broke")
+
+    monkeypatch.setattr(supervision.Supervisor, "_finish_batch", lambda _self: breaks())
+    shelf.stream.catalog.requests.submit("orders", RequestKind.SUSPEND, origin="a test")
+
+    with pytest.raises(ConnectionError):
+        Stage(shelf.stream, [query]).run()
+
+    assert query.had_committed is False
+
+
 @pytest.mark.parametrize(("kind", "status"), STOPS)
 def test_a_stop_that_is_withdrawn_before_it_is_carried_out_stops_nothing(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, kind: RequestKind, status: ExecutionStatus

@@ -332,7 +332,7 @@ def roll_back(
         )
     with fenced_lease(stream, "rollback", run_id) as lease:
         try:
-            source = restore_snapshot(stream, upgrade.snapshot_id, lease, report)
+            source = restore_snapshot(stream, StartFrom(upgrade.snapshot_id), lease, report)
         except _FINAL as error:
             reason = f"{upgrade.reason}; the stream is stopped and cannot be rolled back: {error}"
             after = replace(upgrade, phase=UpgradePhase.ROLLBACK_FAILED, reason=reason)
@@ -394,9 +394,11 @@ def _order_rollback(
     return ordered
 
 
-def restore_snapshot(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper, report: Callable[[str], None]) -> str:
-    """With its sinks; the next start continues there."""
-    facts = recovery_facts(stream, StartFrom(snapshot_id), predecessor_ended=True)
+def restore_snapshot(
+    stream: StreamHandle, start_from: StartFrom, lease: LeaseKeeper, report: Callable[[str], None]
+) -> str:
+    """`start_from` names it. With its sinks; the next start continues there."""
+    facts = recovery_facts(stream, start_from, predecessor_ended=True)
     plan = plan_recovery(facts)
     # The previous code starts next: what the new code wrote elsewhere is left.
     output = output_of(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else None
@@ -416,4 +418,4 @@ def restore_snapshot(stream: StreamHandle, snapshot_id: str, lease: LeaseKeeper,
         raise StorageAccessError(str(error)) from error
     for place in prepared.rolled_back:
         report(f"rolled back the sink {place}")
-    return describe_snapshot(stream.catalog.snapshots.get(snapshot_id))
+    return describe_snapshot(plan.snapshot) if plan.snapshot is not None else plan.reason

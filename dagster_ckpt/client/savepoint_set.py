@@ -33,9 +33,13 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, refuse_loss
 from dagster_ckpt.recovery.stream_graph import RecoveryLine, StreamGraph, point_of, recovery_line, select
+from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink
+from dagster_ckpt.sinks.registry import sink_of, sinks_in, sinks_of
+from dagster_ckpt.sinks.sink import distinct
 from dagster_ckpt.sinks.table import NoSessionError
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
-from dagster_ckpt.stream.edges import EdgeKind
+from dagster_ckpt.stream.edges import EdgeKind, edges_in
+from dagster_ckpt.stream.known_sinks import sinks_written, topic_end_in
 from dagster_ckpt.stream.snapshots import holding
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
@@ -209,9 +213,19 @@ def preview_set(found: SavepointSet, opened: dict[str, StreamHandle]) -> dict[st
             "Restart the streams one by one, as far as dagster-ckpt line shows snapshots that belong together."
         )
     return {
-        stream: start_preview(opened[stream], StartFrom(found.savepoints[stream].snapshot_id))
+        stream: start_preview(opened[stream], _start_from(opened[stream], found.savepoints[stream]))
         for stream in found.streams
     }
+
+
+def _start_from(stream: StreamHandle, savepoint: SnapshotRecord) -> StartFrom:
+    """A topic keeps what was written since: a new query writes behind it, where the readers of the set continue."""
+    return StartFrom(savepoint.snapshot_id, new_query_id=bool(_topics(stream, savepoint)))
+
+
+def _topics(stream: StreamHandle, savepoint: SnapshotRecord) -> list[TransactionalKafkaSink]:
+    sinks = distinct([*sinks_in(savepoint.properties), *sinks_of(sinks_written(stream))])
+    return [sink for sink in sinks if isinstance(sink, TransactionalKafkaSink)]
 
 
 def refuse_set(found: SavepointSet, opened: dict[str, StreamHandle], previews: dict[str, RewindPreview]) -> None:
@@ -229,6 +243,15 @@ def refuse_set(found: SavepointSet, opened: dict[str, StreamHandle], previews: d
         )
     for stream, preview in previews.items():
         refuse_loss(opened[stream], preview, accept_loss=False)
+        edges = [each for each in edges_in(opened[stream].catalog) if each.upstream == stream]
+        for topic in _topics(opened[stream], found.savepoints[stream]):
+            is_read = any(sink_of(each.sink).is_same(topic) and each.reader in found.streams for each in edges)
+            if is_read and preview.undoes and topic_end_in(found.savepoints[stream].properties, topic) is None:
+                raise RequestFailedError(
+                    f"Streams {', '.join(found.streams)} are not restarted, nothing was changed: the savepoint of "
+                    f"{stream} does not record where its batches end in {topic.place}, so the streams that read this "
+                    "topic could not continue behind what is undone. Restart them one by one."
+                )
 
 
 def suspend_set(found: SavepointSet, opened: dict[str, StreamHandle], suspend: Callable[[str], object]) -> list[str]:
@@ -248,14 +271,14 @@ def restore_set(found: SavepointSet, opened: dict[str, StreamHandle], *, origin:
     Where a table needs a Spark session that this process lacks, the next start of its stream rolls it back.
     """
     for stream in reversed(found.streams):
-        _restore(opened[stream], found.savepoints[stream].snapshot_id, origin, report)
+        _restore(opened[stream], _start_from(opened[stream], found.savepoints[stream]), origin, report)
         report(f"restored {stream} to batch {found.savepoints[stream].batch_id}")
 
 
-def _restore(stream: StreamHandle, snapshot_id: str, origin: str, report: Report) -> None:
+def _restore(stream: StreamHandle, start_from: StartFrom, origin: str, report: Report) -> None:
     with fenced_lease(stream, "restore", origin) as lease:
         try:
-            restore_snapshot(stream, snapshot_id, lease, report)
+            restore_snapshot(stream, start_from, lease, report)
         except StorageAccessError as error:
             if not isinstance(error.__cause__, NoSessionError):
                 raise

@@ -33,22 +33,25 @@ from dagster_ckpt.recovery.source_check import (
 )
 from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.recovery.state_migration import PlannedMigration, refuse_two_rewrites, state_migration
+from dagster_ckpt.recovery.undone_topics import continue_behind_topics
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
 from dagster_ckpt.runtime.start_failures import StartFailures
+from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink
+from dagster_ckpt.sinks.kafka.undone import TopicEnd
 from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.query.description import is_described_query, session_of
-from dagster_ckpt.spark.query.output import NamedOutput, named_output
+from dagster_ckpt.spark.query.output import KafkaPlace, NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_writer
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
 from dagster_ckpt.spark.query.sources import SourceIdentity, source_identities
 from dagster_ckpt.state.rewriter import rewriter_for
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, seen_sinks
+from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, seen_sinks, topic_end_in
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
 from dagster_ckpt.stream.ownership import check_places, fence_predecessor, refuse_a_fenced_directory, refuse_unclaimed
 from dagster_ckpt.stream.snapshots import advance_checkpoint_id, holding
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+_WAIT_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -277,6 +281,7 @@ class Start:
             log_message(stream.stream_id, str(prepared.rewritten))
         self._widen_schemas(prepared.live)
         self._skip_undone_versions(prepared.live)
+        self._skip_undone_records(prepared.live, checked.sources)
         self._report_sinks(plan, prepared)
         # The restore may have outlived the lease.
         self._lease.check()
@@ -303,6 +308,34 @@ class Start:
             self._stream.stream_id, live, self._writer, step, accept_loss=accepts
         ):
             log_message(self._stream.stream_id, message)
+
+    def _skip_undone_records(self, live: LiveDirectory, sources: Sequence[SourceIdentity] | None) -> None:
+        messages = continue_behind_topics(
+            self._stream,
+            live,
+            sources or (),
+            self._lease.step,
+            partial(self._run_planned, live),
+            accept_loss=self._start_from.accept_loss,
+        )
+        for message in messages:
+            log_message(self._stream.stream_id, message)
+
+    def _run_planned(self, live: LiveDirectory, batch: int) -> None:
+        assert self._request.describe is not None
+        self._note_output(live)
+        query = start_stream_query(self._stream, self._request.describe().trigger(once=True), live)
+        try:
+            while not query.wait(_WAIT_S):
+                self._still_mine()
+            failure = query.exception()
+        finally:
+            query.stop()
+        if live.positions().commit != batch:
+            raise RestoreError(
+                f"Stream {self._stream.stream_id!r} is not started: batch {batch}, which reads what comes before "
+                f"undone records, failed. Start it again when that is mended. {failure or ''}"
+            )
 
     def _lost_batches(self, facts: RecoveryFacts, plan: RecoveryPlan) -> LostBatches | None:
         return lost_batches(self._stream, facts, plan, self._output) if self._replays else None
@@ -394,6 +427,20 @@ class Start:
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:
     """Exactly once into Kafka needs a transactional sink."""
-    executions = partial(stream.catalog.executions.of_stream, stream.stream_id)
-    owner = StreamOwner(stream.catalog.deployment_id, stream.stream_id, executions)
+    catalog, stream_id = stream.catalog, stream.stream_id
+
+    def restored(place: KafkaPlace, first: int) -> TopicEnd | None:
+        snapshot_id = catalog.streams.get(stream_id).restored_snapshot_id or ""
+        snapshot = catalog.snapshots.by_id([snapshot_id]).get(snapshot_id)
+        if snapshot is None or snapshot.batch_id is None or snapshot.batch_id + 1 != first:
+            return None
+        return topic_end_in(snapshot.properties, TransactionalKafkaSink(str(place), str(place)))
+
+    owner = StreamOwner(
+        catalog.deployment_id,
+        stream_id,
+        partial(catalog.executions.of_stream, stream_id),
+        went_back=lambda: catalog.streams.get(stream_id).timeline > 0,
+        restored=restored,
+    )
     return start_query(with_transactions(writer, owner, live), stream.name, live)

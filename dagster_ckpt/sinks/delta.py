@@ -95,7 +95,13 @@ class DeltaTable(TableSink):
         return FoundSink(identity, *(log.newest_batch_shown(query_ids) if query_ids else (None, False)))
 
     def read_up_to(
-        self, offset: str, own: Collection[str], options: Mapping[str, str], *, rewound: bool
+        self,
+        offset: str,
+        own: Collection[str],
+        options: Mapping[str, str],
+        *,
+        rewound: bool,
+        note: bytes | None = None,
     ) -> ReadOfSink | None:
         found = delta_offset(offset)
         if found is None:

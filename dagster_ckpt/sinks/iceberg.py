@@ -102,7 +102,13 @@ class IcebergTable(TableSink):
         return FoundSink(history.uuid, *(history.newest_batch_shown(query_ids) if query_ids else (None, False)))
 
     def read_up_to(
-        self, offset: str, own: Collection[str], options: Mapping[str, str], *, rewound: bool
+        self,
+        offset: str,
+        own: Collection[str],
+        options: Mapping[str, str],
+        *,
+        rewound: bool,
+        note: bytes | None = None,
     ) -> ReadOfSink | None:
         found = iceberg_offset(offset)
         if found is None or "branch" in options:

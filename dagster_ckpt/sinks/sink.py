@@ -273,7 +273,7 @@ class Sink:
         return None
 
     def read_up_to(
-        self, offset: str, own: Sequence[str], options: Mapping[str, str], *, rewound: bool
+        self, offset: str, own: Sequence[str], options: Mapping[str, str], *, rewound: bool, note: bytes | None = None
     ) -> ReadOfSink | None:
         """How far a streaming source of it has read; None if its offsets do not show that. Reads files only.
 
@@ -282,6 +282,7 @@ class Sink:
             own: All ids that the query of the writing stream has had, the present one last.
             options: Of the source, in lower case.
             rewound: Whether that stream ever went back.
+            note: What a start noted beside the source's log: parts of the sink that it skipped.
 
         Raises:
             StorageAccessError: It cannot be reached.

@@ -26,6 +26,7 @@ from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import LOG, bare, files_of_batch, listed, log_entries, needed_entries
 from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.kafka.sink import KafkaSink, TransactionalKafkaSink
+from dagster_ckpt.sinks.kafka.undone import NOTE
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import ReadOfSink, Sink
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, files_after, files_in_entries
@@ -67,6 +68,13 @@ class EdgeKind(StrEnum):
     TABLE = "TABLE"
     TOPIC = "TOPIC"
     UNKNOWN = "UNKNOWN"
+
+
+_LOGS_READ = {
+    EdgeKind.FILES: (f"{SOURCES}/",),
+    EdgeKind.TABLE: (f"{OFFSETS}/",),
+    EdgeKind.TOPIC: (f"{OFFSETS}/", f"{SOURCES}/"),
+}
 
 
 @dataclass(frozen=True)
@@ -223,7 +231,7 @@ def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, byte
     return [
         _read_files(catalog, edge, [each.path for each in files_in_entries(of_source.get(edge.source, {}))])
         if edge.kind is EdgeKind.FILES
-        else _read_offset(catalog, edge, offsets.get(edge.source))
+        else _read_offset(catalog, edge, offsets.get(edge.source), _note_in(of_source.get(edge.source, {})))
         for edge in edges
     ]
 
@@ -235,9 +243,18 @@ def reads_of_live(catalog: Catalog, edges: Iterable[Edge], live: LiveDirectory) 
     return [
         _read_files(catalog, edge, [each.path for each in files_after(live.folder, edge.source, -1)])
         if edge.kind is EdgeKind.FILES
-        else _read_offset(catalog, edge, offsets.get(edge.source))
+        else _read_offset(catalog, edge, offsets.get(edge.source), note_of(live, edge.source))
         for edge in known
     ]
+
+
+def note_of(live: LiveDirectory, source: str) -> bytes | None:
+    path = f"{SOURCES}/{source}/{NOTE}"
+    return live.folder.read(path) if live.folder.size(path) is not None else None
+
+
+def _note_in(entries: Mapping[str, bytes]) -> bytes | None:
+    return next((data for path, data in entries.items() if path.endswith(f"/{NOTE}")), None)
 
 
 def reads_at_cut(
@@ -249,7 +266,7 @@ def reads_at_cut(
         return {}
     sources = {key: each for key, each in keyed(found).items() if each.kind in _BY_OFFSET or _reads_a_sink(each)}
     edges = [each for each in edges_to(catalog, stream_id, sources) if each.kind is not EdgeKind.UNKNOWN]
-    logs = tuple({f"{SOURCES}/" if each.kind is EdgeKind.FILES else f"{OFFSETS}/" for each in edges})
+    logs = tuple({log for each in edges for log in _LOGS_READ[each.kind]})
     entries = {each.path: each.read() for each in files if each.path.startswith(logs)} if edges else {}
     return {READS: [{**vars(each), "kind": each.kind.value} for each in reads_of(catalog, edges, entries)]}
 
@@ -274,12 +291,12 @@ def _read_files(catalog: Catalog, edge: Edge, paths: Sequence[str]) -> Read:
     return _read(catalog, edge, find)
 
 
-def _read_offset(catalog: Catalog, edge: Edge, offset: str | None) -> Read:
+def _read_offset(catalog: Catalog, edge: Edge, offset: str | None, note: bytes | None) -> Read:
     def find(sink: Sink, upstream: StreamRecord) -> ReadOfSink:
         if offset is None:
             return ReadOfSink()
         own = query_ids_in(catalog, edge.upstream)
-        found = sink.read_up_to(offset, own, edge.options, rewound=upstream.timeline > 0)
+        found = sink.read_up_to(offset, own, edge.options, rewound=upstream.timeline > 0, note=note)
         return found if found is not None else ReadOfSink(why="the position, as the source logs it, is")
 
     return _read(catalog, edge, find)

@@ -19,6 +19,8 @@ from dagster_ckpt.errors import CkptError, StorageAccessError
 from dagster_ckpt.io.location import same_folder
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_repair import DamagedLog, damaged_log, is_moved_log, relocated
+from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink, topic_end
+from dagster_ckpt.sinks.kafka.undone import TopicEnd
 from dagster_ckpt.sinks.registry import captured_sinks, described_sink, logs_in_snapshot, sink_of, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import Sink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
@@ -28,6 +30,8 @@ from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.stream.handle import StreamHandle
 
 SINK_IDS = "sink_ids"
+# Property of a savepoint: where its batches end in topics, by sink.
+TOPIC_ENDS = "topic_ends"
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,31 @@ def seen_sinks(sinks: Sequence[Sink], query_ids: Collection[str]) -> dict[str, A
             if found is not None:
                 seen[sink.name] = {"id": found.identity, "batch": found.batch}
     return seen
+
+
+def topic_ends(sinks: Sequence[Sink], query_ids: Collection[str], query_id: str, batch: int) -> dict[str, Any]:
+    """`topic_ends`, without topics that are unavailable, or no longer record it."""
+    found: dict[str, Any] = {}
+    for sink in sinks:
+        with suppress(CkptError):
+            end = (
+                topic_end(sink.topic, query_ids, query_id, batch) if isinstance(sink, TransactionalKafkaSink) else None
+            )
+            if end is not None:
+                found[sink.name] = end.as_record()
+    return {TOPIC_ENDS: found} if found else {}
+
+
+def topic_end_in(properties: Mapping[str, Any], sink: Sink) -> TopicEnd | None:
+    ends = properties.get(TOPIC_ENDS)
+    return next(
+        (
+            TopicEnd.of_record(record)
+            for name, record in (ends.items() if isinstance(ends, dict) else ())
+            if sink.is_same(sink_of(str(name)))
+        ),
+        None,
+    )
 
 
 def known_in(record: Mapping[str, Any], sink: Sink) -> KnownSink | None:

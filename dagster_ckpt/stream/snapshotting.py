@@ -31,7 +31,7 @@ from dagster_ckpt.spark.jobs import executors_above
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.edges import last_identities, reads_at_cut
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.known_sinks import SINK_IDS, sinks_written, with_newest_batch
+from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, sinks_written, topic_ends, with_newest_batch
 from dagster_ckpt.stream.ownership import ADOPTED_FROM, adopted_directory
 from dagster_ckpt.stream.snapshots import COLUMNS, DEPLOYMENT, TAKEN_FROM, holding
 from dagster_ckpt.stream.start_from import checked_label
@@ -188,6 +188,9 @@ def _take(
         properties |= {TAKEN_FROM: live.url, **order.properties, **named}
         identities = order.properties.get(SOURCE_IDENTITIES)
         properties |= reads_at_cut(stream.catalog, stream.stream_id, identities, staged.needed)
+        if not is_checkpoint:
+            own = query_ids_of(stream)
+            properties |= topic_ends(sinks_of(order.sinks), own, taken.query_id, taken.batch_id)
         header = SnapshotHeader(
             snapshot_id=order.snapshot_id,
             stream_id=stream.stream_id,

@@ -44,6 +44,7 @@ class Run:
         jars: Spark's connector for Kafka.
         distinct: Whether a line that was there before is dropped, for which the query keeps state.
         stream: Its id.
+        output: A folder to write Parquet to, in place of the topic.
     """
 
     folder: str
@@ -57,6 +58,7 @@ class Run:
     jars: str = ""
     distinct: bool = False
     stream: str = STREAM
+    output: str = ""
 
     @property
     def catalog(self) -> str:
@@ -97,6 +99,8 @@ def described(spark: SparkSession, run: Run) -> DataStreamWriter:
     else:
         lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(f"{run.folder}/input")
     lines = lines.dropDuplicates(["value"]) if run.distinct else lines
+    if run.output:
+        return lines.writeStream.format("parquet").option("path", run.output).trigger(availableNow=True)
     delivery = kafka_delivery(Semantic.EXACTLY_ONCE, transactional_id=run.topic, writers=run.writers)
     writer = lines.selectExpr("value as key", "value").writeStream.format("kafka").options(**delivery.writer_options)
     writer = writer.option("kafka.bootstrap.servers", run.servers).option("topic", run.topic)

@@ -10,7 +10,15 @@ from itertools import zip_longest
 
 from dagster_ckpt.catalog.records import ExecutionRecord
 from dagster_ckpt.errors import RowsAtRiskError
-from dagster_ckpt.sinks.kafka.marker import Marker, Transactions, earlier_queries, refuse_others
+from dagster_ckpt.sinks.kafka.marker import (
+    Marker,
+    Transactions,
+    begins_of_batches,
+    earlier_queries,
+    positions_in,
+    query_mark,
+    refuse_others,
+)
 from dagster_ckpt.sinks.kafka.session import (
     Session,
     await_topic,
@@ -19,6 +27,7 @@ from dagster_ckpt.sinks.kafka.session import (
     marker_at_a_glance,
     unavailable,
 )
+from dagster_ckpt.sinks.kafka.undone import TopicEnd, as_text, parse, with_undone
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import KafkaPlace
@@ -44,11 +53,15 @@ class Past:
         has_written: Whether the query may have written the next batch: then there are markers.
         may_lack_markers: Kafka may have deleted them since the last batch, and no batch is planned, which could be in
             the topic.
+        restored: Of the snapshot that the query continues after, if that is known.
+        is_new: The query has reported no batch.
     """
 
     places: tuple[tuple[str, str], ...] = ()
     has_written: bool = False
     may_lack_markers: bool = False
+    restored: TopicEnd | None = None
+    is_new: bool = False
 
 
 def place_in(sink: str) -> KafkaPlace | None:
@@ -79,7 +92,8 @@ def past_of(place: KafkaPlace, executions: Sequence[ExecutionRecord], live: Live
     # restored snapshot, may be.
     is_new = wrote_from_here and positions.offset == positions.commit
     is_long_ago = now_ms - wrote_at_ms > KEPT_FOR_MS
-    return Past(tuple(places), wrote and not is_new, may_lack_markers=wrote and is_new and is_long_ago)
+    lacks = wrote and is_new and is_long_ago
+    return Past(tuple(places), wrote and not is_new, may_lack_markers=lacks, is_new=not wrote)
 
 
 _NO_PAST = Past()
@@ -114,6 +128,7 @@ def _claim(target: Transactions, first: int, past: Past) -> None:
         own = [each for each in every if each.query == target.query_id and each.entry]
         entries = {each.batch: each.entry for each in own} | {first: target.entry}
         earlier = earlier_queries(every, target.query_id)
+        undone = _undone(target, here, first, past.restored)
         # The former places last: until then, an interrupted claim is repeated. From the last writer: markers of the
         # previous number of writers stay together.
         for place in places:
@@ -122,10 +137,38 @@ def _claim(target: Transactions, first: int, past: Past) -> None:
                     continue
                 batch = position if position is not None else marker.batch if marker is not None else first - 1
                 session.earlier = earlier
-                session.commit(batch, entries.get(batch, ""))
+                session.commit(batch, entries.get(batch, ""), undone if place is here else None)
 
 
 _Held = list[tuple[Session | None, Marker | None]]
+
+
+def _undone(target: Transactions, here: _Held, first: int, restored: TopicEnd | None) -> dict[int, str] | None:
+    """What the query undoes that begins to write here; None if it has begun, or is the first one.
+
+    All earlier writers are fenced, so the topic gets no more of their records.
+    """
+    known = [(session, marker) for session, marker in here if session is not None and marker is not None]
+    left = [marker for _, marker in known if marker.query != target.query_id]
+    if not left:
+        return None
+    newest = max(left, key=lambda marker: (marker.epoch, marker.batch))
+    of_writers = [session.positions for session, _ in known]
+    was_undone = max(known, key=lambda each: each[1].epoch)[0].undone
+    undone: dict[int, str] = {}
+    for partition, end in known[0][0].ends().items():
+        begin: int | None
+        if restored is not None:
+            begin = restored.ends.get(partition, 0)
+        elif newest.batch < first:
+            begin = end
+        else:
+            begins = begins_of_batches(positions_in(each.get(partition, "")) for each in of_writers)
+            mark = query_mark(newest.query)
+            begin = next((each.offset for each in reversed(begins) if (each.batch, each.query) == (first, mark)), None)
+        before = restored.undone.get(partition, ()) if restored is not None else parse(was_undone.get(partition, ""))
+        undone[partition] = as_text(with_undone(before, begin, end))
+    return undone
 
 
 def _fenced(target: Transactions, stack: ExitStack, *, is_former: bool = False) -> _Held:

@@ -69,6 +69,7 @@ class Marker:
         entry: Digest of that batch's plan; empty if no share of it was written.
         earlier: Earlier queries of the stream, the newest last, each with its newest batch.
         positions: Where its batches begin in partition 0 (`with_position`).
+        undone: What roll-backs have undone in partition 0 (`undone.py`).
     """
 
     batch: int
@@ -82,6 +83,7 @@ class Marker:
     entry: str = ""
     earlier: Mapping[str, int] = field(default_factory=dict)
     positions: str = ""
+    undone: str = ""
 
     @property
     def epoch(self) -> Epoch:
@@ -129,6 +131,7 @@ class Marker:
                 str(fields["entry"]),
                 {str(query): int(batch) for query, batch in fields["earlier"].items()},
                 str(fields.get("positions", "")),
+                str(fields.get("undone", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OptionError(
@@ -138,14 +141,19 @@ class Marker:
             ) from error
 
 
-def metadata_of(positions: str) -> str:
+def metadata_of(positions: str, undone: str) -> str:
     """Of the offsets that a writer commits for partitions other than 0."""
-    return json.dumps({"format": FORMAT, "positions": positions}, separators=(",", ":"))
+    return json.dumps({"format": FORMAT, "positions": positions, "undone": undone}, separators=(",", ":"))
 
 
 def positions_of(metadata: str | None) -> str:
     """Of a marker, or of `metadata_of`; empty for other offsets."""
     return str((fields_of(metadata) or {}).get("positions", ""))
+
+
+def undone_of(metadata: str | None) -> str:
+    """As `positions_of`."""
+    return str((fields_of(metadata) or {}).get("undone", ""))
 
 
 def fields_of(metadata: str | None) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from dagster_ckpt.sinks.kafka.marker import (
     metadata_of,
     positions_of,
     query_mark,
+    undone_of,
     with_position,
 )
 
@@ -97,6 +98,8 @@ class Session:
         # Where batches begin, and where the next one does, by partition.
         self._positions: dict[int, str] = {}
         self._begins: dict[int, int] = {}
+        # What roll-backs have undone, by partition.
+        self._undone: dict[int, str] = {}
         self._is_open = False
         self._markers = _marker_consumer(target, self._id)
         self._producer: Producer = _producer(target, self._id)
@@ -115,7 +118,17 @@ class Session:
         found = Marker.of(self._id, committed[0].offset, committed[0].metadata)
         self.earlier = found.earlier if found is not None else {}
         self._positions = {each.partition: positions_of(each.metadata) for each in committed}
+        self._undone = {each.partition: undone_of(each.metadata) for each in committed}
         return found
+
+    @property
+    def positions(self) -> Mapping[int, str]:
+        """As `marker` found them."""
+        return self._positions
+
+    @property
+    def undone(self) -> Mapping[int, str]:
+        return self._undone
 
     def _partitions(self) -> int:
         if not self._count:
@@ -123,7 +136,7 @@ class Session:
             self._count = len(_patiently(lambda: self._producer.list_topics(topic, _CALL_S)).topics[topic].partitions)
         return self._count
 
-    def _ends(self) -> dict[int, int]:
+    def ends(self) -> dict[int, int]:
         from confluent_kafka import TopicPartition
         from confluent_kafka import admin as untyped
 
@@ -142,7 +155,7 @@ class Session:
 
     def send(self, records: Iterable[RecordFields]) -> int:
         producer, topic = self._producer, self._target.topic
-        self._begins = self._ends()
+        self._begins = self.ends()
         producer.begin_transaction()
         self._is_open = True
         produce = producer.produce
@@ -162,8 +175,11 @@ class Session:
                 producer.poll(0)
         return sent
 
-    def commit(self, batch: int, entry: str) -> None:
-        """Together with the marker; without an open transaction, the marker alone."""
+    def commit(self, batch: int, entry: str, undone: Mapping[int, str] | None = None) -> None:
+        """Together with the marker; without an open transaction, the marker alone.
+
+        `undone` replaces what the writer knew.
+        """
         from confluent_kafka import TopicPartition
 
         producer, target = self._producer, self._target
@@ -176,6 +192,8 @@ class Session:
             partition: with_position(self._positions.get(partition, ""), Position(batch, at, epoch, query), count)
             for partition, at in self._begins.items()
         }
+        ends = self.ends() if undone is not None else self._begins
+        self._undone = dict(undone) if undone is not None else self._undone
         marker = Marker(
             batch,
             target.query_id,
@@ -188,11 +206,13 @@ class Session:
             entry,
             self.earlier,
             positions.get(0, ""),
+            self._undone.get(0, ""),
         )
         offsets = [TopicPartition(target.topic, 0, batch + 1, marker.as_metadata())]
-        for partition, at in self._begins.items():
+        for partition, at in ends.items():
             if partition != 0:
-                offsets.append(TopicPartition(target.topic, partition, at, metadata_of(positions[partition])))
+                metadata = metadata_of(positions.get(partition, ""), self._undone.get(partition, ""))
+                offsets.append(TopicPartition(target.topic, partition, at, metadata))
         group = self._markers.consumer_group_metadata()
         _flush(producer)
         _patiently(lambda: producer.send_offsets_to_transaction(offsets, group, _CALL_S))

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,8 +21,10 @@ from dagster_ckpt.sinks.kafka.marker import (
     positions_in,
     positions_of,
     query_mark,
+    undone_of,
 )
 from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY, client_properties
+from dagster_ckpt.sinks.kafka.undone import TopicEnd, UndoneRanges, parse, skipped_in
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, ReadOfSink, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.output import KafkaPlace
 from dagster_ckpt.values.untrusted import from_json
@@ -60,11 +63,11 @@ class TransactionalKafkaSink(Sink):
     def is_same(self, other: Sink) -> bool:
         if not isinstance(other, TransactionalKafkaSink):
             return False
-        return self._topic.topic == other._topic.topic and self._topic.prefix == other._topic.prefix
+        return self.topic.topic == other.topic.topic and self.topic.prefix == other.topic.prefix
 
     def look(self, query_ids: Collection[str] = ()) -> FoundSink | None:
         """The topic's retention decides whether it still has the records of a batch."""
-        return topic_id(self._topic)
+        return topic_id(self.topic)
 
     def last_batch(self, query_id: str | None) -> int | None:
         if query_id is None:
@@ -115,24 +118,38 @@ class TransactionalKafkaSink(Sink):
         )
 
     def read_up_to(
-        self, offset: str, own: Sequence[str], options: Mapping[str, str], *, rewound: bool
+        self, offset: str, own: Sequence[str], options: Mapping[str, str], *, rewound: bool, note: bytes | None = None
     ) -> ReadOfSink | None:
         if options.get(ISOLATION, "").lower() != "read_committed":
             return ReadOfSink(
                 why=f"the source also reads aborted records ({ISOLATION} is not read_committed), so it is"
             )
-        try:
-            read = {int(partition): int(at) for partition, at in from_json(offset)[self._topic.topic].items()}
-        except (ValueError, LookupError, TypeError, AttributeError):
+        read = self.offsets_in(offset)
+        if read is None:
             return None
-        begins = begins_in_kafka(self._topic, own, list(read))
+        written = written_topic(self.topic, own, list(read))
+        try:
+            skipped = skipped_in(note, self.topic.topic)
+        except ValueError as error:
+            return ReadOfSink(why=f"its note of what it skipped cannot be read ({error}), and the position is")
+        begins = {
+            partition: [each for each in found if not any(part.has(each.offset) for part in skipped.get(partition, ()))]
+            for partition, found in written.begins.items()
+        }
         return ReadOfSink(*newest_read(read, begins, query_mark(own[-1]) if own else "", rewound=rewound))
 
+    def offsets_in(self, offset: str | None) -> dict[int, int] | None:
+        """The next offset of each partition in one of a source; None if it does not read the topic alone or at all."""
+        try:
+            return {int(partition): int(at) for partition, at in from_json(offset or "")[self.topic.topic].items()}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return None
+
     def _markers(self) -> list[Marker]:
-        return markers_in_kafka(self._topic)
+        return markers_in_kafka(self.topic)
 
     @property
-    def _topic(self) -> KafkaPlace:
+    def topic(self) -> KafkaPlace:
         topic = KafkaPlace.parse(self.place or "")
         if topic is None:
             raise ValueError(self.name)
@@ -144,20 +161,87 @@ def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
     return [marker for marker in found if marker is not None]
 
 
-def begins_in_kafka(place: KafkaPlace, own: Collection[str], partitions: Sequence[int]) -> dict[int, list[Position]]:
-    """Where the batches of a stream begin, by partition; `own` are the ids of its query."""
+@dataclass(frozen=True)
+class WrittenTopic:
+    """What the writers of a stream have recorded of their topic.
+
+    Attributes:
+        begins: Where batches begin, by partition.
+        undone: What roll-backs have undone, by partition.
+        queries: The queries that may write.
+    """
+
+    begins: Mapping[int, Sequence[Position]]
+    undone: UndoneRanges
+    queries: frozenset[str]
+
+
+def written_topic(place: KafkaPlace, own: Collection[str], partitions: Sequence[int]) -> WrittenTopic:
+    """`own` are the ids of the stream's query."""
     commits = _commits_of_writers(place, sorted({0, *partitions}), are_stable=True)
-    markers = {group: _marker_of(group, each[0]) for group, each in commits.items()}
-    writers = [group for group, each in markers.items() if each is not None and {each.query, *each.earlier} & {*own}]
+    found = {group: _marker_of(group, each[0]) for group, each in commits.items()}
+    markers = {
+        group: each for group, each in found.items() if each is not None and {each.query, *each.earlier} & {*own}
+    }
+    newest = max((each.epoch for each in markers.values()), default=None)
+    # A claim writes to all of its writers.
+    current = [group for group, each in markers.items() if each.epoch == newest]
     try:
-        return {
-            partition: begins_of_batches(
-                positions_in(positions_of(commits[group][partition].metadata)) for group in writers
-            )
-            for partition in partitions
-        }
+        return WrittenTopic(
+            {
+                partition: begins_of_batches(
+                    positions_in(positions_of(commits[group][partition].metadata)) for group in markers
+                )
+                for partition in partitions
+            },
+            {
+                partition: max((parse(undone_of(commits[group][partition].metadata)) for group in current), key=len)
+                if current
+                else []
+                for partition in partitions
+            },
+            frozenset(each.query for each in markers.values() if each.epoch == newest),
+        )
     except ValueError as error:
         raise StorageAccessError(f"The positions of the writers of {place} cannot be read: {error}.") from error
+
+
+def topic_end(place: KafkaPlace, own: Collection[str], query_id: str, batch: int) -> TopicEnd | None:
+    """Where the batches up to a committed one end; None if the topic has later ones and no longer records that.
+
+    The query may be writing later ones.
+    """
+    # First: what is being written now begins behind it, or is among the begins.
+    ends = _stable_ends(place)
+    written = written_topic(place, own, list(ends))
+    if written.queries != {query_id}:
+        return None
+    found: dict[int, int] = {}
+    for partition, end in ends.items():
+        mine = [each for each in written.begins[partition] if each.query == query_mark(query_id)]
+        later = [each for each in mine if each.batch > batch]
+        if later and min(each.batch for each in later) != batch + 1:
+            return None
+        found[partition] = min([end, *(each.offset for each in later)])
+    return TopicEnd(found, written.undone)
+
+
+def _stable_ends(place: KafkaPlace) -> dict[int, int]:
+    """Of each partition, before the first record of any open transaction."""
+    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+    from confluent_kafka import admin as untyped
+
+    kafka: Any = untyped
+    try:
+        admin = kafka.AdminClient(_settings(place) | {"socket.connection.setup.timeout.ms": "5000"})
+        partitions = admin.list_topics(place.topic, timeout=_LOOK_S).topics[place.topic].partitions
+        asked = {TopicPartition(place.topic, each): kafka.OffsetSpec.latest() for each in partitions}
+        answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_LOOK_S)
+        return {each.partition: int(answer.result().offset) for each, answer in answers.items()}
+    except KafkaException as error:
+        raise StorageAccessError(
+            f"Kafka at {place.servers} did not return where {place.topic} ends: {error}."
+        ) from error
 
 
 def _marker_of(group: str, committed: Any) -> Marker | None:

@@ -19,6 +19,7 @@ from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, claim, past_of
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
 from dagster_ckpt.sinks.kafka.session import await_topic, client_properties
 from dagster_ckpt.sinks.kafka.share import END, PLACE, batch_property, share_writer
+from dagster_ckpt.sinks.kafka.undone import TopicEnd
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.planned_batches import read_plan_digest
@@ -49,11 +50,19 @@ _HASH = "__hash"
 
 @dataclass(frozen=True)
 class StreamOwner:
-    """`executions` returns those of the stream, newest first."""
+    """The stream that writes.
+
+    Attributes:
+        executions: Those of the stream, newest first.
+        went_back: Whether it ever did.
+        restored: Where the batches before a given one end in the topic, if a snapshot that was restored records it.
+    """
 
     deployment: str
     stream: str
     executions: Callable[[], Sequence[ExecutionRecord]] = tuple
+    went_back: Callable[[], bool] = bool
+    restored: Callable[[KafkaPlace, int], TopicEnd | None] = lambda *_: None
 
 
 def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDirectory) -> DataStreamWriter:
@@ -82,7 +91,15 @@ def with_transactions(writer: DataStreamWriter, owner: StreamOwner, live: LiveDi
     if past.may_lack_markers:
         # After that, a start without markers is refused: the batch may be in the topic.
         await_topic(client_properties(place.client), place.topic)
-    return writer.foreachBatch(TransactionalBatches(place, owner, live, past))
+    # Before its first batch, a new query has no id.
+    if live_query_id(live) is None or not (past.is_new and owner.went_back()):
+        return writer.foreachBatch(TransactionalBatches(place, owner, live, past))
+    commit = live.positions().commit
+    first = 0 if commit is None else commit + 1
+    batches = TransactionalBatches(place, owner, live, replace(past, restored=owner.restored(place, first)))
+    # Readers continue behind what it undoes, before its first batch.
+    batches.claim_before_the_first_batch(first)
+    return writer.foreachBatch(batches)
 
 
 class TransactionalBatches:
@@ -104,6 +121,9 @@ class TransactionalBatches:
         self._claim(self._target, batch_id)
         with _interrupted_in_brief():
             self._job.run(batch, batch_id, self._target.entry)
+
+    def claim_before_the_first_batch(self, first: int) -> None:
+        claim(self._transactions(), first, self._past)
 
     def _claim(self, target: Transactions, batch_id: int) -> None:
         """Again after a pause in which Kafka may have deleted the markers."""

@@ -1,0 +1,150 @@
+"""Lets a stream continue behind what its upstream has undone in a Kafka topic, before it reads that.
+
+An offset log has one position for each partition. So a stream that has not read all that comes before first runs one
+batch that ends where the undone records begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.errors import RestoreError
+from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink, written_topic
+from dagster_ckpt.sinks.kafka.undone import NOTE, NextRead, next_read, noted
+from dagster_ckpt.sinks.registry import sink_of
+from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
+from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, plan_without_data, with_offsets
+from dagster_ckpt.spark.query.sources import SourceIdentity, keyed
+from dagster_ckpt.stream.edges import Edge, EdgeKind, edges_to, note_of
+from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.known_sinks import query_ids_in, topic_end_in
+from dagster_ckpt.values.untrusted import from_json
+
+
+def continue_behind_topics(
+    stream: StreamHandle,
+    live: LiveDirectory,
+    sources: Sequence[SourceIdentity],
+    still_mine: StillMine,
+    run_planned: Callable[[int], None],
+    *,
+    accept_loss: bool,
+) -> list[str]:
+    """Returns a message for each source that skips or does not. Repeatable.
+
+    Args:
+        run_planned: Run the planned batch of the live directory, and no other.
+
+    Raises:
+        RestoreError: The upstream stream went back, and has not started since.
+    """
+    catalog = stream.catalog
+    edges = [each for each in edges_to(catalog, stream.stream_id, keyed(sources)) if _went_back(catalog, each)]
+    messages: list[str] = []
+    while True:
+        ahead = [found for edge in edges if (found := _ahead(catalog, edge, live, accept_loss=accept_loss)) is not None]
+        obstacles = [f"{each.edge}: it goes on reading, although {each.next.obstacle}" for each in ahead if each.stays]
+        up_to = [each for each in ahead if each.next.up_to is not None]
+        behind = [each for each in ahead if each.next.behind is not None]
+        positions = live.positions()
+        if positions.commit is None or not (up_to or behind):
+            return [*messages, *obstacles]
+        if up_to:
+            batch = positions.commit + 1
+            if positions.offset == positions.commit:
+                with still_mine():
+                    _plan_up_to(live, positions.commit, up_to, now_ms=catalog.now_ms())
+            run_planned(batch)
+            sinks = ", ".join(dict.fromkeys(each.edge.sink for each in up_to))
+            messages.append(f"batch {batch} ends where the undone records of {sinks} begin")
+        for each in () if up_to else behind:
+            with still_mine():
+                _set_behind(live, positions.commit, each)
+            messages.append(f"source {each.edge.source} continues behind what was undone in {each.edge.sink}")
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    edge: Edge
+    topic: str
+    read: Mapping[int, int]
+    next: NextRead
+
+    @property
+    def stays(self) -> bool:
+        return bool(self.next.obstacle)
+
+
+def _went_back(catalog: Catalog, edge: Edge) -> bool:
+    return edge.kind is EdgeKind.TOPIC and catalog.streams.get(edge.upstream).timeline > 0
+
+
+def _ahead(catalog: Catalog, edge: Edge, live: LiveDirectory, *, accept_loss: bool) -> _Ahead | None:
+    sink, positions = sink_of(edge.sink), live.positions()
+    if not isinstance(sink, TransactionalKafkaSink) or positions.commit is None:
+        return None
+    read = _offsets(live, positions.commit, edge.source, sink)
+    if read is None:
+        return None
+    own = query_ids_in(catalog, edge.upstream)
+    written = written_topic(sink.topic, own, sorted(read))
+    if own and own[-1] not in written.queries:
+        if not accept_loss and _is_about_to_be_undone(catalog, edge, sink, read):
+            raise RestoreError(
+                f"Stream {edge.reader!r} is not started, nothing was changed: it reads {edge.sink} of stream "
+                f"{edge.upstream!r}, which went back and has not started since. Start {edge.upstream} first, or start "
+                "with accept_loss to read records that it undoes."
+            )
+        return None
+    planned = positions.offset if positions.offset != positions.commit else None
+    ends = _offsets(live, planned, edge.source, sink) if planned is not None else None
+    found = next_read(read, ends, written.undone)
+    return _Ahead(edge, sink.topic.topic, read, found) if found != NextRead() else None
+
+
+def _is_about_to_be_undone(catalog: Catalog, edge: Edge, sink: TransactionalKafkaSink, read: Mapping[int, int]) -> bool:
+    """Whether a reader that has read no undone record may read some now."""
+    restored = catalog.streams.get(edge.upstream).restored_snapshot_id or ""
+    snapshot = catalog.snapshots.by_id([restored]).get(restored)
+    end = topic_end_in(snapshot.properties, sink) if snapshot is not None else None
+    return end is not None and all(at <= end.ends.get(partition, 0) for partition, at in read.items())
+
+
+def _offsets(live: LiveDirectory, batch: int, source: str, sink: TransactionalKafkaSink) -> dict[int, int] | None:
+    path = f"{OFFSETS}/{batch}"
+    entry = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}")
+    return sink.offsets_in(entry.sources.get(source))
+
+
+def _plan_up_to(live: LiveDirectory, commit: int, ahead: Sequence[_Ahead], *, now_ms: int) -> None:
+    """Plan the batch after a committed one. It reads these sources up to there, and others not at all."""
+    path = f"{OFFSETS}/{commit + 1}"
+    entry = plan_without_data(live.folder, commit, now_ms=now_ms)
+    for each in ahead:
+        entry = _at(entry, f"{live.url}/{path}", each, each.next.up_to or {})
+    live.folder.write(path, [entry])
+    live.folder.flush(OFFSETS)
+
+
+def _at(entry: bytes, where: str, ahead: _Ahead, offsets: Mapping[int, int]) -> bytes:
+    source = ahead.edge.source
+    # A source may read other topics too.
+    position = from_json(parse_offset_entry(entry, where).sources[source] or "{}")
+    position[ahead.topic] = {str(partition): at for partition, at in offsets.items()}
+    return with_offsets(entry, where, {source: position})
+
+
+def _set_behind(live: LiveDirectory, commit: int, ahead: _Ahead) -> None:
+    behind = ahead.next.behind or {}
+    folder, path = live.folder, f"{OFFSETS}/{commit}"
+    note = noted(note_of(live, ahead.edge.source), ahead.topic, ahead.read, behind)
+    entry = _at(folder.read(path), f"{live.url}/{path}", ahead, behind)
+    # The note first: without the position, the same is noted again.
+    folder.write(f"{SOURCES}/{ahead.edge.source}/{NOTE}", [note])
+    # Hadoop's checksum of the old content.
+    folder.delete(f"{OFFSETS}/.{commit}.crc")
+    folder.write(path, [entry])
+    folder.flush(OFFSETS)

@@ -1,0 +1,78 @@
+"""Streams with a topic between them go back to one savepoint set, against an uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.dataset
+import pytest
+from exactly_once_program import ROWS, STREAM, Run, write_input
+from kafka_broker import Kafka
+from test_kafka_exactly_once import Copying
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+class Chain:
+    """A stream copies files into a topic, and others read it."""
+
+    def __init__(self, folder: Path, kafka: Kafka) -> None:
+        self.folder = folder
+        self.copying = Copying(folder, kafka, 0)
+        self.first = replace(self.copying.how, jars=",".join(map(str, kafka.jars)))
+        self.files = 0
+
+    def reader(self, name: str, *, of: Run | None = None, topic: str = "") -> Run:
+        output = "" if topic else str(self.folder / name)
+        return replace(of or self.first, stream=name, source=(of or self.first).topic, topic=topic, output=output)
+
+    def run(self, *streams: Run, files: int = 0) -> None:
+        """Each to the end of its input, which grows before."""
+        write_input(self.folder / "input", self.files, self.files + files)
+        self.files += files
+        for each in streams:
+            self.copying.how = each
+            self.copying.finish()
+
+    def once(self) -> dict[str, int]:
+        return {str(number): 1 for number in range(self.files * ROWS)}
+
+
+def rows_of(stream: Run) -> dict[str, int]:
+    """As Spark reads the folder: by its log."""
+    files: dict[str, None] = {}
+    for entry in Path(stream.output, "_spark_metadata").glob("[0-9]*"):
+        for line in entry.read_text().splitlines()[1:]:
+            files[json.loads(line)["path"].removeprefix("file://")] = None
+    table = pyarrow.dataset.dataset(list(files), format="parquet").to_table()
+    return dict(Counter(table.column("value").to_pylist()))
+
+
+def test_reader_that_lags_goes_on_behind_what_a_set_undoes(kafka: Kafka, tmp_path: Path) -> None:
+    chain = Chain(tmp_path, kafka)
+    first, second = chain.first, chain.reader("second")
+    chain.run(first, second, files=2)
+    chain.run(first, files=2)
+    with first.client() as client:
+        client.trigger_savepoint_set(f"{STREAM}+", label="june")
+        # More batches than the writers' markers remember.
+        chain.run(first, second, files=18)
+        messages: list[str] = []
+        client.restart_savepoint_set("june", start=False, report=messages.append)
+
+        chain.copying.how = second
+        assert chain.copying.run() != 0
+        assert "went back and has not started since" in chain.copying.said()
+        chain.run(first, second, files=1)
+        assert rows_of(second) == chain.once()
+        client.trigger_savepoint_set(f"{STREAM}+", label="july")
+        (read,) = client.savepoint_sets()[0].savepoints["second"].properties["reads"]
+
+        assert (read["batch"], read["undone"]) == (22, 0)
+        # And forward again to what was undone.
+        client.restart_savepoint_set(f"before-{client.savepoint_sets()[-1].set_id[:8]}", start=False)
+    chain.run(first, second, files=1)
+    assert rows_of(second) == chain.once()

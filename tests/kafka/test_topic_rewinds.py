@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from exactly_once_program import ROWS, STREAM, Run, write_input
 from kafka_broker import Kafka
 from test_kafka_exactly_once import Copying
+
+from tests.support.shop_tables import PLAY_S, Plays
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -51,6 +54,37 @@ def rows_of(stream: Run) -> dict[str, int]:
     return dict(Counter(table.column("value").to_pylist()))
 
 
+@pytest.fixture(scope="module")
+def told(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plays]:
+    folder = tmp_path_factory.mktemp("graphs")
+    (folder / "jars").mkdir()
+    for jar in kafka.jars:
+        (folder / "jars" / jar.name).symlink_to(jar)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEST_KAFKA_SERVERS", kafka.servers)
+        yield Plays("tests.kafka.topic_graph_program", folder, ())
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(PLAY_S)
+@pytest.mark.parametrize("scenario", ["chain", "diamond", "twice"])
+def test_restored_set_ends_as_an_uninterrupted_graph(told: Plays, scenario: str) -> None:
+    found = told[scenario]
+
+    assert found["unproven"] == []
+    assert found["reads"]["daily"] == [["orders", 1, "TOPIC"]]
+    assert set(found["has read undone"].values()) == {True}
+    assert (found["line is proven"], found["is back"], found["whole"]) == ([True, True], True, True)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(PLAY_S)
+@pytest.mark.parametrize("scenario", ["lags", "diamond lags"])
+def test_stream_that_has_not_read_what_is_undone_goes_on_behind_it(told: Plays, scenario: str) -> None:
+    assert (set(told[scenario]["has read undone"].values()), told[scenario]["whole"]) == ({False}, True)
+
+
+@pytest.mark.thorough
 def test_reader_that_lags_goes_on_behind_what_a_set_undoes(kafka: Kafka, tmp_path: Path) -> None:
     chain = Chain(tmp_path, kafka)
     first, second = chain.first, chain.reader("second")

@@ -16,6 +16,7 @@ import dagster as dg
 import psutil
 
 from benchmarks import recovering_streams
+from benchmarks.class_archive import write_archive
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus
 from dagster_ckpt.orchestration.run_status import worker_of
@@ -180,6 +181,7 @@ def dagster_with_streams(root: Path) -> Iterator[Callable[[str], RunningStream]]
     """A `dagster dev` with the streams; gives them by name."""
     workspace = Workspace(root)
     workspace.create()
+    write_archive(root / recovering_streams.ARCHIVE)
     definitions = Path(recovering_streams.__file__)
     with running_dagster_dev(workspace, definitions) as dev, closing(Catalog(workspace.catalog_url)) as catalog:
         instance = dg.DagsterInstance.from_config(str(workspace.dagster_home))

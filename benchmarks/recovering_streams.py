@@ -1,4 +1,4 @@
-"""What the `dagster dev` of section `recovery` loads: two streams that count by key, one with a spare process."""
+"""What the `dagster dev` of section `recovery` loads: a stream as it is, with a spare process, with an archive."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import dagster as dg
 
+from benchmarks.class_archive import SPARK, counted, uses_archive
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import (
@@ -16,43 +17,49 @@ from dagster_ckpt.orchestration.resources import (
 )
 from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.orchestration.streaming_asset import streaming_asset
+from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.restart import RestartStrategies
 from examples.flights.workspace import Workspace
 
-PLAIN, WITH_STANDBY = "plain", "with_standby"
-KEYS = 1_000
-SPARK = {
-    "spark.master": "local[2]",
-    "spark.driver.memory": "1g",
-    "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-}
+PLAIN, WITH_STANDBY, WITH_ARCHIVE = "plain", "with_standby", "with_archive"
+# Below the root of the workspace.
+ARCHIVE = "classes.jsa"
+_archived = StreamTranslator("with", {"pyspark": "archived_pyspark"})
+
+
+def _options(*, standby: bool = False) -> dict[str, Any]:
+    return {
+        "checkpointing": CheckpointConfig(interval=5_000),
+        "restart_strategy": RestartStrategies.fixed_delay_restart(1_000_000, 0),
+        "standby": standby,
+    }
 
 
 def counting(name: str, *, standby: bool) -> StreamingAsset:
     """A stream with state in RocksDB and a batch each half second."""
 
-    @streaming_asset(
-        name=name,
-        checkpointing=CheckpointConfig(interval=5_000),
-        restart_strategy=RestartStrategies.fixed_delay_restart(1_000_000, 0),
-        standby=standby,
-    )
+    @streaming_asset(name=name, **_options(standby=standby))
     def counts(context: Any, pyspark: SparkSessionResource) -> Any:  # noqa: ARG001
-        rows = pyspark.spark_session.readStream.format("rate").option("rowsPerSecond", 1_000).load()
-        counted = rows.selectExpr(f"value % {KEYS} AS key").groupBy("key").count()
-        return counted.writeStream.format("noop").outputMode("update").trigger(processingTime="500 milliseconds")
+        return counted(pyspark.spark_session)
 
     return counts
+
+
+@streaming_asset(name="archive", stream_id=WITH_ARCHIVE, translator=_archived, **_options())
+def archive(context: Any, archived_pyspark: SparkSessionResource) -> Any:  # noqa: ARG001
+    """The same, and Java reads its classes from an archive."""
+    return counted(archived_pyspark.spark_session)
 
 
 _workspace = Workspace.from_environment()
 
 defs = dg.Definitions.merge(
     stream_definitions(counting(PLAIN, standby=False), counting(WITH_STANDBY, standby=True)),
+    stream_definitions(archive),
     dg.Definitions(
         resources={
             "pyspark": SparkSessionResource(spark_config=SPARK),
+            "archived_pyspark": SparkSessionResource(spark_config=uses_archive(_workspace.root / ARCHIVE)),
             "checkpoint_storage": CheckpointStorageResource(path=_workspace.checkpoints.as_uri()),
             "state_backend": StateBackendResource(live_directory=str(_workspace.live)),
             "checkpoint_catalog": CheckpointCatalogResource(url=_workspace.catalog_url),

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.bench import Bench, Findings, Section
+from benchmarks.class_archive import KEYS
 from benchmarks.killing import Memory, Phase, RunningStream, Victim, dagster_with_streams
 from benchmarks.packages import PeerMissingError, environment
-from benchmarks.recovering_streams import KEYS, PLAIN, WITH_STANDBY
+from benchmarks.recovering_streams import PLAIN, WITH_ARCHIVE, WITH_STANDBY
 from benchmarks.results import Table, at_most, megabytes, seconds
 from benchmarks.sections.flink import FLINK
 
@@ -25,6 +26,9 @@ CASES = (
     (PLAIN, Victim.JVM),
     (WITH_STANDBY, Victim.JVM),
     (PLAIN, Victim.RUN),
+    (WITH_ARCHIVE, Victim.DRIVER),
+    (WITH_ARCHIVE, Victim.JVM),
+    (WITH_ARCHIVE, Victim.RUN),
 )
 Recoveries = dict[tuple[str, Victim], list[dict[Phase, float]]]
 
@@ -35,7 +39,7 @@ def _measure(bench: Bench) -> Findings:
     memory: dict[str, Memory] = {}
     with dagster_with_streams(bench.repetition(0)) as streams:
         # One after the other: beside each other they would slow down each other's starts.
-        for name in (PLAIN, WITH_STANDBY):
+        for name in (PLAIN, WITH_STANDBY, WITH_ARCHIVE):
             stream = streams(name)
             stream.start()
             for victim in [victim for of, victim in CASES if of == name]:
@@ -111,6 +115,7 @@ def findings(
         (PLAIN, Victim.DRIVER): 12,
         (WITH_STANDBY, Victim.DRIVER): 5,
         (PLAIN, Victim.JVM): 10,
+        (WITH_ARCHIVE, Victim.JVM): 10,
         (PLAIN, Victim.RUN): 25,
     }
     targets = tuple(
@@ -126,7 +131,7 @@ def findings(
 
 
 def _case(name: str, victim: Victim) -> str:
-    return f"{victim.value}, with standby" if name == WITH_STANDBY else victim.value
+    return victim.value + {WITH_STANDBY: ", with standby", WITH_ARCHIVE: ", with an archive of classes"}.get(name, "")
 
 
 def _median(taken: Sequence[Mapping[Phase, float]], phase: Phase) -> str:
@@ -145,6 +150,7 @@ RECOVERY = Section(
         f"A stream that counts a thousand rows a second by {KEYS:,} keys (RocksDB, a batch each half second, a "
         "checkpoint every 5 s, restarts without a delay, local[2]) runs below a `dagster dev`. Its parts are killed "
         "one after another, each time after a checkpoint, and with standby once the spare process is ready. The "
+        "archive has the classes that Java loads for this query. The "
         "moments are those of Dagster's run log, of the catalog and of Spark's commits. Flink is a standalone cluster "
         "(JobManager, TaskManagers) on the same machine, with a job of the same size: a Python function, RocksDB, "
         "checkpoints every 5 s, restarts without a delay, heartbeats as they are by default. `--share 0.2` kills twice "

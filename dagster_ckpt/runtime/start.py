@@ -43,7 +43,7 @@ from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
-from dagster_ckpt.spark.query.description import is_described_query, session_of
+from dagster_ckpt.spark.query.description import described_field, is_described_query, session_of
 from dagster_ckpt.spark.query.output import KafkaPlace, NamedOutput, named_output
 from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_writer
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
@@ -324,7 +324,13 @@ class Start:
     def _run_planned(self, live: LiveDirectory, batch: int) -> None:
         assert self._request.describe is not None
         self._note_output(live)
-        query = start_stream_query(self._stream, self._request.describe().trigger(once=True), live)
+        writer = self._request.describe()
+        # The stream's query may start with the same writer.
+        trigger = described_field(writer._jwrite, "trigger")
+        try:
+            query = start_stream_query(self._stream, writer.trigger(once=True), live)
+        finally:
+            writer._jwrite.trigger(trigger)
         try:
             while not query.wait(_WAIT_S):
                 self._still_mine()

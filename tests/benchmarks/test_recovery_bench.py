@@ -27,7 +27,7 @@ def test_each_case_has_its_medians_and_its_target() -> None:
     met = {target.what: target.met for target in found.targets}
     assert met["driver's Python killed, until its query runs"] is True
     assert met["driver's Python, with standby killed, until its query runs"] is False
-    assert len(met) == 4
+    assert len(met) == 5
 
 
 def test_without_flink_the_page_says_why() -> None:

@@ -72,7 +72,7 @@ def test_note_of_a_source_keeps_its_topics_apart() -> None:
     note = noted(note, "alerts", {0: 1}, {0: 2})
     note = noted(note, "orders", {0: 30}, {0: 40})
 
-    assert skipped_in(note, "orders") == {0: [Undone(10, 20), Undone(30, 40)]}
+    assert skipped_in(note, "orders") == {0: [Undone(10, 20), Undone(30, 40)], 1: [Undone(9, 9)]}
     assert skipped_in(note, "alerts") == {0: [Undone(1, 2)]}
     assert skipped_in(None, "orders") == {}
 

@@ -12,10 +12,11 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from pyspark.errors import AnalysisException
@@ -54,6 +55,8 @@ class Graph:
         sink: Spark's name of the format that they write and read.
     """
 
+    program: ClassVar[str] = "tests.spark.test_killed_sets_with_spark"
+
     def __init__(self, root: Path, sink: str) -> None:
         self.root, self.sink = root, sink
         self.catalog = f"sqlite:///{root}/catalog.db"
@@ -74,7 +77,7 @@ class Graph:
                 self.wait(partial(self.runs_or_ended, stream))
 
     def _launch(self, *work: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.spark.test_killed_sets_with_spark", str(self.root), self.sink, *work]
+        command = [sys.executable, "-m", self.program, str(self.root), self.sink, *work]
         with (self.root / f"{work[0]}.log").open("ab") as log:
             # In a group of its own, with its JVM.
             return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
@@ -150,13 +153,17 @@ class Graph:
     ],
 )
 def test_no_kill_leaves_streams_that_do_not_belong_together(tmp_path: Path, sink: str) -> None:
-    chance = random.Random(5)
     if sink != "parquet":
         fetch_jars(TableFormat(sink), tmp_path / "jars")
-    graph = Graph(tmp_path, sink)
+    live_and_kill(Graph(tmp_path, sink), STREAMS)
+
+
+def live_and_kill(graph: Graph, outputs: Collection[str], *, rounds: int = ROUNDS) -> None:
+    """Take sets and go back to them, with kills, and compare what these streams have written in the end."""
+    chance = random.Random(5)
     taken: list[str] = []
     try:
-        for number in range(ROUNDS):
+        for number in range(rounds):
             graph.feed(3)
             graph.start()
             # The client, a stream, or both die.
@@ -180,13 +187,15 @@ def test_no_kill_leaves_streams_that_do_not_belong_together(tmp_path: Path, sink
         expected = Counter(range(3 * graph.files + 2))
         graph.has_read(len(expected))
         graph.stop()
-        assert graph.has_read(len(expected)) == dict.fromkeys(STREAMS, expected)
+        assert graph.has_read(len(expected)) == dict.fromkeys(outputs, expected)
     finally:
         graph.stop()
 
 
 class Stage:
     """What a process of the graph does with Spark."""
+
+    outputs: ClassVar[Collection[str]] = tuple(STREAMS)
 
     def __init__(self, root: Path, sink: str) -> None:
         self.root, self.sink = root, sink
@@ -233,7 +242,7 @@ class Stage:
     def tell(self, values: int) -> None:
         while len(self._rows("totals")) < values:
             time.sleep(0.5)
-        found = {stream: sorted(self._rows(stream)) for stream in STREAMS}
+        found = {stream: sorted(self._rows(stream)) for stream in self.outputs}
         (self.root / f"{SUMMARY}.json").write_text(json.dumps(found))
 
     def _rows(self, stream: str) -> list[int]:
@@ -259,9 +268,13 @@ def iceberg(root: Path) -> dict[str, str]:
     }
 
 
-if __name__ == "__main__":
-    stage = Stage(Path(sys.argv[1]), sys.argv[2])
+def main(kind: type[Stage]) -> None:
+    stage = kind(Path(sys.argv[1]), sys.argv[2])
     if sys.argv[3] == SUMMARY:
         stage.tell(int(sys.argv[4]))
     else:
         stage.run(sys.argv[3])
+
+
+if __name__ == "__main__":
+    main(Stage)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dagster_ckpt.errors import LeaseLostError, OptionError
+from dagster_ckpt.sinks.kafka.undone import UndoneRanges
 
 FORMAT = 2
 # With the other fields three quarters of the 4,096 bytes of `offset.metadata.max.bytes`.
@@ -260,7 +261,12 @@ def begins_of_batches(of_writers: Iterable[Sequence[Position]]) -> list[Position
 
 
 def newest_read(
-    read: Mapping[int, int], begins: Mapping[int, Sequence[Position]], current: str, *, rewound: bool
+    read: Mapping[int, int],
+    begins: Mapping[int, Sequence[Position]],
+    current: str,
+    *,
+    rewound: bool,
+    skipped: UndoneRanges | None = None,
 ) -> tuple[int | None, int, str]:
     """As of `ReadOfSink`. An upper bound if all positions that are kept are later.
 
@@ -269,6 +275,7 @@ def newest_read(
         begins: Where batches begin, in the order in which they were written, by partition.
         current: `query_mark` of the writing query.
         rewound: Whether the writing stream ever went back.
+        skipped: What the reader did not read, by partition.
     """
     every = {(each.epoch, each.batch): each for positions in begins.values() for each in positions}
     written = [every[key] for key in sorted(every)]
@@ -280,13 +287,19 @@ def newest_read(
         positions = begins.get(partition, ())
         if not positions:
             return None, 0, f"where batches begin in partition {partition} is"
-        seen = [each for each in positions if each.offset < offset]
+        # Where the next batch begins at the same offset, one has no record.
+        ends = [*(each.offset for each in positions[1:]), offset]
+        seen = [each for each, end in zip(positions, ends, strict=True) if each.offset < min(offset, end)]
         if not seen:
             before = positions[0].batch - 1
             newest = max(before, -1 if newest is None else newest) if before >= 0 else newest
+        parts = (skipped or {}).get(partition, ())
         for each in seen:
             # Of a query that was replaced, whose batches were written once more.
-            if any(other.epoch > each.epoch and other.batch <= each.batch for other in written):
+            is_undone = any(other.epoch > each.epoch and other.batch <= each.batch for other in written)
+            if any(part.has(each.offset) or (is_undone and each.offset == part.end) for part in parts):
+                continue
+            if is_undone:
                 undone.add((each.epoch, each.batch))
             else:
                 newest = max(each.batch, -1 if newest is None else newest)

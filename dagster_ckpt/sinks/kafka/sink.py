@@ -132,11 +132,8 @@ class TransactionalKafkaSink(Sink):
             skipped = skipped_in(note, self.topic.topic)
         except ValueError as error:
             return ReadOfSink(why=f"its note of what it skipped cannot be read ({error}), and the position is")
-        begins = {
-            partition: [each for each in found if not any(part.has(each.offset) for part in skipped.get(partition, ()))]
-            for partition, found in written.begins.items()
-        }
-        return ReadOfSink(*newest_read(read, begins, query_mark(own[-1]) if own else "", rewound=rewound))
+        current = query_mark(own[-1]) if own else ""
+        return ReadOfSink(*newest_read(read, written.begins, current, rewound=rewound, skipped=skipped))
 
     def offsets_in(self, offset: str | None) -> dict[int, int] | None:
         """The next offset of each partition in one of a source; None if it does not read the topic alone or at all."""

@@ -126,13 +126,11 @@ def next_read(read: Mapping[int, int], planned: Mapping[int, int] | None, undone
 
 
 def noted(before: bytes | None, topic: str, read: Mapping[int, int], behind: Mapping[int, int]) -> bytes:
-    """The note of a source with one more part that it did not read."""
+    """The note of a source with one more part that it did not read, empty where nothing was undone."""
     skipped: dict[str, dict[str, str]] = json.loads(before) if before else {}
     mine = skipped.setdefault(topic, {})
     for partition, end in behind.items():
-        if end != read[partition]:
-            ranges = [*parse(mine.get(str(partition), "")), Undone(read[partition], end)]
-            mine[str(partition)] = as_text(ranges)
+        mine[str(partition)] = as_text([*parse(mine.get(str(partition), "")), Undone(read[partition], end)])
     return json.dumps(skipped).encode()
 
 

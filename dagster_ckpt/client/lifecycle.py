@@ -440,7 +440,7 @@ class LifecycleMethods(Connection):
             RowsAtRiskError: A sink could lose rows; nothing was changed.
             RequestTimeoutError: No run was launched in time.
         """
-        from dagster_ckpt.client.launching import predecessor
+        from dagster_ckpt.stream.predecessor import predecessor
 
         opened = self._open(stream)
         before = predecessor(self._catalog, opened.stream_id)

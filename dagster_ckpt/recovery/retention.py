@@ -49,6 +49,7 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire_for
 from dagster_ckpt.stream.liveness import Liveness, holder_liveness, is_held
 from dagster_ckpt.stream.ownership import lies_elsewhere
+from dagster_ckpt.stream.predecessor import predecessor
 from dagster_ckpt.stream.snapshots import (
     HOLD_TTL_MS,
     describe_snapshot,
@@ -144,11 +145,11 @@ def subsumption(
     restorable = stream.catalog.snapshots.restorable(stream.stream_id)
     needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
     needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
-    in_use, rollback = set(protected), _rollback_snapshot(stream)
+    in_use, rollback = set(protected), _rollback_snapshots(stream)
     needed |= {
         snapshot.snapshot_id: KeptBecause.IN_USE
         for snapshot in snapshots
-        if snapshot.location in in_use or snapshot.snapshot_id == rollback
+        if snapshot.location in in_use or snapshot.snapshot_id in rollback
     }
     also = {each.snapshot_id: needed[each.snapshot_id] for each in decision.dropped if each.snapshot_id in needed}
     dropped = tuple(each for each in decision.dropped if each.snapshot_id not in also)
@@ -394,16 +395,20 @@ def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
     restorable = [] if is_whole else stream.catalog.snapshots.restorable(stream.stream_id)
     if restorable:
         needed[restorable[0].snapshot_id] = KeptBecause.NEWEST
-    rollback = _rollback_snapshot(stream)
-    if rollback is not None:
-        needed[rollback] = KeptBecause.IN_USE
-    return needed
+    rollback = _rollback_snapshots(stream)
+    return needed | dict.fromkeys(rollback, KeptBecause.IN_USE)
 
 
-def _rollback_snapshot(stream: StreamHandle) -> str | None:
+def _rollback_snapshots(stream: StreamHandle) -> set[str]:
+    """Those that a rollback of an upgrade, or to the driver before, restores."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     is_over = row is None or row.upgrade is None or row.upgrade.phase.is_over
-    return row.upgrade.snapshot_id if row is not None and row.upgrade is not None and not is_over else None
+    found = row.upgrade.snapshot_id if row is not None and row.upgrade is not None and not is_over else None
+    latest = stream.catalog.executions.latest(stream.stream_id)
+    before = predecessor(stream.catalog, stream.stream_id) if latest is not None and latest.is_launched else None
+    if before is not None and before.snapshot is not None and before.cannot is None:
+        return {before.snapshot.snapshot_id, *([found] if found is not None else [])}
+    return {found} if found is not None else set()
 
 
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dagster_ckpt.catalog.records import IS_LAUNCHED, LAUNCH, LAUNCH_OF, RequestKind, StartCause
-from dagster_ckpt.client.launching import DriverLaunch, launch_to_use, predecessor, record_of
+from dagster_ckpt.client.launching import DriverLaunch, launch_to_use, record_of
 from dagster_ckpt.client.platforms import PlatformLaunch
 from dagster_ckpt.errors import RequestFailedError
+from dagster_ckpt.recovery.retention import subsume
+from dagster_ckpt.stream.predecessor import predecessor
 from tests.support.as_writer import as_writer
 from tests.support.retention_shelf import HOLDER, STREAM, Shelf
 from tests.support.verbs import client_of
@@ -73,6 +76,27 @@ def test_the_newest_snapshot_of_the_code_before_and_its_launch_are_found(shelf: 
     assert found.describe() == "code version 1 (launched by spark-submit orders-1.py)"
     with pytest.raises(RequestFailedError, match=r"nothing was changed: no snapshot of code version 1 .* is left"):
         client_of(shelf.stream).roll_back_launch(STREAM)
+
+
+@pytest.mark.parametrize("again", [OLD, SECRET])
+def test_the_newest_checkpoint_of_the_code_before_is_kept_where_its_driver_can_be_launched_again(
+    shelf: Shelf, again: tuple[str, ...]
+) -> None:
+    shelf.stream = replace(shelf.stream, options=replace(shelf.stream.options, num_retained=1))
+    ran(shelf, "old", "1", command(again))
+    shelf.taken_by = "old"
+    newest = [shelf.checkpoint() for _ in range(2)][-1]
+    ran(shelf, "new", "2", command(NEW))
+    shelf.taken_by = "new"
+    for _ in range(3):
+        shelf.checkpoint()
+    subsume(shelf.stream)
+
+    found = predecessor(shelf.stream.catalog, STREAM)
+
+    assert found is not None
+    kept = found.snapshot.snapshot_id if found.snapshot is not None else None
+    assert kept == (newest.snapshot_id if again == OLD else None)
 
 
 CANNOT = {

@@ -62,7 +62,6 @@ def definitions(workspace: Workspace, release: str) -> dg.Definitions:
             log_directory=str(root / "logs"),
             environment={RELEASE: release},
         ),
-        code_version=release,
         checkpointing=CHECKPOINTING,
         restart_strategy=RESTART,
     )

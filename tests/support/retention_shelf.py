@@ -60,6 +60,7 @@ class Shelf:
     stream: StreamHandle
     storage: CheckpointStorage
     numbers: int = 0
+    taken_by: str = "first"
 
     def __post_init__(self) -> None:
         self._store = self.stream.store
@@ -161,7 +162,7 @@ class Shelf:
         catalog, store = self.stream.catalog, self.stream.store
         as_writer(catalog, STREAM).snapshots.start(
             snapshot_id=snapshot_id,
-            execution_id="first",
+            execution_id=self.taken_by,
             kind=kind,
             number=number,
             trigger=trigger,

@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -142,8 +142,12 @@ class RunningStream:
         """Of a driver, or of a spare one."""
         python = psutil.Process(pid)
         full = python.memory_full_info()
-        jvms = [child for child in python.children(recursive=True) if "java" in child.name()]
-        return Memory(full.rss, full.pss, sum(jvm.memory_info().rss for jvm in jvms))
+        jvm = 0
+        for child in python.children(recursive=True):
+            # Python workers come and go.
+            with suppress(psutil.NoSuchProcess):
+                jvm += child.memory_info().rss if "java" in child.name() else 0
+        return Memory(full.rss, full.pss, jvm)
 
     @property
     def driver(self) -> int:

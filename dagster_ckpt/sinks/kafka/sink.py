@@ -175,8 +175,10 @@ class WrittenTopic:
     queries: frozenset[str]
 
 
-def written_topic(place: KafkaPlace, own: Collection[str], partitions: Sequence[int]) -> WrittenTopic:
-    """`own` are the ids of the stream's query."""
+def written_topic(place: KafkaPlace, own: Collection[str], partitions: Sequence[int] | None = None) -> WrittenTopic:
+    """`own` are the ids of the stream's query. Default: all partitions."""
+    if partitions is None:
+        partitions = list(_stable_ends(place))
     commits = _commits(place, sorted({0, *partitions}), are_stable=True)
     found = {group: _marker_of(group, each[0]) for group, each in commits.items()}
     markers = {

@@ -15,9 +15,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import LiveDirectoryError, OptionError
-from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, claim, past_of
+from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, claim, claim_from_another_query, past_of
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
-from dagster_ckpt.sinks.kafka.session import await_topic, client_properties, marker_at_a_glance
+from dagster_ckpt.sinks.kafka.session import await_topic, client_properties
 from dagster_ckpt.sinks.kafka.share import END, PLACE, batch_property, share_writer
 from dagster_ckpt.sinks.kafka.undone import TopicEnd
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
@@ -123,11 +123,7 @@ class TransactionalBatches:
             self._job.run(batch, batch_id, self._target.entry)
 
     def claim_before_the_first_batch(self, first: int) -> None:
-        """If another query owns the markers."""
-        target = self._transactions()
-        marker = marker_at_a_glance(target, 0)
-        if marker is not None and marker.query != target.query_id:
-            claim(target, first, self._past)
+        claim_from_another_query(self._transactions(), first, self._past)
 
     def _claim(self, target: Transactions, batch_id: int) -> None:
         """Again after a pause in which Kafka may have deleted the markers."""

@@ -33,6 +33,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.recovery.rewind_preview import RewindPreview, refuse_loss
 from dagster_ckpt.recovery.stream_graph import RecoveryLine, StreamGraph, point_of, recovery_line, select
+from dagster_ckpt.recovery.undone_topics import other_writers
 from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink
 from dagster_ckpt.sinks.registry import sink_of, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import distinct
@@ -243,15 +244,25 @@ def refuse_set(found: SavepointSet, opened: dict[str, StreamHandle], previews: d
         )
     for stream, preview in previews.items():
         refuse_loss(opened[stream], preview, accept_loss=False)
-        edges = [each for each in edges_in(opened[stream].catalog) if each.upstream == stream]
-        for topic in _topics(opened[stream], found.savepoints[stream]):
-            is_read = any(sink_of(each.sink).is_same(topic) and each.reader in found.streams for each in edges)
-            if is_read and preview.undoes and topic_end_in(found.savepoints[stream].properties, topic) is None:
-                raise RequestFailedError(
-                    f"Streams {', '.join(found.streams)} are not restarted, nothing was changed: the savepoint of "
-                    f"{stream} does not record where its batches end in {topic.place}, so the streams that read this "
-                    "topic could not continue behind what is undone. Restart them one by one."
-                )
+        if preview.undoes:
+            _refuse_topics(found, opened[stream], found.savepoints[stream])
+
+
+def _refuse_topics(found: SavepointSet, stream: StreamHandle, savepoint: SnapshotRecord) -> None:
+    """Refuse a set whose streams could not continue behind what is undone in the topics between them."""
+    edges = [each for each in edges_in(stream.catalog) if each.reader in found.streams]
+    for topic in _topics(stream, savepoint):
+        reading = [each for each in edges if each.upstream == stream.stream_id and sink_of(each.sink).is_same(topic)]
+        why = ""
+        if reading and topic_end_in(savepoint.properties, topic) is None:
+            why = f"the savepoint of {stream.stream_id} does not record where its batches end in {topic.place}"
+        elif any(other_writers(edge, edges) for edge in reading):
+            why = f"another stream than {stream.stream_id} writes to {topic.place} too"
+        if why:
+            raise RequestFailedError(
+                f"Streams {', '.join(found.streams)} are not restarted, nothing was changed: {why}, so the streams "
+                "that read this topic could not continue behind what is undone. Restart them one by one."
+            )
 
 
 def suspend_set(found: SavepointSet, opened: dict[str, StreamHandle], suspend: Callable[[str], object]) -> list[str]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.errors import RestoreError
+from dagster_ckpt.errors import RestoreError, StorageAccessError
+from dagster_ckpt.recovery.stream_graph import begins_of
 from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink, written_topic
 from dagster_ckpt.sinks.kafka.undone import NOTE, NextRead, next_read, noted
 from dagster_ckpt.sinks.registry import sink_of
@@ -18,7 +19,7 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, plan_without_data, with_offsets
 from dagster_ckpt.spark.query.sources import SourceIdentity, keyed
-from dagster_ckpt.stream.edges import Edge, EdgeKind, edges_to, note_of
+from dagster_ckpt.stream.edges import Edge, EdgeKind, edges_to, name_of_sink, note_of, reads_in
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import query_ids_in, topic_end_in
 from dagster_ckpt.values.untrusted import from_json
@@ -42,10 +43,15 @@ def continue_behind_topics(
         RestoreError: The upstream stream went back, and has not started since.
     """
     catalog = stream.catalog
-    edges = [each for each in edges_to(catalog, stream.stream_id, keyed(sources)) if _went_back(catalog, each)]
+    to_stream = edges_to(catalog, stream.stream_id, keyed(sources))
+    edges = [each for each in to_stream if each.kind is EdgeKind.TOPIC and begins_of(catalog, each.upstream)]
     messages: list[str] = []
     while True:
-        ahead = [found for edge in edges if (found := _ahead(catalog, edge, live, accept_loss=accept_loss)) is not None]
+        ahead = [
+            found
+            for edge in edges
+            if (found := _ahead(stream, edge, live, to_stream, accept_loss=accept_loss)) is not None
+        ]
         obstacles = [f"{each.edge}: it goes on reading, although {each.next.obstacle}" for each in ahead if each.stays]
         up_to = [each for each in ahead if each.next.up_to is not None]
         behind = [each for each in ahead if each.next.behind is not None]
@@ -78,19 +84,22 @@ class _Ahead:
         return bool(self.next.obstacle)
 
 
-def _went_back(catalog: Catalog, edge: Edge) -> bool:
-    return edge.kind is EdgeKind.TOPIC and catalog.streams.get(edge.upstream).timeline > 0
-
-
-def _ahead(catalog: Catalog, edge: Edge, live: LiveDirectory, *, accept_loss: bool) -> _Ahead | None:
-    sink, positions = sink_of(edge.sink), live.positions()
+def _ahead(
+    stream: StreamHandle, edge: Edge, live: LiveDirectory, to_stream: Sequence[Edge], *, accept_loss: bool
+) -> _Ahead | None:
+    catalog, sink, positions = stream.catalog, sink_of(edge.sink), live.positions()
     if not isinstance(sink, TransactionalKafkaSink) or positions.commit is None:
         return None
     read = _offsets(live, positions.commit, edge.source, sink)
     if read is None:
         return None
     own = query_ids_in(catalog, edge.upstream)
-    written = written_topic(sink.topic, own, sorted(read))
+    try:
+        written = written_topic(sink.topic, own)
+    except StorageAccessError as error:
+        if _could_ask(catalog, edge) and not accept_loss:
+            raise
+        return _Ahead(edge, sink.topic.topic, read, NextRead(obstacle=f"it cannot ask what was undone: {error}"))
     if own and own[-1] not in written.queries:
         if not accept_loss and _is_about_to_be_undone(catalog, edge, sink, read):
             raise RestoreError(
@@ -99,10 +108,37 @@ def _ahead(catalog: Catalog, edge: Edge, live: LiveDirectory, *, accept_loss: bo
                 "with accept_loss to read records that it undoes."
             )
         return None
+    if "assign" not in edge.options:
+        # Spark reads a partition that was added since from its beginning.
+        read = {**{partition: 0 for partition, ranges in written.undone.items() if ranges}, **read}
     planned = positions.offset if positions.offset != positions.commit else None
     ends = _offsets(live, planned, edge.source, sink) if planned is not None else None
     found = next_read(read, ends, written.undone)
+    if (found.up_to or found.behind) and other_writers(edge, to_stream):
+        found = NextRead(obstacle=f"{other_writers(edge, to_stream)[0]} writes to the topic too")
     return _Ahead(edge, sink.topic.topic, read, found) if found != NextRead() else None
+
+
+def other_writers(edge: Edge, edges: Sequence[Edge]) -> list[str]:
+    """Other streams whose records lie between those that one has undone."""
+    topic = name_of_sink(sink_of(edge.sink))
+    return [
+        each.upstream
+        for each in edges
+        if each.upstream != edge.upstream
+        and (each.reader, each.source) == (edge.reader, edge.source)
+        and name_of_sink(sink_of(each.sink)) == topic
+    ]
+
+
+def _could_ask(catalog: Catalog, edge: Edge) -> bool:
+    """Whether the process of the reader could, when it took its newest snapshot."""
+    newest = next(iter(catalog.snapshots.restorable(edge.reader)), None)
+    reads = reads_in(newest.properties) if newest is not None else None
+    return any(
+        each.kind is EdgeKind.TOPIC and (each.source, each.upstream) == (edge.source, edge.upstream)
+        for each in reads or ()
+    )
 
 
 def _is_about_to_be_undone(catalog: Catalog, edge: Edge, sink: TransactionalKafkaSink, read: Mapping[int, int]) -> bool:

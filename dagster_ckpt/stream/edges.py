@@ -189,7 +189,7 @@ def _relation(identity: SourceIdentity, sink: Sink, table_id: str | None) -> tup
         names = {identity.identity.get(TABLE), *identity.identity.get(TOPICS, "").split(",")}
         is_exact = isinstance(sink, TransactionalKafkaSink) and identity.kind == KAFKA
         found = (EdgeKind.TOPIC, "") if is_exact else (EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink))
-        return found if _name_of(sink) in names else None
+        return found if name_of_sink(sink) in names else None
     if _GLOB & set(path):
         folder = place.removeprefix("file:")
         pattern = path.removeprefix("file:")
@@ -204,7 +204,8 @@ def _relation(identity: SourceIdentity, sink: Sink, table_id: str | None) -> tup
     return EdgeKind.UNKNOWN, f"the files of {path}, which is not exactly the folder of the sink, are"
 
 
-def _name_of(sink: Sink) -> str:
+def name_of_sink(sink: Sink) -> str:
+    """As a source names it: its topic, or its place."""
     if not isinstance(sink, KafkaSink | TransactionalKafkaSink):
         return sink.place or ""
     place = KafkaPlace.parse(sink.place or "")

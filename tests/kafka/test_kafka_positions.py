@@ -21,12 +21,13 @@ from test_kafka_exactly_once import Copying
 from test_kafka_transactions import start, wait_until_stopped
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.sinks.kafka.claim import claim
+from dagster_ckpt.sinks.kafka.claim import Past, claim
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
 from dagster_ckpt.sinks.kafka.session import Record
 from dagster_ckpt.sinks.kafka.share import write_share
+from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink, topic_end, written_topic
 from dagster_ckpt.sinks.registry import sink_of
-from dagster_ckpt.sinks.sink import ReadOfSink
+from dagster_ckpt.sinks.sink import ReadOfSink, Replay
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.thorough import either
 
@@ -44,7 +45,9 @@ class Topic:
         self.life = Life(servers, new_topic(servers), "", writers=WRITERS)
         self.servers, self.name = servers, self.life.topic
         self.target: Transactions = transactions(self.life)
-        self.sink = sink_of(f"ForeachBatchSink[kafka://{servers}/{self.name}?id={self.name}]")
+        sink = sink_of(f"ForeachBatchSink[kafka://{servers}/{self.name}?id={self.name}]")
+        assert isinstance(sink, TransactionalKafkaSink)
+        self.sink = sink
         # Batch and query of each record, by partition and offset.
         self.records: dict[tuple[int, int], tuple[str, int]] = {}
 
@@ -188,6 +191,43 @@ def test_source_that_reads_aborted_records_has_no_position(topic: Topic) -> None
     found = topic.read_up_to(topic.end(), options={})
     assert found is not None
     assert "kafka.isolation.level is not read_committed" in found.why
+
+
+def test_what_a_new_query_undoes_is_committed_with_its_claim(topic: Topic) -> None:
+    topic.start(0)
+    topic.write(0, 1)
+    end = topic_end(topic.sink.topic, ["query-1"], "query-1", 1)
+    topic.write(2, 3)
+    assert end is not None
+    # Also while later batches are there, as long as the markers know where the next one begins.
+    assert topic_end(topic.sink.topic, ["query-1"], "query-1", 1) == end
+    topic.go_back("query-2")
+
+    claim(topic.target, 2, Past(restored=end))
+
+    written = written_topic(topic.sink.topic, ["query-1", "query-2"], [0, 1, 2])
+    undone = {
+        place: of for place, of in topic.records.items() if any(each.has(place[1]) for each in written.undone[place[0]])
+    }
+    assert written.queries == {"query-2"}
+    assert undone == {place: of for place, of in topic.records.items() if of[1] > 1}
+    # A batch later, and after another start, it is still there.
+    topic.write(2)
+    topic.start(3)
+    assert written_topic(topic.sink.topic, ["query-2"], [0, 1, 2]).undone == written.undone
+
+
+def test_preview_names_the_consumers_that_see_rows_twice(topic: Topic) -> None:
+    topic.start(0)
+    topic.write(0, 1)
+    settings = {"bootstrap.servers": topic.servers, "group.id": f"billing-{topic.name}", "enable.auto.commit": False}
+    consumer = Consumer(settings)
+    consumer.commit(offsets=[TopicPartition(topic.name, 1, 1)], asynchronous=False)
+    consumer.close()
+
+    forecast = topic.sink.forecast(Replay(0, "query-1", keeps_query_id=False))
+
+    assert f"Consumer groups that read it: billing-{topic.name}." in forecast.reason
 
 
 @pytest.mark.spark

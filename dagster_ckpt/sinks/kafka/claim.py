@@ -116,6 +116,16 @@ def claim(target: Transactions, first: int, past: Past = _NO_PAST) -> None:
             return
 
 
+def claim_from_another_query(target: Transactions, first: int, past: Past) -> None:
+    """Claim the markers if they are another query's. The batch is not planned yet."""
+    try:
+        marker = marker_at_a_glance(target, 0)
+    except kafka_errors() as error:
+        raise unavailable(target, None, error) from error
+    if marker is not None and marker.query != target.query_id:
+        claim(target, first, past)
+
+
 def _claim(target: Transactions, first: int, past: Past) -> None:
     with ExitStack() as stack:
         here = _fenced(target, stack)

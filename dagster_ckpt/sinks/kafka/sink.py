@@ -100,12 +100,14 @@ class TransactionalKafkaSink(Sink):
         if left is None and last <= replay.to_batch:
             return self.told(SinkEffect.EXACT, f"The topic has no batch of this query after {replay.to_batch}.")
         if not replay.keeps_query_id:
+            groups = consumer_groups(self.topic)
+            read_by = f" Consumer groups that read it: {', '.join(groups)}." if groups else ""
             return self.told(
                 SinkEffect.DUPLICATE,
-                f"The topic keeps batches {replay.to_batch + 1} to {last}, and receives their rows again."
+                f"The topic keeps batches {replay.to_batch + 1} to {last}, and receives their rows again.{read_by}"
                 if left is None
                 else f"The topic keeps what it has, up to batch {left.batch} of query {left.query}, and may receive "
-                "the same rows again.",
+                f"the same rows again.{read_by}",
                 "Let consumers drop repeated keys, or give the stream a new topic.",
             )
         if last == replay.in_flight:
@@ -154,7 +156,7 @@ class TransactionalKafkaSink(Sink):
 
 
 def markers_in_kafka(place: KafkaPlace) -> list[Marker]:
-    found = [_marker_of(group, commits[0]) for group, commits in _commits_of_writers(place, [0]).items()]
+    found = [_marker_of(group, commits[0]) for group, commits in _commits(place, [0]).items()]
     return [marker for marker in found if marker is not None]
 
 
@@ -173,9 +175,11 @@ class WrittenTopic:
     queries: frozenset[str]
 
 
-def written_topic(place: KafkaPlace, own: Collection[str], partitions: Sequence[int]) -> WrittenTopic:
-    """`own` are the ids of the stream's query."""
-    commits = _commits_of_writers(place, sorted({0, *partitions}), are_stable=True)
+def written_topic(place: KafkaPlace, own: Collection[str], partitions: Sequence[int] | None = None) -> WrittenTopic:
+    """`own` are the ids of the stream's query. Default: all partitions."""
+    if partitions is None:
+        partitions = list(_stable_ends(place))
+    commits = _commits(place, sorted({0, *partitions}), are_stable=True)
     found = {group: _marker_of(group, each[0]) for group, each in commits.items()}
     markers = {
         group: each for group, each in found.items() if each is not None and {each.query, *each.earlier} & {*own}
@@ -247,12 +251,14 @@ def _marker_of(group: str, committed: Any) -> Marker | None:
     return Marker.of(group, committed.offset, committed.metadata) if has_fields else None
 
 
-def _commits_of_writers(
-    place: KafkaPlace, partitions: Sequence[int], *, are_stable: bool = False
+def _commits(
+    place: KafkaPlace, partitions: Sequence[int], *, are_stable: bool = False, of_writers: bool = True
 ) -> dict[str, dict[int, Any]]:
-    """What the groups with markers have committed, by group and partition.
+    """What groups have committed, by group and partition.
 
-    `are_stable`: wait for pending transactions, whose records a reader may already have seen.
+    Args:
+        are_stable: Wait for pending transactions, whose records a reader may already have seen.
+        of_writers: Of the groups with markers, or of all others.
     """
     try:
         from confluent_kafka import (
@@ -277,7 +283,8 @@ def _commits_of_writers(
             admin.poll(_POLL_S)
         if down and not listing.done():
             raise StorageAccessError(f"No broker of {place.servers} answers: {down[0]}.")
-        groups = [each.group_id for each in listing.result().valid if may_hold_marker(place, each.group_id)]
+        listed = [each.group_id for each in listing.result().valid]
+        groups = [group for group in listed if may_hold_marker(place, group) == of_writers]
         found: dict[str, dict[int, Any]] = {}
         deadline = time.monotonic() + _COMMITTED_S
         while left := [group for group in groups if group not in found]:
@@ -305,6 +312,15 @@ def _commits_of_writers(
             "Start again when it answers."
         ) from error
     return found
+
+
+def consumer_groups(place: KafkaPlace) -> list[str]:
+    """Of consumers that commit offsets, which Spark's source does not; empty if that cannot be found out."""
+    try:
+        commits = _commits(place, list(_stable_ends(place)), of_writers=False)
+    except CkptError:
+        return []
+    return sorted(group for group, each in commits.items() if any(committed.offset >= 0 for committed in each.values()))
 
 
 def topic_id(place: KafkaPlace) -> FoundSink | None:

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import LiveDirectoryError, OptionError
-from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, claim, past_of
+from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, claim, claim_from_another_query, past_of
 from dagster_ckpt.sinks.kafka.marker import Epoch, Transactions
 from dagster_ckpt.sinks.kafka.session import await_topic, client_properties
 from dagster_ckpt.sinks.kafka.share import END, PLACE, batch_property, share_writer
@@ -123,7 +123,7 @@ class TransactionalBatches:
             self._job.run(batch, batch_id, self._target.entry)
 
     def claim_before_the_first_batch(self, first: int) -> None:
-        claim(self._transactions(), first, self._past)
+        claim_from_another_query(self._transactions(), first, self._past)
 
     def _claim(self, target: Transactions, batch_id: int) -> None:
         """Again after a pause in which Kafka may have deleted the markers."""

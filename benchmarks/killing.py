@@ -16,10 +16,10 @@ import dagster as dg
 import psutil
 
 from benchmarks import recovering_streams
-from benchmarks.class_archive import write_archive
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, ExecutionRecord, ExecutionStatus
 from dagster_ckpt.orchestration.run_status import worker_of
+from dagster_ckpt.spark.query.class_archive import write_class_archive
 from examples.flights.dagster_dev import DagsterDev, running_dagster_dev
 from examples.flights.workspace import Workspace
 
@@ -185,7 +185,7 @@ def dagster_with_streams(root: Path) -> Iterator[Callable[[str], RunningStream]]
     """A `dagster dev` with the streams; gives them by name."""
     workspace = Workspace(root)
     workspace.create()
-    write_archive(root / recovering_streams.ARCHIVE)
+    write_class_archive(root / recovering_streams.ARCHIVE, recovering_streams.SPARK)
     definitions = Path(recovering_streams.__file__)
     with running_dagster_dev(workspace, definitions) as dev, closing(Catalog(workspace.catalog_url)) as catalog:
         instance = dg.DagsterInstance.from_config(str(workspace.dagster_home))

@@ -6,7 +6,6 @@ from typing import Any
 
 import dagster as dg
 
-from benchmarks.class_archive import SPARK, counted, uses_archive
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import (
@@ -21,6 +20,13 @@ from dagster_ckpt.orchestration.translator import StreamTranslator
 from dagster_ckpt.policies.restart import RestartStrategies
 from examples.flights.workspace import Workspace
 
+KEYS = 1_000
+SPARK = {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
 PLAIN, WITH_STANDBY, WITH_ARCHIVE = "plain", "with_standby", "with_archive"
 # Below the root of the workspace.
 ARCHIVE = "classes.jsa"
@@ -35,12 +41,19 @@ def _options(*, standby: bool = False) -> dict[str, Any]:
     }
 
 
+def counted(pyspark: SparkSessionResource) -> Any:
+    """The query."""
+    rows = pyspark.spark_session.readStream.format("rate").option("rowsPerSecond", 1_000).load()
+    found = rows.selectExpr(f"value % {KEYS} AS key").groupBy("key").count()
+    return found.writeStream.format("noop").outputMode("update").trigger(processingTime="500 milliseconds")
+
+
 def counting(name: str, *, standby: bool) -> StreamingAsset:
     """A stream with state in RocksDB and a batch each half second."""
 
     @streaming_asset(name=name, **_options(standby=standby))
     def counts(context: Any, pyspark: SparkSessionResource) -> Any:  # noqa: ARG001
-        return counted(pyspark.spark_session)
+        return counted(pyspark)
 
     return counts
 
@@ -48,7 +61,7 @@ def counting(name: str, *, standby: bool) -> StreamingAsset:
 @streaming_asset(name="archive", stream_id=WITH_ARCHIVE, translator=_archived, **_options())
 def archive(context: Any, archived_pyspark: SparkSessionResource) -> Any:  # noqa: ARG001
     """The same, and Java reads its classes from an archive."""
-    return counted(archived_pyspark.spark_session)
+    return counted(archived_pyspark)
 
 
 _workspace = Workspace.from_environment()
@@ -59,7 +72,7 @@ defs = dg.Definitions.merge(
     dg.Definitions(
         resources={
             "pyspark": SparkSessionResource(spark_config=SPARK),
-            "archived_pyspark": SparkSessionResource(spark_config=uses_archive(_workspace.root / ARCHIVE)),
+            "archived_pyspark": SparkSessionResource(spark_config=SPARK, class_archive=str(_workspace.root / ARCHIVE)),
             "checkpoint_storage": CheckpointStorageResource(path=_workspace.checkpoints.as_uri()),
             "state_backend": StateBackendResource(live_directory=str(_workspace.live)),
             "checkpoint_catalog": CheckpointCatalogResource(url=_workspace.catalog_url),

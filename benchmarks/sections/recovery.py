@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.bench import Bench, Findings, Section
-from benchmarks.class_archive import KEYS
 from benchmarks.killing import Memory, Phase, RunningStream, Victim, dagster_with_streams
 from benchmarks.packages import PeerMissingError, environment
-from benchmarks.recovering_streams import PLAIN, WITH_ARCHIVE, WITH_STANDBY
+from benchmarks.recovering_streams import KEYS, PLAIN, WITH_ARCHIVE, WITH_STANDBY
 from benchmarks.results import Table, at_most, megabytes, seconds
 from benchmarks.sections.flink import FLINK
 

@@ -381,3 +381,32 @@ def _retention_of_all(client: Client, *, dry_run: bool, yes: bool, as_json: bool
 def _report(report: RetentionReport, as_json: bool) -> int:
     print_result(report, report.messages() or ["Nothing to delete."], as_json)
     return FAILED if report.failed else 0
+
+
+@cli.command(
+    "class-archive",
+    short_help="Write Java's classes to an archive, for faster starts.",
+    epilog="\b\nExample:\n  dagster-ckpt class-archive /var/cache/spark.jsa",
+)
+@click.argument("path")
+@click.option(
+    "--conf", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the session, as the stream's."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def class_archive(*, path: str, settings: tuple[str, ...], as_json: bool) -> None:
+    """Write an archive of the classes that a query needs, with which Spark starts in half the time."""
+    from pathlib import Path
+
+    from dagster_ckpt.spark.query.class_archive import write_class_archive
+
+    wrong = next((each for each in settings if "=" not in each), None)
+    if wrong is not None:
+        raise click.UsageError(f"--conf {wrong}: give NAME=VALUE.")
+    archive = Path(path).absolute()
+    try:
+        with working("Running small queries"):
+            write_class_archive(archive, dict(each.split("=", 1) for each in settings))
+    except CkptError as error:
+        fail(error)
+    megabytes = archive.stat().st_size / 1e6
+    print_result({"path": str(archive), "megabytes": megabytes}, [f"wrote {archive} ({megabytes:,.0f} MB)"], as_json)

@@ -27,6 +27,7 @@ from dagster_ckpt.orchestration.translator import (
     STATE_BACKEND,
     StreamTranslator,
 )
+from dagster_ckpt.spark.query.class_archive import with_class_archive
 from dagster_ckpt.spark.query.session import session_with
 from dagster_ckpt.values.storage_path import location_url
 
@@ -61,13 +62,19 @@ class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
     spark_config: dict[str, str] = Field(
         default_factory=dict, description="Settings of the Spark session, by Spark's names."
     )
+    class_archive: str | None = Field(
+        default=None,
+        description="Path of an archive that `dagster-ckpt class-archive` wrote: Java starts faster. One that does not "
+        "fit, or is missing, is ignored.",
+    )
     _session: Any = PrivateAttr(default=None)
 
     @property
     def spark_session(self) -> SparkSession:
         """The session; the first use starts Spark, or takes the application of this process."""
         if self._session is None:
-            self._session = session_with(self.spark_config)
+            archive, settings = self.class_archive, self.spark_config
+            self._session = session_with(settings if archive is None else with_class_archive(settings, archive))
         session: SparkSession = self._session
         return session
 

@@ -23,7 +23,9 @@ import pytest
 from cluster_program import NEW_ROWS, STREAM, Run, once, write_input
 from spark_cluster import BIN, SparkCluster, running_cluster
 
+from dagster_ckpt.catalog.records import HANDS_OVER, ExecutionStatus, RequestKind
 from dagster_ckpt.client.client import Client
+from dagster_ckpt.client.launching import START_REQUEST_VARIABLE
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.versions import Feature
@@ -68,8 +70,17 @@ class Numbers:
         (folder / "events").mkdir()
         write_input(folder / "input", 0, FILES)
 
-    def submit(self, *, deploy_mode: str = "client", die_at: str = "", **how: Any) -> int:
-        """Run it once with spark-submit; returns its exit code."""
+    def submit(
+        self,
+        *,
+        deploy_mode: str = "client",
+        die_at: str = "",
+        cores: int = 2,
+        for_start: str | None = None,
+        log_name: str = "log",
+        **how: Any,
+    ) -> int:
+        """Run it once with spark-submit, perhaps for a START request; returns its exit code."""
         calls = self.folder / f"calls-{len(list(self.folder.glob('calls-*')))}"
         run = replace(self.how, **how, die_at=die_at and f"{die_at}:{calls}")
         settings = {
@@ -77,7 +88,7 @@ class Numbers:
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
             "spark.executor.cores": "1",
-            "spark.cores.max": "2",
+            "spark.cores.max": str(cores),
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": f"file://{self.folder}/events",
             "spark.eventLog.rolling.enabled": "false",
@@ -86,10 +97,11 @@ class Numbers:
         command = [str(BIN / "spark-submit"), "--master", self.cluster.master, "--deploy-mode", deploy_mode]
         command += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
         command += [str(HERE / "cluster_program.py"), json.dumps(asdict(run))]
-        with (self.folder / "log").open("w") as log:
+        start = {START_REQUEST_VARIABLE: for_start} if for_start is not None else {}
+        with (self.folder / log_name).open("w") as log:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, **start},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -104,7 +116,7 @@ class Numbers:
         assert self.submit(**how) == 0, self.said()
 
     def said(self) -> str:
-        return (self.folder / "log").read_text()[-8000:]
+        return "\n".join(log.read_text()[-6000:] for log in self.folder.glob("*log"))
 
     def rows(self) -> dict[str, int]:
         return dict(committed_rows(self.how.servers, self.how.topic))
@@ -186,6 +198,44 @@ def test_the_query_goes_on_when_the_master_is_killed(numbers: Numbers) -> None:
 
     numbers.finish()
     assert numbers.rows() == once(FILES)
+
+
+def test_the_next_driver_takes_over_while_the_query_runs(numbers: Numbers) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    with ThreadPoolExecutor(2) as pool, closing(numbers.client()) as client:
+        old = pool.submit(numbers.submit, bounded=False, cores=1)
+        while numbers.rows() != once(FILES):
+            assert not old.done(), numbers.said()
+            assert time.monotonic() < deadline, numbers.said()
+            time.sleep(1)
+        first = client.catalog.executions.latest(STREAM)
+        arguments = {"start_from": "latest", HANDS_OVER: True, "verify_batches": 2}
+        start = client.catalog.requests.submit(STREAM, RequestKind.START, arguments=arguments, origin="a test")
+        new = pool.submit(numbers.submit, bounded=False, cores=1, for_start=start.request_id, log_name="new-log")
+        files = FILES
+        while not old.done() or client.catalog.executions.latest(STREAM).status is not ExecutionStatus.RUNNING:
+            assert not new.done(), numbers.said()
+            assert time.monotonic() < deadline, numbers.said()
+            # The new driver compares batches that come in meanwhile.
+            write_input(numbers.folder / "input", files, files + 1)
+            files += 1
+            time.sleep(2)
+        assert old.result() == 0, numbers.said()
+        write_input(numbers.folder / "input", files, files + 1)
+        files += 1
+        while numbers.rows() != once(files):
+            assert not new.done(), numbers.said()
+            assert time.monotonic() < deadline, numbers.said()
+            time.sleep(1)
+        second = client.catalog.executions.latest(STREAM)
+        client.stop(STREAM, timeout_s=DEADLINE_S)
+        assert new.result(DEADLINE_S) == 0, numbers.said()
+
+    assert first is not None
+    assert second is not None
+    assert second.execution_id != first.execution_id
+    assert second.live_directory == first.live_directory
+    assert "the same state" in numbers.said()
 
 
 @needs(Feature.STATE_REWRITER)

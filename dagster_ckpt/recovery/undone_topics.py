@@ -52,7 +52,9 @@ def continue_behind_topics(
             for edge in edges
             if (found := _ahead(stream, edge, live, to_stream, accept_loss=accept_loss)) is not None
         ]
-        obstacles = [f"{each.edge}: it goes on reading, although {each.next.obstacle}" for each in ahead if each.stays]
+        obstacles = [
+            f"{each.edge}: it goes on reading, although {each.next.obstacle}" for each in ahead if each.next.obstacle
+        ]
         up_to = [each for each in ahead if each.next.up_to is not None]
         behind = [each for each in ahead if each.next.behind is not None]
         positions = live.positions()
@@ -79,10 +81,6 @@ class _Ahead:
     read: Mapping[int, int]
     next: NextRead
 
-    @property
-    def stays(self) -> bool:
-        return bool(self.next.obstacle)
-
 
 def _ahead(
     stream: StreamHandle, edge: Edge, live: LiveDirectory, to_stream: Sequence[Edge], *, accept_loss: bool
@@ -103,9 +101,9 @@ def _ahead(
     if own and own[-1] not in written.queries:
         if not accept_loss and _is_about_to_be_undone(catalog, edge, sink, read):
             raise RestoreError(
-                f"Stream {edge.reader!r} is not started, nothing was changed: it reads {edge.sink} of stream "
-                f"{edge.upstream!r}, which went back and has not started since. Start {edge.upstream} first, or start "
-                "with accept_loss to read records that it undoes."
+                f"Stream {edge.reader!r} is not started: it reads {edge.sink} of stream {edge.upstream!r}, which went "
+                f"back and has not started since. Start {edge.upstream} first, or start with accept_loss to read "
+                "records that it undoes."
             )
         return None
     if "assign" not in edge.options:

@@ -16,7 +16,11 @@ from test_kafka_exactly_once import Copying
 
 from tests.support.shop_tables import PLAY_S, Plays
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.kafka,
+    pytest.mark.thorough(sample="tests/kafka/test_kafka_positions.py"),
+]
 
 
 class Chain:
@@ -65,7 +69,6 @@ def told(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pla
         yield Plays("tests.kafka.topic_graph_program", folder, ())
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(PLAY_S)
 @pytest.mark.parametrize("scenario", ["chain", "diamond", "twice"])
 def test_restored_set_ends_as_an_uninterrupted_graph(told: Plays, scenario: str) -> None:
@@ -77,14 +80,12 @@ def test_restored_set_ends_as_an_uninterrupted_graph(told: Plays, scenario: str)
     assert (found["line is proven"], found["is back"], found["whole"]) == ([True, True], True, True)
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(PLAY_S)
 @pytest.mark.parametrize("scenario", ["lags", "diamond lags"])
 def test_stream_that_has_not_read_what_is_undone_goes_on_behind_it(told: Plays, scenario: str) -> None:
     assert (set(told[scenario]["has read undone"].values()), told[scenario]["whole"]) == ({False}, True)
 
 
-@pytest.mark.thorough
 def test_reader_that_lags_goes_on_behind_what_a_set_undoes(kafka: Kafka, tmp_path: Path) -> None:
     chain = Chain(tmp_path, kafka)
     first, second = chain.first, chain.reader("second")

@@ -227,7 +227,8 @@ def test_preview_names_the_consumers_that_see_rows_twice(topic: Topic) -> None:
 
     forecast = topic.sink.forecast(Replay(0, "query-1", keeps_query_id=False))
 
-    assert f"Consumer groups that read it: billing-{topic.name}." in forecast.reason
+    assert "Consumer groups that read it: " in forecast.reason
+    assert f"billing-{topic.name}" in forecast.reason
 
 
 @pytest.mark.spark

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka_broker import Kafka
@@ -261,10 +262,10 @@ def test_a_claim_with_another_number_of_writers_that_dies_repeats_no_row(
     commit = Session.commit
     done: list[int] = []
 
-    def dies(session: Session, batch: int, entry: str) -> None:
+    def dies(session: Session, batch: int, entry: str, **undone: Any) -> None:
         if len(done) == commits:
             raise KeyboardInterrupt
-        commit(session, batch, entry)
+        commit(session, batch, entry, **undone)
         done.append(batch)
 
     with monkeypatch.context() as patched:

@@ -249,17 +249,22 @@ def execution(
 @pytest.mark.parametrize(
     ("says", "executions", "planned", "past"),
     [
-        ("never started", [], 7, Past()),
-        ("not yet at its first batch", [execution(HERE, None)], 7, Past()),
+        ("never started", [], 7, Past(is_new=True)),
+        ("not yet at its first batch", [execution(HERE, None)], 7, Past(is_new=True)),
         ("ended between two batches", [execution(HERE, None), execution(HERE, 6)], 6, Past()),
         ("which was long ago", [execution(HERE, None), execution(HERE, 6, at_ms=9)], 6, Past(may_lack_markers=True)),
         ("killed within a batch", [execution(HERE, None), execution(HERE, 6)], 7, Past(has_written=True)),
         ("goes on in another directory", [execution(HERE, 8, OTHER_LIVE)], 6, Past(has_written=True)),
-        ("with a new query id", [execution(HERE, 8, OTHER_LIVE, "query-0")], 6, Past()),
+        ("with a new query id", [execution(HERE, 8, OTHER_LIVE, "query-0")], 6, Past(is_new=True)),
         ("renamed", [execution(HERE, None), execution(THERE, 6)], 7, Past((("alerts", "test"),), has_written=True)),
-        ("renamed, and no batch yet", [execution(HERE, None), execution(THERE, None)], 6, Past((("alerts", "test"),))),
+        (
+            "renamed, and no batch yet",
+            [execution(HERE, None), execution(THERE, None)],
+            6,
+            Past((("alerts", "test"),), is_new=True),
+        ),
         ("renamed long ago", [execution(HERE, 6), execution(THERE, 5)], 6, Past()),
-        ("wrote files before", [execution("FileSink[/out]", 6)], 7, Past()),
+        ("wrote files before", [execution("FileSink[/out]", 6)], 7, Past(is_new=True)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -289,7 +294,9 @@ def test_an_execution_of_an_unknown_query_is_none_of_a_query_that_begins(tmp_pat
     place = kafka_place({**OPTIONS, "kafka.bootstrap.servers": "b:1"})
     assert place is not None
 
-    assert past_of(place, cast("Any", [rebuilt]), LiveDirectory(str(tmp_path / LIVE)), now_ms=NOW_MS) == Past()
+    assert past_of(place, cast("Any", [rebuilt]), LiveDirectory(str(tmp_path / LIVE)), now_ms=NOW_MS) == Past(
+        is_new=True
+    )
 
 
 def test_a_plan_is_told_from_another_of_its_number_by_its_times_and_offsets() -> None:

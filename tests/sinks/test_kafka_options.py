@@ -12,6 +12,7 @@ import pytest
 
 from dagster_ckpt.errors import LeaseLostError, OptionError, RowsAtRiskError
 from dagster_ckpt.sinks.kafka import claim, session
+from dagster_ckpt.sinks.kafka import sink as kafka_sink
 from dagster_ckpt.sinks.kafka.claim import KEPT_FOR_MS, Past, past_of
 from dagster_ckpt.sinks.kafka.marker import (
     MOST_EARLIER,
@@ -348,6 +349,7 @@ def test_the_forecast_of_a_topic_knows_the_queries_before(
 ) -> None:
     found = [marker(6, query="query-2", earlier={"query-1": 5})] * 2
     monkeypatch.setattr(TransactionalKafkaSink, "_markers", lambda _: found)
+    monkeypatch.setattr(kafka_sink, "consumer_groups", lambda _: [])
     sink = sink_of(HERE)
 
     assert sink.forecast(Replay(8, query, keeps_query_id=keeps_query_id)).effect is effect

@@ -147,7 +147,7 @@ def _claim(target: Transactions, first: int, past: Past) -> None:
                     continue
                 batch = position if position is not None else marker.batch if marker is not None else first - 1
                 session.earlier = earlier
-                session.commit(batch, entries.get(batch, ""), undone if place is here else None)
+                session.commit(batch, entries.get(batch, ""), undone=undone if place is here else None)
 
 
 _Held = list[tuple[Session | None, Marker | None]]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_ckpt.catalog.pending_restore import PendingRestore
 from dagster_ckpt.values.modes import SnapshotKind
@@ -159,6 +159,8 @@ class SnapshotTrigger(StrEnum):
 SOURCE_IDENTITIES = "source_identities"
 # Of an execution's recovery: a supervisor launches runs of its stream.
 IS_LAUNCHED = "is_launched"
+# In the recovery of an execution: batch assets that the stream reads, and that are built from another stream's output.
+BATCH_INPUTS = "batch_inputs"
 # Likewise: the origin of the request that started it.
 REQUESTED_BY = "requested_by"
 # Likewise: what `running_program` says.
@@ -291,6 +293,13 @@ _BEGUN = {
 }
 
 
+class BatchInput(NamedTuple):
+    """A batch asset, by its key, that is built from the output of stream `upstream`."""
+
+    upstream: str
+    asset: str
+
+
 @dataclass(frozen=True)
 class ExecutionRecord:
     """One attempt to run a stream.
@@ -354,6 +363,12 @@ class ExecutionRecord:
         """For a person: the catalog counts a start for the desired state as a manual one."""
         is_reached = (self.recovery or {}).get(REQUESTED_BY) == DESIRED_STATE_ORIGIN
         return "DESIRED_STATE" if is_reached and self.cause is StartCause.MANUAL else self.cause.value
+
+    @property
+    def batch_inputs(self) -> list[BatchInput]:
+        found = (self.recovery or {}).get(BATCH_INPUTS)
+        pairs = found if isinstance(found, list) else []
+        return [BatchInput(str(each[0]), str(each[1])) for each in pairs if isinstance(each, list) and len(each) > 1]
 
     @property
     def is_launched(self) -> bool:

@@ -1,8 +1,11 @@
-"""Records which checkpoint a downstream asset read, and finds materializations that a rewind invalidates."""
+"""Records which checkpoint a downstream asset read, and finds materializations that a rewind invalidates.
+
+And the batch assets between two streams.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import dagster as dg
 from dagster import AssetExecutionContext, OpExecutionContext
 
+from dagster_ckpt.catalog.records import BatchInput
 from dagster_ckpt.orchestration._compat import BaseAssetGraph, asset_graph_of
 from dagster_ckpt.orchestration.metadata import BATCH_ID_KEY, SNAPSHOT_ID_KEY, STREAM_ID_KEY, TIMELINE_KEY, number_in
 from dagster_ckpt.orchestration.stream import Stream, StreamingAsset
@@ -150,6 +154,31 @@ def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPr
         to_batch=preview.plan.to_batch,
         undone_since_ms=preview.undone_since_ms,
     )
+
+
+def batch_inputs(
+    graph: BaseAssetGraph[Any], keys: Sequence[dg.AssetKey], streams: Mapping[str, str]
+) -> list[BatchInput]:
+    """Which batch assets that a stream reads are built from the output of other streams.
+
+    Args:
+        keys: Of the stream's assets.
+        streams: Ids of all streams, by asset key.
+    """
+    found: dict[BatchInput, None] = {}
+    for parent in sorted({parent for key in keys if graph.has(key) for parent in graph.get(key).parent_keys}):
+        seen, ahead = set(keys), [parent]
+        while ahead:
+            here = ahead.pop()
+            if here in seen or not graph.has(here):
+                continue
+            seen.add(here)
+            stream = streams.get(here.to_user_string())
+            if stream is None:
+                ahead += graph.get(here).parent_keys
+            elif here != parent:
+                found[BatchInput(stream, parent.to_user_string())] = None
+    return sorted(found, key=lambda each: (each.upstream, each.asset))
 
 
 def _descendants(graph: BaseAssetGraph[Any], keys: Sequence[dg.AssetKey]) -> set[dg.AssetKey]:

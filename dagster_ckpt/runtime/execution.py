@@ -11,7 +11,15 @@ from functools import cache
 from random import Random
 
 from dagster_ckpt.catalog.pending_restore import Forked
-from dagster_ckpt.catalog.records import IS_LAUNCHED, PROGRAM, REQUESTED_BY, RequestRecord, RequestStatus, StartCause
+from dagster_ckpt.catalog.records import (
+    BATCH_INPUTS,
+    IS_LAUNCHED,
+    PROGRAM,
+    REQUESTED_BY,
+    RequestRecord,
+    RequestStatus,
+    StartCause,
+)
 from dagster_ckpt.catalog.transitions import log_transition
 from dagster_ckpt.errors import CatalogError, LeaseLostError, QueryStalledError, StartStoppedError
 from dagster_ckpt.policies.guard import decide_restart
@@ -152,6 +160,7 @@ class StreamRun:
                 recovery={
                     **started.as_record(),
                     **({IS_LAUNCHED: True} if self._request.is_launched else {}),
+                    **({BATCH_INPUTS: list(self._request.batch_inputs)} if self._request.batch_inputs else {}),
                     **self._requested_by(),
                     PROGRAM: running_program(),
                 },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import (
+    BatchInput,
     ExecutionStatus,
     LeaseRecord,
     RequestKind,
@@ -92,6 +93,7 @@ class RunRequest:
         interrupted_as: The status of an interrupted execution; None if the supervisor decides.
         holder_is_over: Whether the run of a lease holder is recorded as ended.
         is_launched: Whether a supervisor launches the runs of this stream, also while its query runs.
+        batch_inputs: Batch assets between other streams and this one.
     """
 
     run_id: str
@@ -107,6 +109,7 @@ class RunRequest:
     interrupted_as: Callable[[], ExecutionStatus | None] = lambda: None
     holder_is_over: Callable[[LeaseRecord], bool] = lambda _lease: False
     is_launched: bool = False
+    batch_inputs: Sequence[BatchInput] = ()
     ttl_ms: int = DEFAULT_TTL_MS
     wall_clock: Clock = wall_clock_ms
 

@@ -52,6 +52,7 @@ from dagster_ckpt.stream.known_sinks import identities_of_sinks, query_ids_in
 READS = "reads"
 _GLOB = frozenset("*?[{")
 _TABLES: Mapping[str, type[Sink]] = {DELTA: DeltaTable, ICEBERG: IcebergTable}
+_WHY_BATCH = "a batch asset is between them, and what it has read is"
 _BY_OFFSET = frozenset({*_TABLES, KAFKA})
 
 
@@ -90,7 +91,8 @@ class Edge:
     options: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.reader}, source {self.source}, from {self.sink} of {self.upstream}"
+        source = f", source {self.source}," if self.source else ""
+        return f"{self.reader}{source} from {self.sink} of {self.upstream}"
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,17 @@ def edges_of(
 def edges_in(catalog: Catalog) -> list[Edge]:
     """From what their newest executions reported."""
     written = catalog.executions.newest_by_other("")
-    return [
-        edge
-        for stream in catalog.streams.all()
-        for edge in _edges(stream.stream_id, recorded_sources(catalog, stream), written)
+    streams = catalog.streams.all()
+    through_batches = [
+        Edge(reader, "", each.upstream, f"asset {each.asset}", EdgeKind.UNKNOWN, _WHY_BATCH)
+        for reader, execution in written.items()
+        for each in execution.batch_inputs
+        if each.upstream in {stream.stream_id for stream in streams}
     ]
+    direct = [
+        edge for stream in streams for edge in _edges(stream.stream_id, recorded_sources(catalog, stream), written)
+    ]
+    return [*direct, *through_batches]
 
 
 def edges_to(catalog: Catalog, reader: str, sources: Mapping[str, SourceIdentity]) -> list[Edge]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.catalog.records import BatchInput, SnapshotRecord
 from dagster_ckpt.catalog.savepoint_sets import SavepointSet
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.rebuild import RebuildReport, rebuild
@@ -216,6 +216,20 @@ def test_edge_of_unknown_kind_is_named_before_anything_is_taken(pipeline: Pipeli
     made = pipeline.client.trigger_savepoint_set("orders+", accept_unproven=True)
 
     assert [("delta" in why) for why in made.unproven] == [True]
+
+
+def test_batch_asset_between_two_streams_is_named_before_anything_is_taken(pipeline: Pipeline, tmp_path: Path) -> None:
+    monthly = Stage(tmp_path, "monthly", catalog=pipeline.totals.catalog)
+    monthly.batch_inputs = [BatchInput("totals", "report"), BatchInput("gone", "report")]
+    monthly.read_as("delta")
+    between = (
+        r"monthly from asset report of totals: a batch asset is between them, and what it has read is not recorded"
+    )
+
+    with pytest.raises(RequestFailedError, match=between):
+        pipeline.client.trigger_savepoint_set("orders+")
+
+    assert [edge.upstream for edge in pipeline.client.stream_edges() if edge.reader == "monthly"] == ["totals"]
 
 
 @pytest.mark.thorough

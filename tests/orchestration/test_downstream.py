@@ -11,11 +11,13 @@ from test_catalog_sensor import Daemon
 from test_rewind_jobs import Streams
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.records import BatchInput
 from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.downstream import (
     Basis,
     Dependent,
     ReadCheckpoint,
+    batch_inputs,
     built_on_undone_data,
     reading_checkpoint,
 )
@@ -265,3 +267,27 @@ def test_the_preview_of_a_rewind_lists_them_in_the_code_location_of_the_run(
     metadata = output.step_output_data.metadata
     assert metadata["dagster_ckpt/downstream_materializations"].value == 1
     assert "| revenue |" in metadata["dagster_ckpt/downstream"].value
+
+
+def test_batch_assets_between_two_streams_are_found_however_many_there_are() -> None:
+    @dg.asset
+    def orders() -> None: ...
+
+    @dg.asset(deps=[orders])
+    def cleaned() -> None: ...
+
+    @dg.asset(deps=[cleaned])
+    def report() -> None: ...
+
+    @dg.asset(deps=[orders])
+    def totals() -> None: ...
+
+    @dg.asset(deps=[report, totals, orders, "elsewhere"])
+    def monthly() -> None: ...
+
+    graph = dg.Definitions([orders, cleaned, report, totals, monthly]).resolve_asset_graph()
+    streams = {"orders": "orders", "totals": "totals of it", "monthly": "monthly"}
+
+    assert batch_inputs(graph, [monthly.key], streams) == [BatchInput("orders", "report")]
+    assert batch_inputs(graph, [totals.key], streams) == []
+    assert batch_inputs(graph, [dg.AssetKey("unknown")], streams) == []

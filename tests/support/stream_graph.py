@@ -7,7 +7,14 @@ import uuid
 from pathlib import Path
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, SnapshotRecord, StartCause, StateOrigin
+from dagster_ckpt.catalog.records import (
+    BATCH_INPUTS,
+    SOURCE_IDENTITIES,
+    BatchInput,
+    SnapshotRecord,
+    StartCause,
+    StateOrigin,
+)
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
@@ -30,6 +37,7 @@ class Stage:
         self.sink = root / "out" / name
         self.stream.register()
         self.kind = "file"
+        self.batch_inputs: list[BatchInput] = []
         self.catalog = self.stream.catalog
         directory = self.stream.live_directory(1, 0).url
         as_writer(self.catalog, name).streams.switch_live_directory(directory, origin=StateOrigin.empty(None))
@@ -58,7 +66,8 @@ class Stage:
             {"kind": self.kind, "identity": {"path": f"file:{folder}", "format": "parquet"}, "options": {}}
             for folder in self.folders
         ]
-        writer.running(execution, live_directory=directory, recovery={SOURCE_IDENTITIES: sources})
+        recovery = {SOURCE_IDENTITIES: sources, BATCH_INPUTS: self.batch_inputs}
+        writer.running(execution, live_directory=directory, recovery=recovery)
         writer.heartbeat(execution, {"sinks": [f"FileSink[file:{self.sink}]"]})
 
     def commit(self) -> int:

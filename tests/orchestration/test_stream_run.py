@@ -379,6 +379,17 @@ class TestRequest:
         assert request.cause is StartCause.MANUAL
         assert request.start_request_id is None
 
+    def test_the_batch_assets_between_other_streams_and_this_one_are_recorded(
+        self, stage: Stage, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.requested(stage).batch_inputs == []
+        report = dg.AssetSpec("report", deps=["payments"])
+        graph = dg.Definitions([report, dg.AssetSpec("orders", deps=[report])]).resolve_asset_graph()
+        monkeypatch.setattr(stream_run, "asset_graph_of", lambda _context: graph)
+        catalog.streams.ensure("money", name="money", asset_key="refunds, payments", options={})
+
+        assert self.requested(stage).batch_inputs == [("money", "report")]
+
     def test_a_run_of_the_supervisor_goes_on_with_the_history(self, stage: Stage) -> None:
         assert self.requested(stage, **{RESTART_OF_TAG: "before"}).cause is StartCause.RESTART_NEW_RUN
 

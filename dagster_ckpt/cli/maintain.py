@@ -394,7 +394,7 @@ def _report(report: RetentionReport, as_json: bool) -> int:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def class_archive(*, path: str, settings: tuple[str, ...], as_json: bool) -> None:
-    """Write an archive of the classes that a query needs, with which Spark starts in half the time."""
+    """Write an archive of the classes that a query needs, with which Spark starts faster."""
     from pathlib import Path
 
     from dagster_ckpt.spark.query.class_archive import write_class_archive

@@ -109,7 +109,7 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
 
     The policy sees them by number, never by a clock, and savepoints only with `count_savepoints`. These stay
     regardless: what a recovery would use first, the newest proven one, tagged ones, those at `protected` locations, and
-    the one that an upgrade would be rolled back to.
+    those that a rollback of an upgrade, or to the driver before, restores.
     """
     snapshots = retained_by_policy(stream)
     context = RetentionContext(stream.catalog.now_ms())
@@ -145,7 +145,7 @@ def subsumption(
     restorable = stream.catalog.snapshots.restorable(stream.stream_id)
     needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
     needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
-    in_use, rollback = set(protected), _rollback_snapshots(stream)
+    in_use, rollback = set(protected), {_rollback_snapshot(stream), _of_code_before(stream)}
     needed |= {
         snapshot.snapshot_id: KeptBecause.IN_USE
         for snapshot in snapshots
@@ -395,20 +395,25 @@ def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
     restorable = [] if is_whole else stream.catalog.snapshots.restorable(stream.stream_id)
     if restorable:
         needed[restorable[0].snapshot_id] = KeptBecause.NEWEST
-    rollback = _rollback_snapshots(stream)
-    return needed | dict.fromkeys(rollback, KeptBecause.IN_USE)
+    rollback = _rollback_snapshot(stream)
+    if rollback is not None:
+        needed[rollback] = KeptBecause.IN_USE
+    return needed
 
 
-def _rollback_snapshots(stream: StreamHandle) -> set[str]:
-    """Those that a rollback of an upgrade, or to the driver before, restores."""
+def _rollback_snapshot(stream: StreamHandle) -> str | None:
     row = stream.catalog.desired_states.find(stream.stream_id)
     is_over = row is None or row.upgrade is None or row.upgrade.phase.is_over
-    found = row.upgrade.snapshot_id if row is not None and row.upgrade is not None and not is_over else None
+    return row.upgrade.snapshot_id if row is not None and row.upgrade is not None and not is_over else None
+
+
+def _of_code_before(stream: StreamHandle) -> str | None:
+    """What a rollback to the driver before restores, if that can be launched again."""
     latest = stream.catalog.executions.latest(stream.stream_id)
     before = predecessor(stream.catalog, stream.stream_id) if latest is not None and latest.is_launched else None
-    if before is not None and before.snapshot is not None and before.cannot is None:
-        return {before.snapshot.snapshot_id, *([found] if found is not None else [])}
-    return {found} if found is not None else set()
+    if before is None or before.cannot is not None or before.snapshot is None:
+        return None
+    return before.snapshot.snapshot_id
 
 
 def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:

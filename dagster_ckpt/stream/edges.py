@@ -71,13 +71,6 @@ class EdgeKind(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-_LOGS_READ = {
-    EdgeKind.FILES: (f"{SOURCES}/",),
-    EdgeKind.TABLE: (f"{OFFSETS}/",),
-    EdgeKind.TOPIC: (f"{OFFSETS}/", f"{SOURCES}/"),
-}
-
-
 @dataclass(frozen=True)
 class Edge:
     """A source of `reader` reads a sink of `upstream`."""
@@ -147,11 +140,12 @@ def edges_in(catalog: Catalog) -> list[Edge]:
     """From what their newest executions reported."""
     written = catalog.executions.newest_by_other("")
     streams = catalog.streams.all()
+    ids = {stream.stream_id for stream in streams}
     through_batches = [
         Edge(reader, "", each.upstream, f"asset {each.asset}", EdgeKind.UNKNOWN, _WHY_BATCH)
         for reader, execution in written.items()
         for each in execution.batch_inputs
-        if each.upstream in {stream.stream_id for stream in streams}
+        if each.upstream in ids
     ]
     direct = [
         edge for stream in streams for edge in _edges(stream.stream_id, recorded_sources(catalog, stream), written)
@@ -275,9 +269,17 @@ def reads_at_cut(
         return {}
     sources = {key: each for key, each in keyed(found).items() if each.kind in _BY_OFFSET or _reads_a_sink(each)}
     edges = [each for each in edges_to(catalog, stream_id, sources) if each.kind is not EdgeKind.UNKNOWN]
-    logs = tuple({log for each in edges for log in _LOGS_READ[each.kind]})
+    logs = tuple({log for each in edges for log in _logs_read(each)})
     entries = {each.path: each.read() for each in files if each.path.startswith(logs)} if edges else {}
     return {READS: [{**vars(each), "kind": each.kind.value} for each in reads_of(catalog, edges, entries)]}
+
+
+def _logs_read(edge: Edge) -> list[str]:
+    """Prefixes of the paths of what tells how far a source has read."""
+    of_source = f"{SOURCES}/{edge.source}/"
+    if edge.kind is EdgeKind.FILES:
+        return [of_source]
+    return [f"{OFFSETS}/", *([f"{of_source}{NOTE}"] if edge.kind is EdgeKind.TOPIC else [])]
 
 
 def _reads_a_sink(source: SourceIdentity) -> bool:

@@ -37,6 +37,7 @@ _LOOK_S = 20.0
 _POLL_S = 0.1
 # A transaction with offsets is about to be committed, unless its process has died.
 _PENDING, _COMMITTED_S = "UNSTABLE_OFFSET_COMMIT", 5.0
+_NOT_INSTALLED = "confluent-kafka is not installed. Run: pip install 'dagster-ckpt[kafka]'."
 # Spark's name for its own sink has no topic.
 _WRITE_AGAIN = "To write them a second time, start from a snapshot or batch-<n> with new_query_id."
 
@@ -229,9 +230,11 @@ def topic_end(place: KafkaPlace, own: Collection[str], query_id: str, batch: int
 
 def _stable_ends(place: KafkaPlace) -> dict[int, int]:
     """Of each partition, before the first record of any open transaction."""
-    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-    from confluent_kafka import admin as untyped
-
+    try:
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+        from confluent_kafka import admin as untyped
+    except ImportError as error:
+        raise StorageAccessError(_NOT_INSTALLED) from error
     kafka: Any = untyped
     try:
         admin = kafka.AdminClient(_settings(place) | {"socket.connection.setup.timeout.ms": "5000"})
@@ -268,7 +271,7 @@ def _commits(
         )
         from confluent_kafka.admin import AdminClient
     except ImportError as error:
-        raise StorageAccessError("confluent-kafka is not installed. Run: pip install 'dagster-ckpt[kafka]'.") from error
+        raise StorageAccessError(_NOT_INSTALLED) from error
     settings = _settings(place)
     down: list[str] = []
 

@@ -1,4 +1,4 @@
-"""An archive of the classes that Java loads for a query (AppCDS), which about halves the start of Spark.
+"""An archive of the classes that Java loads for a query (AppCDS), with which Spark starts faster.
 
 A JVM ignores an archive that does not fit: made by another Java, or with other jars on its class path.
 """
@@ -9,15 +9,20 @@ import json
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from dagster_ckpt.errors import StorageAccessError, UnsupportedSparkError
+from dagster_ckpt.values.redaction import without_secrets
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # Java would warn of an archive that does not fit at each start.
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 _LIMIT_S = 600.0
+# Of a dynamic archive (CDS_DYNAMIC_ARCHIVE_MAGIC of the JDK).
+_MAGIC = (0xF00BABA8).to_bytes(4, "little")
 
 
 def with_class_archive(settings: Mapping[str, str], archive: str) -> dict[str, str]:
@@ -26,31 +31,48 @@ def with_class_archive(settings: Mapping[str, str], archive: str) -> dict[str, s
 
 
 def write_class_archive(archive: Path, settings: Mapping[str, str]) -> None:
-    """Run small queries in a process of its own, at whose end Java writes the classes that they needed.
+    """Run small queries in a separate process, at whose end Java writes the classes that they needed.
 
     Args:
         settings: Those of the session that determine its class path, such as `spark.jars`.
 
     Raises:
         UnsupportedSparkError: The queries failed, or this Java writes no archive.
-        StorageAccessError: The folder cannot be written.
+        StorageAccessError: The folder cannot be written, or another file is there.
     """
+    unfinished = archive.with_name(f".{archive.name}.{uuid.uuid4().hex}")
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
-        archive.unlink(missing_ok=True)
+        if archive.exists() and not _is_archive(archive):
+            raise StorageAccessError(f"{archive} is another file, which is not replaced. Name another path.")
+        written = _with_java_options(settings, f"-XX:ArchiveClassesAtExit={unfinished} {_QUIET}")
+        said = _run(written)
+        if not unfinished.is_file():
+            raise UnsupportedSparkError(f"No archive was written to {archive}. Spark said: {without_secrets(said)}")
+        # A JVM that has mapped the former one keeps it.
+        unfinished.replace(archive)
     except OSError as error:
         raise StorageAccessError(f"{archive} cannot be written: {error}") from error
-    written = _with_java_options(settings, f"-XX:ArchiveClassesAtExit={archive} {_QUIET}")
-    # Its JVM has the same output, so this waits until Java has ended too.
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(written)],
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    if done.returncode != 0 or not archive.is_file():
-        raise UnsupportedSparkError(f"No archive was written to {archive}. Spark said: {done.stderr.strip()[-2_000:]}")
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def _is_archive(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def _run(settings: Mapping[str, str]) -> str:
+    """The end of what Spark said. Its JVM has the same output, so this waits until Java has ended too."""
+    # Not on the command line, which other users see.
+    given = json.dumps(settings)
+    command = [sys.executable, "-m", __name__]
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UnsupportedSparkError(f"The queries did not end within {_LIMIT_S:.0f} s.") from error
+    return done.stderr.strip()[-2_000:]
 
 
 def _with_java_options(settings: Mapping[str, str], options: str) -> dict[str, str]:
@@ -73,4 +95,4 @@ def _load_classes(settings: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    _load_classes(json.loads(sys.argv[1]))
+    _load_classes(json.load(sys.stdin))

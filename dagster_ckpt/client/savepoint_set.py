@@ -213,20 +213,23 @@ def preview_set(found: SavepointSet, opened: dict[str, StreamHandle]) -> dict[st
             f"Savepoint set {found.set_id} has lost the savepoint of {', '.join(gone)}. Nothing was changed. "
             "Restart the streams one by one, as far as dagster-ckpt line shows snapshots that belong together."
         )
-    return {
-        stream: start_preview(opened[stream], _start_from(opened[stream], found.savepoints[stream]))
-        for stream in found.streams
-    }
+    return {stream: start_preview(opened[stream], _start_from(found, opened[stream])) for stream in found.streams}
 
 
-def _start_from(stream: StreamHandle, savepoint: SnapshotRecord) -> StartFrom:
-    """A topic keeps what was written since: a new query writes behind it, where the readers of the set continue."""
-    return StartFrom(savepoint.snapshot_id, new_query_id=bool(_topics(stream, savepoint)))
+def _start_from(found: SavepointSet, stream: StreamHandle) -> StartFrom:
+    """A topic keeps what was written since: a new query writes behind it, where the readers of the set continue.
+
+    Of a topic that none of them reads, a person decides whether its rows may be written again.
+    """
+    return StartFrom(found.savepoints[stream.stream_id].snapshot_id, new_query_id=bool(_topics_between(found, stream)))
 
 
-def _topics(stream: StreamHandle, savepoint: SnapshotRecord) -> list[TransactionalKafkaSink]:
-    sinks = distinct([*sinks_in(savepoint.properties), *sinks_of(sinks_written(stream))])
-    return [sink for sink in sinks if isinstance(sink, TransactionalKafkaSink)]
+def _topics_between(found: SavepointSet, stream: StreamHandle) -> list[TransactionalKafkaSink]:
+    """Those that the stream writes, and that another stream of the set reads."""
+    written = distinct([*sinks_in(found.savepoints[stream.stream_id].properties), *sinks_of(sinks_written(stream))])
+    edges = [each for each in edges_in(stream.catalog) if each.upstream == stream.stream_id]
+    read = [sink_of(each.sink) for each in edges if each.reader in found.streams and each.kind is EdgeKind.TOPIC]
+    return [sink for sink in written if isinstance(sink, TransactionalKafkaSink) and sink.is_among(read)]
 
 
 def refuse_set(found: SavepointSet, opened: dict[str, StreamHandle], previews: dict[str, RewindPreview]) -> None:
@@ -245,16 +248,17 @@ def refuse_set(found: SavepointSet, opened: dict[str, StreamHandle], previews: d
     for stream, preview in previews.items():
         refuse_loss(opened[stream], preview, accept_loss=False)
         if preview.undoes:
-            _refuse_topics(found, opened[stream], found.savepoints[stream])
+            _refuse_topics(found, opened[stream])
 
 
-def _refuse_topics(found: SavepointSet, stream: StreamHandle, savepoint: SnapshotRecord) -> None:
+def _refuse_topics(found: SavepointSet, stream: StreamHandle) -> None:
     """Refuse a set whose streams could not continue behind what is undone in the topics between them."""
     edges = [each for each in edges_in(stream.catalog) if each.reader in found.streams]
-    for topic in _topics(stream, savepoint):
+    savepoint = found.savepoints[stream.stream_id]
+    for topic in _topics_between(found, stream):
         reading = [each for each in edges if each.upstream == stream.stream_id and sink_of(each.sink).is_same(topic)]
         why = ""
-        if reading and topic_end_in(savepoint.properties, topic) is None:
+        if topic_end_in(savepoint.properties, topic) is None:
             why = f"the savepoint of {stream.stream_id} does not record where its batches end in {topic.place}"
         elif any(other_writers(edge, edges) for edge in reading):
             why = f"another stream than {stream.stream_id} writes to {topic.place} too"
@@ -282,7 +286,7 @@ def restore_set(found: SavepointSet, opened: dict[str, StreamHandle], *, origin:
     Where a table needs a Spark session that this process lacks, the next start of its stream rolls it back.
     """
     for stream in reversed(found.streams):
-        _restore(opened[stream], _start_from(opened[stream], found.savepoints[stream]), origin, report)
+        _restore(opened[stream], _start_from(found, opened[stream]), origin, report)
         report(f"restored {stream} to batch {found.savepoints[stream].batch_id}")
 
 

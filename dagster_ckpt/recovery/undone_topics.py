@@ -53,7 +53,7 @@ def continue_behind_topics(
             if (found := _ahead(stream, edge, live, to_stream, accept_loss=accept_loss)) is not None
         ]
         obstacles = [
-            f"{each.edge}: it goes on reading, although {each.next.obstacle}" for each in ahead if each.next.obstacle
+            f"{each.edge}: it continues to read, although {each.next.obstacle}" for each in ahead if each.next.obstacle
         ]
         up_to = [each for each in ahead if each.next.up_to is not None]
         behind = [each for each in ahead if each.next.behind is not None]

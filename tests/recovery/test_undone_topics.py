@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ import pytest
 from dagster_ckpt.errors import RestoreError, StorageAccessError
 from dagster_ckpt.recovery import undone_topics
 from dagster_ckpt.recovery.undone_topics import continue_behind_topics
-from dagster_ckpt.sinks.kafka.sink import WrittenTopic
+from dagster_ckpt.sinks.kafka.sink import WrittenTopic, written_topic
 from dagster_ckpt.sinks.kafka.undone import TopicEnd, Undone
+from dagster_ckpt.sinks.registry import sink_of
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.diagnosis import diagnose
 from dagster_ckpt.stream.edges import Edge, EdgeKind
+from dagster_ckpt.stream.known_sinks import topic_ends
 from tests.support.executioner import Executioner, Killed
 from tests.support.stream_graph import place
 
@@ -187,7 +190,7 @@ def test_a_reader_that_cannot_skip_it_goes_on_and_says_so(
 
     (message,) = reader.start()
 
-    assert message.endswith(f"it goes on reading, although {why}")
+    assert message.endswith(f"it continues to read, although {why}")
     assert reader.offsets[:2] == UNMOVED
 
 
@@ -217,3 +220,16 @@ def test_a_process_that_never_could_ask_goes_on_and_says_so(reader: Reader) -> N
     reader.could_ask = True
     with pytest.raises(StorageAccessError):
         reader.start()
+
+
+def test_without_the_client_of_kafka_a_savepoint_and_a_start_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reader = Reader(tmp_path, monkeypatch)
+    monkeypatch.setattr(undone_topics, "written_topic", written_topic)
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+
+    (message,) = reader.start()
+
+    assert "pip install 'dagster-ckpt[kafka]'" in message
+    assert topic_ends([sink_of(SINK)], ["new"], "new", 1) == {}

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_ckpt.cli.main import commands
-from dagster_ckpt.spark.query.class_archive import with_class_archive
+from dagster_ckpt.spark.query.class_archive import _is_archive, with_class_archive
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough(sample="tests/spark/test_warm_up.py")]
 # In a process of its own: this one may have a session already.
@@ -35,6 +35,8 @@ def test_java_maps_the_classes_of_an_archive_and_ignores_one_that_does_not_fit(t
     arguments, rows = session_with(archive)
     assert f"-XX:SharedArchiveFile={archive}" in arguments
     assert rows == 3
+    # It may be written again.
+    assert _is_archive(archive)
     archive.write_bytes(archive.read_bytes()[:-10])
     assert session_with(archive)[1] == 3
     archive.unlink()
@@ -61,3 +63,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     refused = CliRunner().invoke(commands(), ["class-archive", str(tmp_path / "file" / "spark.jsa")])
     assert refused.exit_code != 0
     assert "cannot be written" in refused.output
+
+
+def test_another_file_is_not_replaced(tmp_path: Path) -> None:
+    mine = tmp_path / "rows.csv"
+    mine.write_text("1,2")
+    refused = CliRunner().invoke(commands(), ["class-archive", str(mine)])
+    assert refused.exit_code != 0
+    assert "is another file, which is not replaced" in refused.output
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["1,2"]

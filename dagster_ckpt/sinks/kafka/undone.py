@@ -89,7 +89,7 @@ class TopicEnd:
 
 @dataclass(frozen=True)
 class NextRead:
-    """What a reader has to do before it goes on; nothing, if all is empty.
+    """What a reader has to do before it continues; nothing if all is empty.
 
     Attributes:
         up_to: Read up to here first.

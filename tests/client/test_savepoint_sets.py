@@ -9,20 +9,23 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import BatchInput, SnapshotRecord
 from dagster_ckpt.catalog.savepoint_sets import SavepointSet
-from dagster_ckpt.client import Client
+from dagster_ckpt.client import Client, savepoint_set
 from dagster_ckpt.client.rebuild import RebuildReport, rebuild
 from dagster_ckpt.client.savepoint_set import take_savepoint_set
 from dagster_ckpt.errors import CkptError, RequestFailedError, SnapshotHeldError, SnapshotNotFoundError
 from dagster_ckpt.recovery.stream_graph import graph_of
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.edges import edges_in
+from dagster_ckpt.stream.edges import Edge, EdgeKind, edges_in
+from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
 from tests.support.stream_graph import COMPACTED_EVERY, Stage, listed
 from tests.support.thorough import either
@@ -389,3 +392,18 @@ def test_restart_is_refused_before_anything_changes(pipeline: Pipeline, tmp_path
             refusal()
 
     assert pipeline.batches == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("reads", "is_new"), [([("orders", "daily")], True), ([("orders", "elsewhere")], False)])
+def test_only_a_topic_that_another_stream_of_the_set_reads_is_written_again(
+    monkeypatch: pytest.MonkeyPatch, reads: list[tuple[str, str]], is_new: bool
+) -> None:
+    topic = "ForeachBatchSink[kafka://broker:9092/orders?id=shop]"
+    edges = [Edge(reader, "0", upstream, topic, EdgeKind.TOPIC) for upstream, reader in reads]
+    monkeypatch.setattr(savepoint_set, "edges_in", lambda _: edges)
+    monkeypatch.setattr(savepoint_set, "sinks_written", lambda _: [topic])
+    savepoint = SimpleNamespace(snapshot_id="one", properties={})
+    found: Any = SimpleNamespace(streams=("orders", "daily"), savepoints={"orders": savepoint})
+    stream: Any = SimpleNamespace(stream_id="orders", catalog=None)
+
+    assert savepoint_set._start_from(found, stream) == StartFrom("one", new_query_id=is_new)

@@ -7,8 +7,8 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -121,17 +121,13 @@ def test_the_driver_before_is_launched_again_with_its_state_and_output(
             client.stop("prices", savepoint=True, timeout_s=PATIENCE_S)
 
 
-class closing_drivers:  # noqa: N801 - used like `contextlib.closing`
-    """Kills the drivers that a failed test has left."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        lease, launch = self._catalog.leases.current("prices"), self._catalog.launches.latest("prices")
+@contextmanager
+def closing_drivers(catalog: Catalog) -> Iterator[None]:
+    """Kill the drivers that a failed test has left."""
+    try:
+        yield
+    finally:
+        lease, launch = catalog.leases.current("prices"), catalog.launches.latest("prices")
         pids = [*((lease.pid, lease.jvm_pid) if lease is not None else ()), launch.pid if launch is not None else None]
         for pid in pids:
             if pid is not None and psutil.pid_exists(pid):

@@ -59,7 +59,7 @@ def rows_of(stream: Run) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def told(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plays]:
+def results(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plays]:
     folder = tmp_path_factory.mktemp("graphs")
     (folder / "jars").mkdir()
     for jar in kafka.jars:
@@ -71,8 +71,8 @@ def told(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pla
 
 @pytest.mark.timeout(PLAY_S)
 @pytest.mark.parametrize("scenario", ["chain", "diamond", "twice"])
-def test_restored_set_ends_as_an_uninterrupted_graph(told: Plays, scenario: str) -> None:
-    found = told[scenario]
+def test_restored_set_ends_as_an_uninterrupted_graph(results: Plays, scenario: str) -> None:
+    found = results[scenario]
 
     assert found["unproven"] == []
     assert found["reads"]["daily"] == [["orders", 1, "TOPIC"]]
@@ -82,8 +82,8 @@ def test_restored_set_ends_as_an_uninterrupted_graph(told: Plays, scenario: str)
 
 @pytest.mark.timeout(PLAY_S)
 @pytest.mark.parametrize("scenario", ["lags", "diamond lags"])
-def test_stream_that_has_not_read_what_is_undone_goes_on_behind_it(told: Plays, scenario: str) -> None:
-    assert (set(told[scenario]["has read undone"].values()), told[scenario]["whole"]) == ({False}, True)
+def test_stream_that_has_not_read_what_is_undone_goes_on_behind_it(results: Plays, scenario: str) -> None:
+    assert (set(results[scenario]["has read undone"].values()), results[scenario]["whole"]) == ({False}, True)
 
 
 def test_reader_that_lags_goes_on_behind_what_a_set_undoes(kafka: Kafka, tmp_path: Path) -> None:

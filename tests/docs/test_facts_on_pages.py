@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -47,3 +48,37 @@ def test_the_page_has_every_alert_rule() -> None:
     page = (DOCS / "guides/metrics.md").read_text("utf-8").partition("## The alert rules")[2]
     groups = yaml.safe_load((DOCS.parent / "deploy/metrics/alerts.yaml").read_text("utf-8"))["groups"]
     assert re.findall(r"^\| `(\w+)` \|", page, re.M) == [rule["alert"] for group in groups for rule in group["rules"]]
+
+
+def rows_of(section: str, title: str) -> dict[str, dict[str, str]]:
+    """By the first column, each row of a table that was measured, by heading."""
+    measured = json.loads((DOCS.parent / f"benchmarks/measured/{section}.json").read_text("utf-8"))
+    [table] = [each for each in measured["tables"] if each["title"].startswith(title)]
+    return {row[0]: dict(zip(table["headings"], row, strict=True)) for row in table["rows"]}
+
+
+def test_the_guide_has_the_seconds_that_were_measured_after_a_kill() -> None:
+    measured = rows_of("recovery", "Seconds from SIGKILL")
+    page = (DOCS / "guides/recover-in-seconds.md").read_text("utf-8")
+    for shown, victim in (
+        ("the driver's Python", "driver's Python"),
+        ("its JVM", "JVM"),
+        ("the whole run", "whole run"),
+    ):
+        ways = [measured.get(f"{victim}{how}") for how in ("", ", with an archive of classes", ", with standby")]
+        seconds = [f"{way['query running']} s" if way is not None else "as without" for way in ways]
+        assert f"| {shown} | {' | '.join(seconds)} |" in page
+    flink = rows_of("recovery", "Flink")
+    lost = sorted(round(float(flink[f"TaskManager, {how}"]["median"])) for how in ("another waits", "started again"))
+    worker = float(flink["Python worker"]["median"])
+    assert f"after {lost[0]} to {lost[1]} s" in page
+    assert f"died after {worker:.1f} s" in page
+
+
+def test_the_guide_has_the_gap_that_was_measured() -> None:
+    measured = rows_of("hand-over", "Seconds from the last batch")
+    gap, stopped = measured["handed over, two batches verified"], measured["stopped with a savepoint, then started"]
+    page = (DOCS / "guides/upgrade-without-a-gap.md").read_text("utf-8")
+    assert f"{float(gap['median']):.1f} s ([measured]" in page
+    assert f"at most {float(gap['max']):.1f} s" in page
+    assert f"for {float(stopped['median']):.0f} s if you stop" in page

@@ -149,7 +149,7 @@ RECOVERY = Section(
         f"A stream that counts a thousand rows a second by {KEYS:,} keys (RocksDB, a batch each half second, a "
         "checkpoint every 5 s, restarts without a delay, local[2]) runs below a `dagster dev`. Its parts are killed "
         "one after another, each time after a checkpoint, and with standby once the spare process is ready. The "
-        "archive is one of `dagster-ckpt class-archive`. The "
+        "archive is one that the command `class-archive` wrote. The "
         "moments are those of Dagster's run log, of the catalog and of Spark's commits. Flink is a standalone cluster "
         "(JobManager, TaskManagers) on the same machine, with a job of the same size: a Python function, RocksDB, "
         "checkpoints every 5 s, restarts without a delay, heartbeats as they are by default. `--share 0.2` kills twice "

@@ -78,6 +78,7 @@ def run_commands(golden: GoldenStream, page: str, monkeypatch: pytest.MonkeyPatc
         "sqlite:////var/lib/streams/new.db": f"sqlite:///{golden.root / 'new.db'}",
         "s3://bucket/checkpoints": str(golden.root / "snapshots"),
         "/var/lib/streams/live": str(golden.root / "live"),
+        "/var/cache/spark.jsa": str(golden.root / "spark.jsa"),
         DEPLOYMENT: golden.stream.catalog.deployment_id,
     }
     if not any("--label" in words and LABEL in words for words in commands_of(page)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +27,13 @@ print(json.dumps([list(loading), spark.range(3).count()]))
 """
 
 
-def test_java_maps_the_classes_of_an_archive_and_ignores_one_that_does_not_fit(tmp_path: Path) -> None:
+def test_java_maps_the_classes_of_an_archive_and_ignores_one_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive = tmp_path / "new" / "spark.jsa"
+    # Java reads another one already: it would not start to write one.
+    another = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -XX:SharedArchiveFile={tmp_path}/another.jsa"
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", another)
     written = CliRunner().invoke(commands(), ["class-archive", str(archive), "--json"])
     assert written.exit_code == 0, written.output
     assert json.loads(written.stdout)["megabytes"] > 50

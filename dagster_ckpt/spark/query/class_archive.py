@@ -6,6 +6,8 @@ A JVM ignores an archive that does not fit: made by another Java, or with other 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,9 @@ from dagster_ckpt.values.redaction import without_secrets
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # Java would warn of an archive that does not fit at each start.
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+# Java does not start that is to write an archive and reads another one.
+_READS_ARCHIVE = re.compile(r"\s*-XX:SharedArchiveFile=\S+")
+_ENVIRONMENT = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
 _LIMIT_S = 600.0
 # Of a dynamic archive (CDS_DYNAMIC_ARCHIVE_MAGIC of the JDK).
 _MAGIC = (0xF00BABA8).to_bytes(4, "little")
@@ -45,8 +50,8 @@ def write_class_archive(archive: Path, settings: Mapping[str, str]) -> None:
         archive.parent.mkdir(parents=True, exist_ok=True)
         if archive.exists() and not _is_archive(archive):
             raise StorageAccessError(f"{archive} is another file, which is not replaced. Name another path.")
-        written = _with_java_options(settings, f"-XX:ArchiveClassesAtExit={unfinished} {_QUIET}")
-        said = _run(written)
+        own = {key: _READS_ARCHIVE.sub("", value) for key, value in settings.items()}
+        said = _run(_with_java_options(own, f"-XX:ArchiveClassesAtExit={unfinished} {_QUIET}"))
         if not unfinished.is_file():
             raise UnsupportedSparkError(f"No archive was written to {archive}. Spark said: {without_secrets(said)}")
         # A JVM that has mapped the former one keeps it.
@@ -68,8 +73,17 @@ def _run(settings: Mapping[str, str]) -> str:
     # Not on the command line, which other users see.
     given = json.dumps(settings)
     command = [sys.executable, "-m", __name__]
+    java = {key: _READS_ARCHIVE.sub("", os.environ[key]) for key in _ENVIRONMENT if key in os.environ}
     try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        done = subprocess.run(
+            command,
+            input=given,
+            env={**os.environ, **java},
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
         raise UnsupportedSparkError(f"The queries did not end within {_LIMIT_S:.0f} s.") from error
     return done.stderr.strip()[-2_000:]

@@ -11,6 +11,7 @@ from dagster_ckpt.catalog.database import Records, as_dict, as_text, cells, read
 from dagster_ckpt.catalog.records import (
     LAUNCH,
     SOURCE_IDENTITIES,
+    UPSTREAM_TIMELINES,
     EventType,
     ExecutionRecord,
     ExecutionStatus,
@@ -116,6 +117,15 @@ class ExecutionRecords(Records):
         )
         found = self._all(query.limit(1))
         return (found[0].recovery or {}).get(SOURCE_IDENTITIES) if found else None
+
+    def last_upstream(self, stream_id: str) -> dict[str, int] | None:
+        """Of each stream that it read the timeline when it last started; None if that was not recorded."""
+        query = newest_first(stream_id).where(executions.c.recovery.is_not(None))
+        newest = next(iter(self._all(query.limit(1))), None)
+        found = ((newest.recovery if newest is not None else None) or {}).get(UPSTREAM_TIMELINES)
+        if not isinstance(found, dict):
+            return None
+        return {str(name): timeline for name, timeline in found.items() if isinstance(timeline, int)}
 
     def of_other_streams(self, stream_id: str) -> list[ExecutionRecord]:
         """Unsettled or running ones, of streams whose lease is held."""

@@ -217,9 +217,12 @@ class ExecutionHistory:
 
 @dataclass(frozen=True)
 class Branch:
+    """`accepted`: why streams downstream may keep what they have read of the rows that it undid; None: not."""
+
     timeline: int
     parent: int
     to_batch: int
+    accepted: str | None = None
 
 
 _STORED = [name for name in SnapshotFigures.__dataclass_fields__ if name in snapshots.c]
@@ -295,7 +298,7 @@ class HistoryRecords(Records):
     def branches(self, stream_id: str) -> list[Branch]:
         """Newest first; the first timeline has none."""
         query = (
-            select(timelines.c.timeline, timelines.c.parent, timelines.c.to_batch)
+            select(timelines.c.timeline, timelines.c.parent, timelines.c.to_batch, timelines.c.accepted)
             .where(timelines.c.stream_id == stream_id)
             .order_by(timelines.c.timeline.desc())
         )

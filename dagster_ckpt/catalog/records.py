@@ -161,6 +161,8 @@ SOURCE_IDENTITIES = "source_identities"
 IS_LAUNCHED = "is_launched"
 # In the recovery of an execution: batch assets that the stream reads, and that are built from another stream's output.
 BATCH_INPUTS = "batch_inputs"
+# Likewise: of each stream that it reads the timeline at that time.
+UPSTREAM_TIMELINES = "upstream_timelines"
 # Likewise: the origin of the request that started it.
 REQUESTED_BY = "requested_by"
 # Likewise: what `running_program` says.

@@ -131,6 +131,7 @@ class StreamRecords(_StreamRows):
         plan: Mapping[str, Any] | None = None,
         state_edits: Sequence[str] | None = None,
         duration_ms: int | None = None,
+        accept_undone: str = "",
     ) -> StreamRecord:
         """The generation increases.
 
@@ -144,6 +145,7 @@ class StreamRecords(_StreamRows):
             plan: The plan of the state, empty if unknown; None as before.
             state_edits: Ids of the edits in the state; None as before.
             duration_ms: How long it took to build.
+            accept_undone: Why streams downstream may keep what they have read of the rows that this undoes.
         """
         stream_id = lease.stream_id
         with self._database.writing_under(lease) as connection:
@@ -158,7 +160,7 @@ class StreamRecords(_StreamRows):
             if new_timeline:
                 forget_after(connection, stream_id, origin.batch_id if origin is not None else None)
             if new_timeline and origin is not None:
-                _note_past(connection, stream_id, origin)
+                _note_past(connection, stream_id, origin, accept_undone)
             self._change(
                 connection,
                 stream_id,
@@ -184,6 +186,7 @@ class StreamRecords(_StreamRows):
                     "live_directory": live_directory,
                     "new_timeline": new_timeline,
                     "duration_ms": duration_ms,
+                    **({"accepted": accept_undone} if accept_undone else {}),
                     **(_source(connection, origin, pending_restore) if origin is not None else {}),
                 },
             )
@@ -196,18 +199,20 @@ def raise_counter(connection: Connection, stream_id: str, number: int) -> None:
     connection.execute(streams.update().where(behind).values(next_number=number))
 
 
-def _note_past(connection: Connection, stream_id: str, origin: StateOrigin) -> None:
+def _note_past(connection: Connection, stream_id: str, origin: StateOrigin, accept_undone: str) -> None:
     now = connection.execute(select(streams.c.timeline).where(streams.c.stream_id == stream_id)).scalar_one()
     parent = now
     if origin.kind in (OriginKind.SNAPSHOT, OriginKind.ADOPTED):
         of_snapshot = (snapshots.c.snapshot_id == origin.snapshot_id) & (snapshots.c.stream_id == stream_id)
         parent = connection.execute(select(snapshots.c.timeline).where(of_snapshot)).scalar_one_or_none()
     has_past = origin.kind in (OriginKind.SNAPSHOT, OriginKind.DIRECTORY, OriginKind.ADOPTED)
-    if not has_past or parent is None or origin.batch_id is None:
-        return
-    connection.execute(
-        timelines.insert().values(stream_id=stream_id, timeline=now + 1, parent=parent, to_batch=origin.batch_id)
-    )
+    to_batch = origin.batch_id
+    if not has_past or parent is None or to_batch is None:
+        if not accept_undone:
+            return
+        parent, to_batch = now, -1
+    begun = {"timeline": now + 1, "parent": parent, "to_batch": to_batch, "accepted": accept_undone or None}
+    connection.execute(timelines.insert().values(stream_id=stream_id, **begun))
 
 
 def _source(connection: Connection, origin: StateOrigin, pending_restore: PendingRestore | None) -> dict[str, Any]:

@@ -209,6 +209,7 @@ timelines = Table(
     Column("timeline", Integer, primary_key=True, autoincrement=False),
     Column("parent", Integer, nullable=False),
     Column("to_batch", BigInteger, nullable=False),
+    Column("accepted", FreeText),
 )
 
 recovery_failures = Table(

@@ -127,6 +127,8 @@ def _restored(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> 
         what = f"Reset stream {stream_id} to empty state"
     else:
         what = f"Switched stream {stream_id} to another live directory"
+    if payload.get("accepted"):
+        what += f"; streams downstream keep what they have read of undone rows: {payload['accepted']}"
     facts = [size(payload["full_bytes"]) if payload.get("full_bytes") is not None else "", _took(payload)]
     return f"{what}: {', '.join([*filter(None, facts), str(payload.get('live_directory'))])}"
 

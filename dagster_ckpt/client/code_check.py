@@ -45,6 +45,7 @@ from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_change import judge_sources
 from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.source_mapping import plan_of_start, source_changes
+from dagster_ckpt.recovery.undone_reads import with_undone_reads
 from dagster_ckpt.sinks.registry import described_sink, sinks_of
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, LiveDirectory
@@ -276,6 +277,7 @@ class _CodeCheck:
             remembers=False,
             output=named_output(self.describe()),
         )
+        facts = with_undone_reads(self.stream.catalog, facts)
         return facts, plan_of_start(self.stream, facts, self.describe)
 
     def _newest(self, error: StorageAccessError) -> RecoveryPlan:

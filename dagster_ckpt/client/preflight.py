@@ -38,6 +38,7 @@ from dagster_ckpt.recovery.state_migration import (
     state_migration,
 )
 from dagster_ckpt.recovery.stream_graph import downstream_readers
+from dagster_ckpt.recovery.undone_reads import going_on, with_undone_reads
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.description import is_described_query, session_of
@@ -63,24 +64,34 @@ _T = TypeVar("_T")
 
 def planned_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
     """As far as catalog and storage tell. No sink is asked."""
-    return plan_recovery(recovery_facts(stream, start_from, predecessor_ended=True, remembers=False))
+    return plan_recovery(_facts(stream, start_from))
+
+
+def _facts(stream: StreamHandle, start_from: StartFrom, output: NamedOutput | None = None) -> RecoveryFacts:
+    facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False, output=output)
+    return with_undone_reads(stream.catalog, facts)
 
 
 def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPreview | None = None) -> RewindPreview:
     """Returns `known` if the start would still continue from the same point."""
     if known is not None and _still_holds(known.plan, planned_start(stream, start_from)):
         return known
-    facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False)
+    facts = _facts(stream, start_from)
     while True:
         plan = plan_recovery(facts)
         try:
             with holding(stream.catalog, [plan.snapshot], "preview"):
                 ahead = ahead_of(stream, facts, plan)
+                kept = going_on(facts, plan, ahead)
+                if kept is not None:
+                    facts = kept
+                    continue
                 newer = with_newer_point(facts, plan, ahead.gone) if ahead.gone and not start_from.accept_loss else None
                 if newer is not None:
                     facts = newer
                     continue
-                readers = downstream_readers(stream.catalog, stream.stream_id, ahead.plan) if ahead.undoes else ()
+                of, accepted = stream.stream_id, start_from.accept_undone
+                readers = downstream_readers(stream.catalog, of, ahead.plan, accepted) if ahead.undoes else ()
                 state = tuple(_check_rewrite(stream, ahead.plan, start_from))
                 safety = describe_safety_savepoint(facts, ahead.plan, migrates=start_from.changes_state)
                 return replace(ahead, state=state, safety_savepoint=safety, readers=readers)
@@ -173,7 +184,7 @@ def check_start(
     """
     record = stream.catalog.streams.get(stream.stream_id)
     output = _told(describe, named_output)
-    facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False, output=output)
+    facts = _facts(stream, start_from, output)
     while True:
         plan = plan_of_start(stream, facts, describe)
         with holding(stream.catalog, [plan.snapshot], "check of a start"):
@@ -182,6 +193,10 @@ def check_start(
                 report(message)
             try:
                 ahead = ahead_of(stream, facts, plan, output, _told(describe, _session))
+                kept = going_on(facts, plan, ahead)
+                if kept is not None:
+                    facts = kept
+                    continue
                 refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
                 gone = refuse_gone_records(stream, plan, describe, accept_loss=start_from.accept_loss)
             except InputGoneError as error:

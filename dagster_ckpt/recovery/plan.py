@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
@@ -263,6 +263,34 @@ NOTHING_UNKNOWN = UnknownState()
 
 
 @dataclass(frozen=True)
+class UndoneReads:
+    """Rows that the stream has read, and that a stream upstream has undone since its last start.
+
+    Attributes:
+        points: Points that have read such rows, each with what; empty if the stream need not go back.
+        free: Points that have read none.
+        timelines: Of each stream upstream the one that was considered, which a start records.
+        why_kept: Why the stream keeps them nevertheless; then `points` is empty.
+    """
+
+    points: Mapping[str, str] = field(default_factory=dict)
+    free: frozenset[str] = frozenset()
+    timelines: Mapping[str, int] = field(default_factory=dict)
+    why_kept: str = ""
+
+    def kept(self, why: str) -> UndoneReads:
+        return replace(self, points={}, why_kept=why)
+
+    def why_not(self, point: str) -> str | None:
+        if not self.points or point in self.free:
+            return None
+        return self.points.get(point, "what it has read of other streams is not recorded")
+
+
+NONE_UNDONE = UndoneReads()
+
+
+@dataclass(frozen=True)
 class RecoveryFacts:
     """What is known when a stream starts.
 
@@ -299,6 +327,7 @@ class RecoveryFacts:
     last_sign_ms: int | None = None
     without_input: Mapping[str, str] = field(default_factory=dict)
     damaged_logs: Sequence[DamagedLog] = ()
+    undone: UndoneReads = NONE_UNDONE
 
     @property
     def before_the_edit(self) -> list[SnapshotRecord]:

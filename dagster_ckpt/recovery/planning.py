@@ -95,7 +95,14 @@ def _planned(facts: RecoveryFacts) -> RecoveryPlan:
             rewound_ms=facts.time_since(snapshot),
             source_offsets=facts.start_from.chosen_offsets,
         )
-    return _latest(facts)
+    try:
+        plan = _latest(facts)
+    except RecoveryExhaustedError:
+        if not facts.undone.points:
+            raise
+        return _planned(replace(facts, undone=facts.undone.kept("no point is without them")))
+    why = facts.undone.why_kept
+    return replace(plan, reason=f"{plan.reason}; it keeps rows that were undone upstream: {why}") if why else plan
 
 
 def with_newer_point(facts: RecoveryFacts, plan: RecoveryPlan, gone: str) -> RecoveryFacts | None:
@@ -137,6 +144,8 @@ def _latest(facts: RecoveryFacts) -> RecoveryPlan:
     if live.status is LiveStatus.GOOD:
         point = live_point(stream.live_directory or "")
         if point not in failed:
+            if (why := facts.undone.points.get(point)) is not None:
+                return _go_back(facts, "a stream upstream went back", PassedPoint("the live directory", why))
             return _from_good_live_directory(facts, live)
         return _go_back(
             facts, "the query failed in the live directory", PassedPoint("the live directory", failed[point])
@@ -226,7 +235,12 @@ def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPl
     for point in points[: facts.depth]:
         if needs is not None and batch_of(point) <= needs and point.name not in facts.without_input:
             continue
-        bad = facts.without_input.get(point.name) or failed.get(point.name) or _known_to_be_broken(facts, point)
+        bad = (
+            facts.without_input.get(point.name)
+            or failed.get(point.name)
+            or _known_to_be_broken(facts, point)
+            or facts.undone.why_not(point.name)
+        )
         if bad is None:
             return _from_point(facts, why, point, tuple(over))
         cost = facts.batches_since(point.batch_id), facts.time_since(point.snapshot)

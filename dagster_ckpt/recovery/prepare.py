@@ -65,6 +65,7 @@ def prepare(
     survey: Survey | None = None,
     rewrite: StateRewrite | None = None,
     watch: Watch = no_op,
+    accept_undone: str = "",
 ) -> PreparedStart:
     """Create the live directory that the plan requires, and let the sinks follow.
 
@@ -72,12 +73,12 @@ def prepare(
 
     Only the sinks of `output` are changed; if unknown, the known ones. A `survey` for this plan is used if nothing has
     happened since. With `rewrite`, the query always continues in a new directory. `watch` is called while files are
-    written and before the switch, and may raise.
+    written and before the switch, and may raise. `accept_undone` is the option of the start.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)
     record = stream.catalog.streams.get(stream.stream_id)
-    preparation = _Preparation(stream, record, lease, sinks)
+    preparation = _Preparation(stream, record, lease, sinks, accept_undone)
     if rewrite is None:
         match plan:
             case Resume() if record.live_directory is not None:
@@ -95,6 +96,7 @@ class _Preparation:
     record: StreamRecord
     lease: LeaseKeeper
     sinks: Survey
+    accept_undone: str
 
     @property
     def is_fenced(self) -> bool:
@@ -208,6 +210,7 @@ class _Preparation:
             plan=snapshot.plan if building.plan is None else building.plan,
             state_edits=state_edits(live),
             duration_ms=monotonic_ms() - started_ms,
+            accept_undone=self.accept_undone,
         )
         return self.finish(record)
 
@@ -259,6 +262,7 @@ class _Preparation:
             pending_restore=pending,
             plan=self.record.plan_in(plan.directory) if building.plan is None else building.plan,
             duration_ms=monotonic_ms() - started_ms,
+            accept_undone=self.accept_undone,
         )
         return self.finish(record)
 
@@ -301,6 +305,7 @@ class _Preparation:
             pending_restore=Emptied(sinks=tuple(sinks_written(stream)), query_ids=tuple(query_ids_of(stream))),
             plan={},
             state_edits=(),
+            accept_undone=self.accept_undone,
         )
         return self.finish(record)
 

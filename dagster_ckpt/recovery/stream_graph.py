@@ -266,20 +266,35 @@ class ReaderOfStream:
     Attributes:
         has_read_undone: Whether it has processed rows that the start undoes; None: unknown, `why` says so.
         line: The newest of its snapshots that has not, and that is consistent with those of the streams between.
+        accepted: Why it may keep them.
     """
 
     stream_id: str
     has_read_undone: bool | None
     why: str
     line: str
+    accepted: str = ""
 
     def message(self) -> str:
         verdict = {True: "has read undone rows", False: "has read no undone row", None: "may have read undone rows"}
         text = f"downstream stream {self.stream_id} {verdict[self.has_read_undone]}: {self.why}"
-        return text if self.has_read_undone is False else f"{text}. Its newest consistent point: {self.line}"
+        if self.has_read_undone is False:
+            return text
+        if self.accepted:
+            return f"{text}. It keeps them: {self.accepted}"
+        if self.has_read_undone is None:
+            return f"{text}. Its newest consistent point: {self.line}"
+        if self.line == EMPTY.name:
+            return f"{text}. No snapshot of it is without them, so its next start keeps them, unless from empty state"
+        return (
+            f"{text}. Its next start goes back to {self.line} if its sinks can be rolled back; to let it go on, give "
+            "a reason in accept_undone"
+        )
 
 
-def downstream_readers(catalog: Catalog, stream_id: str, plan: RecoveryPlan) -> tuple[ReaderOfStream, ...]:
+def downstream_readers(
+    catalog: Catalog, stream_id: str, plan: RecoveryPlan, accepted: str = ""
+) -> tuple[ReaderOfStream, ...]:
     graph = graph_of(catalog, f"{stream_id}+")
     if len(graph.order) == 1:
         return ()
@@ -296,7 +311,8 @@ def downstream_readers(catalog: Catalog, stream_id: str, plan: RecoveryPlan) -> 
         doubts = unproven(member.stream_id, now, kept, edges)
         is_undone = True if why is not None else None if doubts else False
         shown = why.removeprefix("now: ") if why is not None else "; ".join(doubts) or _progress(reads, kept)
-        found.append(ReaderOfStream(member.stream_id, is_undone, shown, member.messages()[0].partition(": ")[2]))
+        line = member.messages()[0].partition(": ")[2]
+        found.append(ReaderOfStream(member.stream_id, is_undone, shown, line, accepted))
         kept[member.stream_id] = now if is_undone is False else member.point
     return tuple(found)
 

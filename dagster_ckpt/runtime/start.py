@@ -6,11 +6,11 @@ If a start fails, its point is examined. Damage is noted in the catalog, and the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, RequestRecord, StartCause
+from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, UPSTREAM_TIMELINES, RequestRecord, StartCause
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, RestoreError, StateRewriteError
 from dagster_ckpt.recovery.adopt import take_over
@@ -34,6 +34,7 @@ from dagster_ckpt.recovery.source_check import (
 from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.recovery.state_migration import PlannedMigration, refuse_two_rewrites, state_migration
 from dagster_ckpt.recovery.stream_graph import begins_of
+from dagster_ckpt.recovery.undone_reads import going_on, with_undone_reads
 from dagster_ckpt.recovery.undone_topics import continue_behind_topics
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
 from dagster_ckpt.runtime.start_failures import StartFailures
@@ -73,10 +74,11 @@ class StartedQuery:
     prepared: PreparedStart
     query: SupervisedQuery
     sources: Sequence[SourceIdentity] | None = None
+    upstream_timelines: Mapping[str, int] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, object]:
         sources = {SOURCE_IDENTITIES: [each.as_record() for each in self.sources]} if self.sources is not None else {}
-        return {**self.plan.as_record(), **sources}
+        return {**self.plan.as_record(), **sources, UPSTREAM_TIMELINES: dict(self.upstream_timelines)}
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,7 @@ class Start:
         stream = self._stream
         passed: set[str] = set()
         while True:
-            facts = self._facts()
-            plan = self._plan(facts)
+            facts, plan = self._planned()
             prepared: PreparedStart | None = None
             try:
                 with holding(stream.catalog, [plan.snapshot], f"start of execution {self._execution_id}"):
@@ -168,8 +169,7 @@ class Start:
                         still_mine=self._still_mine,
                     ):
                         # Its query may have gone on until it was fenced.
-                        facts = self._facts()
-                        plan = self._plan(facts)
+                        facts, plan = self._planned()
                         lost, survey = self._lost_batches(facts, plan), None
                     if lost is not None:
                         plan, survey = self._replayed(facts, lost)
@@ -179,7 +179,7 @@ class Start:
                     prepared = replace(prepared, began=prepared.live.positions())
                     with span("start_query"):
                         query = self._request.start_query(prepared.live)
-                    return StartedQuery(plan, prepared, query, checked.sources)
+                    return StartedQuery(plan, prepared, query, checked.sources, facts.undone.timelines)
             except InputGoneError as error:
                 newer = with_newer_point(facts, plan, error.gone)
                 if newer is None:
@@ -207,6 +207,12 @@ class Start:
     def _output(self) -> NamedOutput | None:
         return self._of_query(named_output)
 
+    def _planned(self) -> tuple[RecoveryFacts, RecoveryPlan]:
+        facts = self._facts()
+        plan = self._plan(facts)
+        kept = going_on(facts, plan, self._preview(facts, plan)) if facts.undone.points else None
+        return (facts, plan) if kept is None else (kept, self._plan(kept))
+
     @span("plan")
     def _plan(self, facts: RecoveryFacts) -> RecoveryPlan:
         return plan_of_start(self._stream, facts, self._request.describe)
@@ -221,7 +227,7 @@ class Start:
             output=self._output,
             examiner=self._examiner,
         )
-        return replace(facts, without_input=self._without_input)
+        return with_undone_reads(self._stream.catalog, replace(facts, without_input=self._without_input))
 
     @span("check")
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan) -> Checked:
@@ -276,7 +282,14 @@ class Start:
             log_message(stream.stream_id, kept)
         self._watch()
         prepared = prepare(
-            stream, plan, self._lease, self._output, survey=survey, rewrite=checked.rewrite, watch=self._watch
+            stream,
+            plan,
+            self._lease,
+            self._output,
+            survey=survey,
+            rewrite=checked.rewrite,
+            watch=self._watch,
+            accept_undone=self._start_from.accept_undone,
         )
         if prepared.rewritten is not None:
             log_message(stream.stream_id, str(prepared.rewritten))

@@ -213,6 +213,14 @@ class StartFrom:
             "supported."
         ),
     ] = RecoveryClaimMode.NO_CLAIM
+    accept_undone: Annotated[
+        str,
+        Described(
+            description="Why streams downstream may keep what they have read of the rows that this undoes. Without it, "
+            "each goes back at its next start, to its newest snapshot that has read none of them, where each of its "
+            "rows then is there once."
+        ),
+    ] = ""
     accept_plan_change: Annotated[
         bool,
         Described(

@@ -93,17 +93,19 @@ def test_preview_of_a_rewind_names_the_streams_that_have_read_undone_rows(chain:
         return [line.removeprefix("downstream stream ") for line in ahead.messages() if line.startswith("downstream")]
 
     assert told("batch-2") == [
-        "daily has read undone rows: it has read batch 4 of orders, and batch 2 ends at batch 2. Its newest consistent "
-        "point: daily-at-2 at batch 0",
+        "daily has read undone rows: it has read batch 4 of orders, and batch 2 ends at batch 2. Its next start goes "
+        "back to daily-at-2 at batch 0 if its sinks can be rolled back; to let it go on, give a reason in accept_undone",
         "totals has read no undone row: it has read daily up to batch 0",
     ]
     assert told("batch-1") == [
-        "daily has read undone rows: it has read batch 4 of orders, and batch 1 ends at batch 1. Its newest consistent "
-        "point: empty state",
-        "totals has read undone rows: it has read batch 0 of daily, and empty state ends at batch -1. Its newest "
-        "consistent point: empty state",
+        "daily has read undone rows: it has read batch 4 of orders, and batch 1 ends at batch 1. No snapshot of it is "
+        "without them, so its next start keeps them, unless from empty state",
+        "totals has read undone rows: it has read batch 0 of daily, and empty state ends at batch -1. No snapshot of "
+        "it is without them, so its next start keeps them, unless from empty state",
     ]
     assert told("latest") == []
+    accepted = start_preview(orders.stream, StartFrom("batch-2", accept_undone="they only count visits"))
+    assert accepted.readers[0].message().endswith("ends at batch 2. It keeps them: they only count visits")
 
 
 def test_preview_tells_that_a_position_is_unknown(chain: tuple[Stage, Stage, Stage]) -> None:

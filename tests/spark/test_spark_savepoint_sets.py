@@ -39,7 +39,7 @@ class Pipeline:
             lay_file(self.root / "in", number, [{"a": 3 * number + row} for row in range(5)])
         self.files += files
 
-    def run(self, *streams: str) -> None:
+    def run(self, *streams: str, start_from: StartFrom | None = None) -> None:
         """Let each of them read what there is, a file a batch."""
         for stream in streams:
             run_stream(
@@ -47,6 +47,7 @@ class Pipeline:
                 lambda spark, stream=stream: self.query(spark, stream),
                 **self.places,
                 spark=self.spark,
+                start_from=start_from or StartFrom(),
                 restart_strategy=RestartStrategies.no_restart(),
                 checkpointing=CheckpointConfig(cleanup="RETAIN_ON_CANCELLATION"),
             )
@@ -58,8 +59,10 @@ class Pipeline:
         found: DataFrame = rows[0]
         for other in rows[1:]:
             found = found.union(other)
-        kept = found.dropDuplicates(["a"])
-        return kept.writeStream.format("parquet").option("path", str(self.root / stream)).trigger(availableNow=True)
+        return self.kept(found).writeStream.format("parquet").option("path", str(self.root / stream)).trigger(availableNow=True)
+
+    def kept(self, rows: DataFrame) -> DataFrame:
+        return rows.dropDuplicates(["a"])
 
     def rows(self) -> dict[str, Counter[Any]]:
         return {
@@ -100,3 +103,31 @@ def test_restored_set_ends_as_an_uninterrupted_graph(spark: SparkSession, tmp_pa
     whole.feed(9)
     whole.run(*GRAPHS[graph])
     assert pipeline.rows() == whole.rows() == {stream: Counter(range(29)) for stream in GRAPHS[graph]}
+
+
+class Copies(Pipeline):
+    """Each stream keeps what it reads, so what it reads twice is there twice."""
+
+    def kept(self, rows: DataFrame) -> DataFrame:
+        return rows
+
+
+@pytest.mark.parametrize("accepted", ["", "daily only counts"])
+def test_streams_downstream_follow_one_that_goes_back_alone(spark: SparkSession, tmp_path: Path, accepted: str) -> None:
+    streams = list(GRAPHS["chain"])
+    pipeline = Copies(spark, tmp_path, GRAPHS["chain"])
+    pipeline.feed(2)
+    pipeline.run(*streams)
+    with Client(**pipeline.places) as client:
+        for stream in streams:
+            client.trigger_savepoint(stream, label="june")
+        pipeline.feed(2)
+        pipeline.run(*streams)
+        pipeline.run("orders", start_from=StartFrom("june", accept_undone=accepted))
+        pipeline.run("daily", "totals")
+        started = [client.describe_stream(stream).executions[0].recovery or {} for stream in streams]
+
+    assert [each["kind"] for each in started] == ["RESTORE", *2 * ["RESUME" if accepted else "RESTORE"]]
+    once = Counter(3 * number + row for number in range(4) for row in range(5))
+    undone = Counter(3 * number + row for number in (2, 3) for row in range(5)) if accepted else Counter()
+    assert pipeline.rows() == {"orders": once, "daily": once + undone, "totals": once + undone}

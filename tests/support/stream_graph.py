@@ -10,6 +10,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import (
     BATCH_INPUTS,
     SOURCE_IDENTITIES,
+    UPSTREAM_TIMELINES,
     BatchInput,
     SnapshotRecord,
     StartCause,
@@ -38,6 +39,7 @@ class Stage:
         self.stream.register()
         self.kind = "file"
         self.batch_inputs: list[BatchInput] = []
+        self.sinks = [f"FileSink[file:{self.sink}]"]
         self.catalog = self.stream.catalog
         directory = self.stream.live_directory(1, 0).url
         as_writer(self.catalog, name).streams.switch_live_directory(directory, origin=StateOrigin.empty(None))
@@ -57,8 +59,8 @@ class Stage:
         self.kind = kind
         self.execute(self.catalog.streams.get(self.name).live_directory or "")
 
-    def execute(self, directory: str) -> None:
-        """As an execution reports it."""
+    def execute(self, directory: str, timelines: dict[str, int] | None = None) -> None:
+        """As an execution reports it, which started when its upstream had these timelines."""
         execution = f"{self.name}-{uuid.uuid4()}"
         writer = as_writer(self.catalog, self.name).executions
         writer.start(execution, run_id=f"run-{execution}", cause=StartCause.MANUAL, holder=HOLDER)
@@ -66,14 +68,15 @@ class Stage:
             {"kind": self.kind, "identity": {"path": f"file:{folder}", "format": "parquet"}, "options": {}}
             for folder in self.folders
         ]
-        recovery = {SOURCE_IDENTITIES: sources, BATCH_INPUTS: self.batch_inputs}
+        recovery: dict[str, object] = {SOURCE_IDENTITIES: sources, BATCH_INPUTS: self.batch_inputs}
+        recovery |= {UPSTREAM_TIMELINES: timelines} if timelines is not None else {}
         writer.running(execution, live_directory=directory, recovery=recovery)
-        writer.heartbeat(execution, {"sinks": [f"FileSink[file:{self.sink}]"]})
+        writer.heartbeat(execution, {"sinks": self.sinks})
 
     def commit(self) -> int:
         """A batch, with every file that is there."""
-        batch = (LiveDirectory(str(self.live)).positions().commit if self.live.is_dir() else None) or 0
-        batch = batch + 1 if (self.live / "commits" / "0").exists() else 0
+        newest = LiveDirectory(str(self.live)).positions().commit if self.live.is_dir() else None
+        batch = 0 if newest is None else newest + 1
         self.write("metadata", json.dumps({"id": f"query-{self.name}"}))
         if not self.upstream:
             new = self.root / "in" / f"{batch}.json"

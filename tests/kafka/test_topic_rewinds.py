@@ -111,3 +111,19 @@ def test_reader_that_lags_goes_on_behind_what_a_set_undoes(kafka: Kafka, tmp_pat
         client.restart_savepoint_set(f"before-{client.savepoint_sets()[-1].set_id[:8]}", start=False)
     chain.run(first, second, files=1)
     assert rows_of(second) == chain.once()
+
+
+def test_reader_of_undone_records_follows_a_stream_that_goes_back_alone(kafka: Kafka, tmp_path: Path) -> None:
+    chain = Chain(tmp_path, kafka)
+    first, second = chain.first, chain.reader("second")
+    chain.run(first, second, files=2)
+    with first.client() as client:
+        for each in (first, second):
+            client.trigger_savepoint(each.stream, label="june")
+        chain.run(first, second, files=2)
+        chain.run(replace(first, start_from="june", new_query_id=True))
+        chain.run(first, second, files=1)
+        followed = client.describe_stream(second.stream).executions[0].recovery or {}
+
+    assert followed["kind"] == "RESTORE"
+    assert rows_of(second) == chain.once()

@@ -14,7 +14,7 @@ from tests.support.small_spark import SETTINGS
 
 
 class IcebergPipeline(Pipeline):
-    scenarios: ClassVar[tuple[str, ...]] = ("chain", "diamond", "twice", "lags", "diamond lags")
+    scenarios: ClassVar[tuple[str, ...]] = ("chain", "diamond", "twice", "lags", "diamond lags", "follows")
 
     def __init__(self, spark: SparkSession, root: Path, graph: Graph = CHAIN) -> None:
         super().__init__(spark, root, graph)

@@ -61,6 +61,13 @@ def test_stream_that_has_not_read_what_is_undone_goes_on_behind_it(
     assert (set(found["has read undone"].values()), found["whole"]) == ({False}, True)
 
 
+@pytest.mark.parametrize("of", ["told", "told_of_iceberg"])
+def test_streams_downstream_follow_one_that_goes_back_alone(of: str, request: pytest.FixtureRequest) -> None:
+    found = request.getfixturevalue(of)["follows"]
+
+    assert (found["kinds"], found["whole"]) == (3 * ["RESTORE"], True)
+
+
 def test_without_a_session_the_starts_roll_the_tables_back_upstream_first(told: Plays) -> None:
     assert "Start orders first" in told["has no session"]["refused"]
     assert told["has no session"]["whole"]

@@ -9,7 +9,6 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Records, as_dict, as_text, cells, read_dict, read_enum, was_renewed
 from dagster_ckpt.catalog.records import (
-    LAUNCH,
     SOURCE_IDENTITIES,
     UPSTREAM_TIMELINES,
     EventType,
@@ -243,12 +242,12 @@ class ExecutionRecords(Records):
             return {}
         return {"recovery_ms": max(0, self._database.now_ms(connection) - rows[1].heartbeat_at_ms)}
 
-    def note_launch(self, execution_id: str, launch: dict[str, Any]) -> None:
-        """What its driver was launched with."""
+    def note(self, execution_id: str, noted: dict[str, Any]) -> None:
+        """Add to its recovery what the run that launched its driver knows."""
         this = executions.c.execution_id == execution_id
         with self._database.writing() as connection:
             row = connection.execute(select(executions.c.recovery).where(this).with_for_update()).one()
-            recovery = {**as_dict(row.recovery), LAUNCH: launch}
+            recovery = {**as_dict(row.recovery), **noted}
             connection.execute(executions.update().where(this).values(recovery=as_text(recovery)))
 
     def handed_over(self, lease: LeaseRecord, execution_id: str, *, batch_id: int, gap_ms: int | None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 from dagster import AssetExecutionContext, OpExecutionContext
 
+from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import BatchInput
 from dagster_ckpt.orchestration._compat import BaseAssetGraph, asset_graph_of
 from dagster_ckpt.orchestration.metadata import BATCH_ID_KEY, SNAPSHOT_ID_KEY, STREAM_ID_KEY, TIMELINE_KEY, number_in
@@ -154,6 +155,15 @@ def dependents_of(context: OpExecutionContext, stream: Stream, preview: RewindPr
         to_batch=preview.plan.to_batch,
         undone_since_ms=preview.undone_since_ms,
     )
+
+
+def batch_inputs_of(context: OpExecutionContext, catalog: Catalog, keys: Sequence[dg.AssetKey]) -> list[BatchInput]:
+    """Those of a run; empty outside a code location."""
+    graph = asset_graph_of(context)
+    if graph is None:
+        return []
+    streams = {key: each.stream_id for each in catalog.streams.all() for key in each.asset_key.split(", ")}
+    return batch_inputs(graph, keys, streams)
 
 
 def batch_inputs(

@@ -13,6 +13,8 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.catalog.records import (
+    BATCH_INPUTS,
+    LAUNCH,
     ExecutionRecord,
     ExecutionStatus,
     RequestKind,
@@ -32,6 +34,7 @@ from dagster_ckpt.client.launching import (
 from dagster_ckpt.client.platforms import PlatformLaunch
 from dagster_ckpt.errors import CatalogError, CkptError, OptionError, RequestFailedError
 from dagster_ckpt.orchestration._compat import capture_interrupts, check_captured_interrupt, plan_outside_runs
+from dagster_ckpt.orchestration.downstream import batch_inputs_of
 from dagster_ckpt.orchestration.resources import DeploymentResources
 from dagster_ckpt.orchestration.run_status import (
     START_REQUEST_TAG,
@@ -196,9 +199,12 @@ def _find_or_launch(
                 requests.start_again(handle, request.request_id, origin=request.origin)
         raise
     execution = handle.catalog.executions.latest(handle.stream_id)
-    if recorded is not None and execution is not None:
+    noted: dict[str, Any] = {LAUNCH: recorded} if recorded is not None else {}
+    if between := batch_inputs_of(context.op_execution_context, handle.catalog, list(context.assets_def.keys)):
+        noted[BATCH_INPUTS] = between
+    if noted and execution is not None:
         with suppress(CatalogError):
-            handle.catalog.executions.note_launch(execution.execution_id, recorded)
+            handle.catalog.executions.note(execution.execution_id, noted)
 
 
 def _why_not_to_wait(driver: LaunchedDriver, watch: RunWatch) -> str | None:

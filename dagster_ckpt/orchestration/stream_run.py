@@ -20,7 +20,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
 from dagster_ckpt.catalog.records import (
-    BatchInput,
     ExecutionRecord,
     ExecutionStatus,
     LeaseRecord,
@@ -33,12 +32,11 @@ from dagster_ckpt.client.spares import prepared_spare
 from dagster_ckpt.errors import CkptError, RecoveryExhaustedError
 from dagster_ckpt.orchestration._compat import (
     DagsterExecutionInterruptedError,
-    asset_graph_of,
     capture_interrupts,
     check_captured_interrupt,
     plan_outside_runs,
 )
-from dagster_ckpt.orchestration.downstream import batch_inputs
+from dagster_ckpt.orchestration.downstream import batch_inputs_of
 from dagster_ckpt.orchestration.metadata import markdown_table
 from dagster_ckpt.orchestration.resources import DeploymentResources
 from dagster_ckpt.orchestration.restart_in_run import can_restart_in_run, restarting_in_run
@@ -286,16 +284,14 @@ class _Step:
                     interrupted_as=lambda: ExecutionStatus.CANCELED if canceled_by_user(context) is not None else None,
                     application=application_of(spark),
                     is_launched=True,
-                    batch_inputs=self._batch_inputs(),
+                    batch_inputs=batch_inputs_of(
+                        self.context.op_execution_context,
+                        handle.catalog,
+                        [each.key for each in _written(self.context)],
+                    ),
                     holder_is_over=self._holder_is_over,
                 ),
             )
-
-    def _batch_inputs(self) -> list[BatchInput]:
-        graph = asset_graph_of(self.context.op_execution_context)
-        known = self.handle.catalog.streams.all()
-        streams = {key: each.stream_id for each in known for key in each.asset_key.split(", ")}
-        return batch_inputs(graph, [each.key for each in _written(self.context)], streams) if graph is not None else []
 
     @contextmanager
     def _in_session(self) -> Iterator[SparkSession]:

@@ -311,8 +311,8 @@ def downstream_readers(
         doubts = unproven(member.stream_id, now, kept, edges)
         is_undone = True if why is not None else None if doubts else False
         shown = why.removeprefix("now: ") if why is not None else "; ".join(doubts) or _progress(reads, kept)
-        line = member.messages()[0].partition(": ")[2]
-        found.append(ReaderOfStream(member.stream_id, is_undone, shown, line, accepted))
+        at = member.messages()[0].partition(": ")[2]
+        found.append(ReaderOfStream(member.stream_id, is_undone, shown, at, accepted))
         kept[member.stream_id] = now if is_undone is False else member.point
     return tuple(found)
 

@@ -51,7 +51,7 @@ def ran(
     executions = as_writer(shelf.stream.catalog, STREAM).executions
     executions.running(execution_id, live_directory=str(shelf.live), recovery={IS_LAUNCHED: True})
     if launch is not None:
-        shelf.stream.catalog.executions.note_launch(execution_id, launch)
+        shelf.stream.catalog.executions.note(execution_id, {LAUNCH: launch})
 
 
 def began(shelf: Shelf, execution_id: str, version: str | None, *, run_id: str | None = None) -> None:

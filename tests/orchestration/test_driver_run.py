@@ -23,6 +23,7 @@ from dagster_ckpt.catalog.records import HANDS_OVER, LAUNCH_OF, ExecutionStatus,
 from dagster_ckpt.client import platforms
 from dagster_ckpt.client.launching import START_REQUEST_VARIABLE, DriverLaunch
 from dagster_ckpt.client.platforms import PlatformLaunch
+from dagster_ckpt.orchestration import downstream
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.resources import (
@@ -157,7 +158,14 @@ def driven(
     signal.signal(signal.SIGTERM, before)
 
 
-def test_a_run_that_does_not_follow_succeeds_once_the_query_is_started(driven: Driven) -> None:
+def test_a_run_that_does_not_follow_succeeds_once_the_query_is_started(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven.catalog.streams.ensure("money", name="money", asset_key="payments", options={})
+    report = dg.AssetSpec("report", deps=["payments"])
+    graph = dg.Definitions([report, dg.AssetSpec(JOB, deps=[report])]).resolve_asset_graph()
+    monkeypatch.setattr(downstream, "asset_graph_of", lambda _context: graph)
+
     run, failure = driven.run(follow=False, start_from="chk-7")
 
     assert (run.status, failure) == (DagsterRunStatus.SUCCESS, None)
@@ -167,6 +175,8 @@ def test_a_run_that_does_not_follow_succeeds_once_the_query_is_started(driven: D
     assert launch is not None
     assert (execution.run_id, execution.pid, execution.cause) == (run.run_id, launch.pid, StartCause.MANUAL)
     assert Path(launch.log).read_text() == "starting from chk-7\n"
+    # Its driver knows no asset graph.
+    assert execution.batch_inputs == [("money", "report")]
 
 
 def test_a_run_ends_as_the_driver_that_it_follows(driven: Driven) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_ckpt.catalog.records import IS_LAUNCHED, StartCause
+from dagster_ckpt.catalog.records import IS_LAUNCHED, LAUNCH, StartCause
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
@@ -65,7 +65,7 @@ def test_a_rollback_without_an_upgrade_is_that_of_the_launched_drivers(
         executions, id_ = as_writer(catalog, "orders").executions, f"of {version}"
         executions.start(id_, run_id=id_, cause=StartCause.MANUAL, holder=HOLDER, code_version=version)
         executions.running(id_, live_directory=f"{tmp_path}/live", recovery={IS_LAUNCHED: True})
-        catalog.executions.note_launch(id_, {"command": ["spark-submit", f"orders-{version}.py"]})
+        catalog.executions.note(id_, {LAUNCH: {"command": ["spark-submit", f"orders-{version}.py"]}})
 
     refused = refusal(definitions, instance, "roll_back_upgrade", {"stream_id": "orders"})
 

@@ -30,7 +30,7 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import CatalogError, LeaseHeldError
-from dagster_ckpt.orchestration import stream_run
+from dagster_ckpt.orchestration import downstream, stream_run
 from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.resources import (
     CheckpointCatalogResource,
@@ -385,7 +385,7 @@ class TestRequest:
         assert self.requested(stage).batch_inputs == []
         report = dg.AssetSpec("report", deps=["payments"])
         graph = dg.Definitions([report, dg.AssetSpec("orders", deps=[report])]).resolve_asset_graph()
-        monkeypatch.setattr(stream_run, "asset_graph_of", lambda _context: graph)
+        monkeypatch.setattr(downstream, "asset_graph_of", lambda _context: graph)
         catalog.streams.ensure("money", name="money", asset_key="refunds, payments", options={})
 
         assert self.requested(stage).batch_inputs == [("money", "report")]

@@ -59,7 +59,12 @@ class Pipeline:
         found: DataFrame = rows[0]
         for other in rows[1:]:
             found = found.union(other)
-        return self.kept(found).writeStream.format("parquet").option("path", str(self.root / stream)).trigger(availableNow=True)
+        return (
+            self.kept(found)
+            .writeStream.format("parquet")
+            .option("path", str(self.root / stream))
+            .trigger(availableNow=True)
+        )
 
     def kept(self, rows: DataFrame) -> DataFrame:
         return rows.dropDuplicates(["a"])

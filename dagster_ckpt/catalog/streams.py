@@ -230,10 +230,9 @@ def _source(connection: Connection, origin: StateOrigin, pending_restore: Pendin
 def _get(connection: Connection, stream_id: str) -> StreamRecord:
     row = connection.execute(select(streams).where(streams.c.stream_id == stream_id)).one_or_none()
     if row is None:
-        known = (
-            ", ".join(connection.execute(select(streams.c.stream_id).order_by(streams.c.stream_id)).scalars())
-            or "none yet"
-        )
+        # SQLite also stores what is no text.
+        listed = connection.execute(select(streams.c.stream_id).order_by(streams.c.stream_id)).scalars()
+        known = ", ".join(map(str, listed)) or "none yet"
         raise StreamNotFoundError(
             f"The catalog has no stream {stream_id!r}: the stream was never started, or this is the wrong catalog. "
             f"Streams in it: {known}."

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.recovery import replay
-from dagster_ckpt.recovery.plan import Restore
+from dagster_ckpt.recovery.plan import Restore, UndoneReads
 from dagster_ckpt.recovery.replay import LostBatches, lost_batches
 from dagster_ckpt.sinks.sink import OnRepeat, Sink
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
@@ -67,7 +67,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Lost:
         stream: Any = Mock()
         stream.options.max_replayed_batches = 100
         stream.catalog.journal.after.return_value = journal
-        facts: Any = Mock(live_batch=None, damaged_logs=())
+        facts: Any = Mock(live_batch=None, damaged_logs=(), undone=UndoneReads())
         facts.start_from.point = StartPoint.LATEST
         snapshot: Any = Mock(batch_id=2, query_id="first")
         return lost_batches(stream, facts, Restore(reason="lost", snapshot=snapshot))

@@ -331,7 +331,7 @@ class accessing:  # noqa: N801 - used as a statement: `with accessing("read", ur
 
 
 def explained(verb: str, where: str, error: Exception) -> Exception:
-    """FileNotFoundError where a path to read is missing, or a folder, as in an object store; else StorageAccessError."""
+    """FileNotFoundError where a path to read is missing or a folder, as in an object store; else StorageAccessError."""
     if verb in _MAY_BE_MISSING and isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return FileNotFoundError(without_secrets(where))
     return StorageAccessError(

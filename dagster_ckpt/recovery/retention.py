@@ -40,6 +40,7 @@ from dagster_ckpt.recovery.live_directories import (
     left_to_another,
     may_be_anothers,
 )
+from dagster_ckpt.recovery.undone_reads import newest_without_undone
 from dagster_ckpt.snapshot.garbage_collection import Garbage
 from dagster_ckpt.snapshot.manifest import Manifest, object_name
 from dagster_ckpt.snapshot.store import SnapshotStore
@@ -108,8 +109,9 @@ def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[Snap
     """The checkpoints that the retention policy does not keep, oldest first.
 
     The policy sees them by number, never by a clock, and savepoints only with `count_savepoints`. These stay
-    regardless: what a recovery would use first, the newest proven one, tagged ones, those at `protected` locations, and
-    those that a rollback of an upgrade, or to the driver before, restores.
+    regardless: what a recovery would use first, the newest proven one, tagged ones, those at `protected` locations,
+    those that a rollback of an upgrade, or to the driver before, restores, and the one that the next start restores
+    because a stream upstream went back.
     """
     snapshots = retained_by_policy(stream)
     context = RetentionContext(stream.catalog.now_ms())
@@ -145,11 +147,12 @@ def subsumption(
     restorable = stream.catalog.snapshots.restorable(stream.stream_id)
     needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
     needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
-    in_use, rollback = set(protected), {_rollback_snapshot(stream), _of_code_before(stream)}
+    in_use, to_start = set(protected), {_rollback_snapshot(stream), _of_code_before(stream)}
+    to_start.add(newest_without_undone(stream.catalog, stream.stream_id, restorable))
     needed |= {
         snapshot.snapshot_id: KeptBecause.IN_USE
         for snapshot in snapshots
-        if snapshot.location in in_use or snapshot.snapshot_id in rollback
+        if snapshot.location in in_use or snapshot.snapshot_id in to_start
     }
     also = {each.snapshot_id: needed[each.snapshot_id] for each in decision.dropped if each.snapshot_id in needed}
     dropped = tuple(each for each in decision.dropped if each.snapshot_id not in also)

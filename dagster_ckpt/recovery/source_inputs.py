@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.journal import PlannedBatch
@@ -31,6 +32,7 @@ from dagster_ckpt.recovery.plan import (
 )
 from dagster_ckpt.recovery.source_change import folder_of, recorded_sources, uri_path
 from dagster_ckpt.recovery.source_check import read_offsets
+from dagster_ckpt.sinks.file_sink_log import bare, committed_files
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.file_source import (
     SourceFile,
@@ -48,10 +50,12 @@ from dagster_ckpt.spark.query.sources import (
     GENERATED,
     ICEBERG,
     KAFKA,
+    PATH,
     SourceIdentity,
     keyed,
     kind_of_offset,
 )
+from dagster_ckpt.stream.edges import edges_to, reads_a_sink
 from dagster_ckpt.stream.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -97,7 +101,8 @@ def source_inputs(
     if not again.reads_something:
         return ()
     recorded = recorded_sources(stream, plan)
-    return tuple(_inputs(again, keyed(recorded) if recorded is not None else {}, session))
+    sources = keyed(recorded) if recorded is not None else {}
+    return tuple(_inputs(again, sources, session, partial(_is_undone_upstream, stream, sources)))
 
 
 def reasons(inputs: Iterable[SourceInput], status: InputStatus) -> str:
@@ -120,6 +125,10 @@ class _Again:
     files: _Files
     kept: _Files
     live_scheme: str
+
+    def without(self, source: str, paths: Collection[str]) -> _Again:
+        """What a stream upstream has undone is not read again."""
+        return replace(self, files={**self.files, source: [e for e in self.files[source] if e.path not in paths]})
 
     @property
     def reads_something(self) -> bool:
@@ -174,12 +183,26 @@ class _Again:
 
 
 def _inputs(
-    again: _Again, recorded: Mapping[str, SourceIdentity], session: SparkSession | None
+    again: _Again,
+    recorded: Mapping[str, SourceIdentity],
+    session: SparkSession | None,
+    is_undone: Callable[[str], bool],
 ) -> Iterator[SourceInput]:
     for key, offset in again.offsets.items():
         identity = recorded.get(key)
         kind = identity.kind if identity is not None else kind_of_offset(offset)
         if kind == FILE or (kind is None and again.files[key]):
+            log = identity.identity.get(PATH) if identity is not None and reads_a_sink(identity) else None
+            if again.goes_back and log is not None:
+                unlisted = _unlisted(again.files[key], log)
+                if unlisted and not is_undone(key):
+                    reason = (
+                        f"Source {key}: the log of the sink in {log} no longer lists {len(unlisted)} of "
+                        f"{len(again.files[key])} files that are read again: {_listed(unlisted)}."
+                    )
+                    yield SourceInput(key, FILE, InputStatus.GONE, reason)
+                    continue
+                again = again.without(key, unlisted)
             yield _files(again, key, identity, session)
         elif not again.goes_back:
             # The batch in flight has a fixed plan: what the source lacks of it, its next batch meets.
@@ -193,6 +216,18 @@ def _inputs(
                 f"Source {key} ({kind or 'of an unknown kind'}) does not tell whether it still has what is read again."
             )
             yield SourceInput(key, kind or "unknown", InputStatus.UNKNOWN, why)
+
+
+def _unlisted(files: Sequence[SourceFile], sink: str) -> list[str]:
+    """Spark reads from the folder of a sink what its log lists."""
+    listed = {bare(each) for each in committed_files(sink)}
+    return sorted(each.path for each in files if bare(each.path) not in listed)
+
+
+def _is_undone_upstream(stream: StreamHandle, sources: Mapping[str, SourceIdentity], source: str) -> bool:
+    edges = edges_to(stream.catalog, stream.stream_id, sources)
+    upstream = {each.upstream for each in edges if each.source == source}
+    return any(stream.catalog.streams.get(each).timeline for each in upstream)
 
 
 def _files(again: _Again, key: str, identity: SourceIdentity | None, session: SparkSession | None) -> SourceInput:

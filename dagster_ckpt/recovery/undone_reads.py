@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, Rewind, UndoneReads
 from dagster_ckpt.recovery.recovery_points import live_point, snapshot_point
@@ -38,26 +38,26 @@ def with_undone_reads(catalog: Catalog, facts: RecoveryFacts) -> RecoveryFacts:
     What a person has accepted (`accept_undone`) does not count, nor does a restore that is not finished.
     """
     stream = facts.stream
-    sources = recorded_sources(catalog, stream)
-    edges = [each for each in edges_to(catalog, stream.stream_id, sources) if each.kind is not EdgeKind.UNKNOWN]
-    upstream = [catalog.streams.get(name) for name in sorted({each.upstream for each in edges})]
-    done = {each.stream_id: each.timeline for each in upstream if each.pending_restore is None}
-    seen = catalog.executions.last_upstream(stream.stream_id)
-    if seen is None:
-        # It last started before this was recorded.
-        return replace(facts, undone=UndoneReads(timelines=done))
-    before = {each.stream_id: seen.get(each.stream_id, 0) for each in upstream}
-    went_back = {
-        name: point
-        for name, timeline in done.items()
-        if (point := _went_back(catalog, name, timeline, before[name])) is not None
-    }
-    found = UndoneReads(timelines=before | done)
-    if went_back and facts.start_from.chooses_its_point and stream.pending_restore is None:
-        of_these = [each for each in edges if each.upstream in went_back]
-        judge = _Judge(of_these, went_back, _undone_before(facts.snapshots, of_these, before))
-        found = _judged(catalog, facts, judge, found, before)
+    judge = _judge(catalog, stream, catalog.executions.last_upstream(stream.stream_id), facts.snapshots)
+    found = UndoneReads(timelines=judge.considered)
+    if judge.went_back and facts.start_from.chooses_its_point and stream.pending_restore is None:
+        found = _judged(catalog, facts, judge, found)
     return replace(facts, undone=found)
+
+
+def newest_without_undone(catalog: Catalog, stream_id: str, snapshots: Sequence[SnapshotRecord]) -> str | None:
+    """The newest snapshot that the next start can go back to, if a stream upstream went back since the last one.
+
+    Args:
+        snapshots: Newest first.
+    """
+    reads = reads_in(snapshots[0].properties) if snapshots else None
+    seen = catalog.executions.last_upstream(stream_id) if reads else None
+    if seen is None or all(each.timeline <= seen.get(each.upstream, 0) for each in reads or ()):
+        return None
+    judge = _judge(catalog, catalog.streams.get(stream_id), seen, snapshots)
+    free = (each.snapshot_id for each in snapshots if judge.why_not(each) is None)
+    return next(free, None) if judge.went_back else None
 
 
 def going_on(facts: RecoveryFacts, plan: RecoveryPlan, ahead: RewindPreview) -> RecoveryFacts | None:
@@ -67,6 +67,24 @@ def going_on(facts: RecoveryFacts, plan: RecoveryPlan, ahead: RewindPreview) -> 
     against = [f"sink {each.sink}: {each.reason}" for each in ahead.sinks if each.effect not in _KEEPS_EACH_ROW]
     why = ahead.gone or ahead.repeated or next(iter(against), None)
     return replace(facts, undone=facts.undone.kept(why)) if why is not None else None
+
+
+def _judge(
+    catalog: Catalog, stream: StreamRecord, seen: Mapping[str, int] | None, snapshots: Sequence[SnapshotRecord]
+) -> _Judge:
+    """`seen`: of each upstream stream the timeline at the last start; None: an older version did not record it."""
+    sources = recorded_sources(catalog, stream)
+    edges = [each for each in edges_to(catalog, stream.stream_id, sources) if each.kind is not EdgeKind.UNKNOWN]
+    upstream = [catalog.streams.get(name) for name in sorted({each.upstream for each in edges})]
+    done = {each.stream_id: each.timeline for each in upstream if each.pending_restore is None}
+    before = done if seen is None else {each.stream_id: seen.get(each.stream_id, 0) for each in upstream}
+    went_back = {
+        name: point
+        for name, timeline in done.items()
+        if (point := _went_back(catalog, name, timeline, before[name])) is not None
+    }
+    edges = [each for each in edges if each.upstream in went_back]
+    return _Judge(edges, went_back, _undone_before(snapshots, edges, before), before, {**before, **done})
 
 
 def _went_back(catalog: Catalog, upstream: str, timeline: int, before: int) -> Point | None:
@@ -89,11 +107,25 @@ def _key(of: Edge | Read) -> _Key:
 
 @dataclass(frozen=True)
 class _Judge:
-    """`undone_before`: what was undone and read, with which the stream has gone on."""
+    """Compares reads with the upstream streams that went back.
+
+    Attributes:
+        undone_before: What was undone and read, with which the stream has gone on.
+        before: Of each upstream stream the timeline at the last start.
+        considered: And that up to which it is judged now.
+    """
 
     edges: Sequence[Edge]
     went_back: Mapping[str, Point]
     undone_before: Mapping[_Key, int]
+    before: Mapping[str, int]
+    considered: Mapping[str, int]
+
+    def why_not(self, snapshot: SnapshotRecord) -> str | None:
+        """Why the stream cannot go back to a snapshot."""
+        reads = reads_in(snapshot.properties) or ()
+        unknown = self.unknown(reads)
+        return self.why(reads) or (f"how far it has read {min(unknown)} is not recorded" if unknown else None)
 
     def why(self, reads: Iterable[Read]) -> str | None:
         return next((why for each in reads if (why := self._why(each)) is not None), None)
@@ -115,9 +147,7 @@ class _Judge:
         return {each.upstream for each in self.edges if _key(each) not in known}
 
 
-def _judged(
-    catalog: Catalog, facts: RecoveryFacts, judge: _Judge, found: UndoneReads, before: Mapping[str, int]
-) -> UndoneReads:
+def _judged(catalog: Catalog, facts: RecoveryFacts, judge: _Judge, found: UndoneReads) -> UndoneReads:
     points: dict[str, str] = {}
     live = facts.live
     if live is not None and live.status is LiveStatus.GOOD and facts.stream.live_directory is not None:
@@ -128,13 +158,11 @@ def _judged(
         why, unknown = judge.why(reads), judge.unknown(reads)
         if why is None:
             # What could not be read now is judged by the next start.
-            return replace(found, timelines={**found.timelines, **{name: before[name] for name in unknown}})
+            return replace(found, timelines={**found.timelines, **{name: judge.before[name] for name in unknown}})
         points[live_point(facts.stream.live_directory)] = why
     free = set()
     for snapshot in facts.snapshots:
-        point, of_snapshot = snapshot_point(snapshot.snapshot_id), reads_in(snapshot.properties) or ()
-        unknown = judge.unknown(of_snapshot)
-        why = judge.why(of_snapshot) or (f"how far it has read {min(unknown)} is not recorded" if unknown else None)
+        point, why = snapshot_point(snapshot.snapshot_id), judge.why_not(snapshot)
         if why is None:
             free.add(point)
         else:

@@ -6,13 +6,14 @@ If a start fails, its point is examined. Damage is noted in the catalog, and the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, UPSTREAM_TIMELINES, RequestRecord, StartCause
 from dagster_ckpt.catalog.transitions import log_message
-from dagster_ckpt.errors import InputGoneError, LiveDirectoryError, RestoreError, StateRewriteError
+from dagster_ckpt.errors import CkptError, InputGoneError, LiveDirectoryError, RestoreError, StateRewriteError
 from dagster_ckpt.recovery.adopt import take_over
 from dagster_ckpt.recovery.examination import Examiner, refuse_broken_sinks
 from dagster_ckpt.recovery.facts import recovery_facts
@@ -33,7 +34,7 @@ from dagster_ckpt.recovery.source_check import (
 )
 from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.recovery.state_migration import PlannedMigration, refuse_two_rewrites, state_migration
-from dagster_ckpt.recovery.stream_graph import begins_of
+from dagster_ckpt.recovery.stream_graph import begins_of, downstream_readers
 from dagster_ckpt.recovery.undone_reads import going_on, with_undone_reads
 from dagster_ckpt.recovery.undone_topics import continue_behind_topics
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
@@ -280,6 +281,7 @@ class Start:
         kept = take_safety_savepoint(stream, facts, plan, self._start_from, self._lease.record, migrates=migrates)
         if kept is not None:
             log_message(stream.stream_id, kept)
+        self._report_readers(plan)
         self._watch()
         prepared = prepare(
             stream,
@@ -419,6 +421,16 @@ class Start:
         accept = self._start_from.accept_plan_change
         for message in check_plan(self._stream, recovery, plan, self._lease.record, accept=accept):
             log_message(self._stream.stream_id, message)
+
+    def _report_readers(self, plan: RecoveryPlan) -> None:
+        if not plan.rewound_batches:
+            return
+        accepted = self._start_from.accept_undone
+        # They are only told about.
+        with suppress(CkptError):
+            for reader in downstream_readers(self._stream.catalog, self._stream.stream_id, plan, accepted):
+                if reader.has_read_undone is not False:
+                    log_message(self._stream.stream_id, reader.message())
 
     def _report_sinks(self, plan: RecoveryPlan, prepared: PreparedStart) -> None:
         for place in prepared.rolled_back:

@@ -267,7 +267,7 @@ def reads_at_cut(
     found = identities_of_record(identities)
     if found is None:
         return {}
-    sources = {key: each for key, each in keyed(found).items() if each.kind in _BY_OFFSET or _reads_a_sink(each)}
+    sources = {key: each for key, each in keyed(found).items() if each.kind in _BY_OFFSET or reads_a_sink(each)}
     edges = [each for each in edges_to(catalog, stream_id, sources) if each.kind is not EdgeKind.UNKNOWN]
     logs = tuple({log for each in edges for log in _logs_read(each)})
     entries = {each.path: each.read() for each in files if each.path.startswith(logs)} if edges else {}
@@ -282,7 +282,7 @@ def _logs_read(edge: Edge) -> list[str]:
     return [f"{OFFSETS}/", *([f"{of_source}{NOTE}"] if edge.kind is EdgeKind.TOPIC else [])]
 
 
-def _reads_a_sink(source: SourceIdentity) -> bool:
+def reads_a_sink(source: SourceIdentity) -> bool:
     """Whether the folder has the log of a file sink: few have, and the catalog is asked for these only."""
     path = source.identity.get(PATH)
     if path is None or source.kind != FILE or _GLOB & set(path):

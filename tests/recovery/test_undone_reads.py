@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.client.preflight import planned_start, start_preview
+from dagster_ckpt.policies.retention import Latest, RetentionContext
 from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Resume
 from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.recovery.retention import retained_by_policy, subsumption
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.stream_graph import Stage, listed
@@ -162,3 +165,46 @@ def test_recovery_from_damage_skips_snapshots_with_undone_rows(chain: Chain) -> 
 
     assert isinstance(plan, Restore)
     assert plan.snapshot.label == "before"
+
+
+def test_retention_keeps_what_the_next_start_goes_back_to(chain: Chain) -> None:
+    stream = replace(chain.daily.stream, options=replace(chain.daily.stream.options, count_savepoints=True))
+    policy = Latest(1)
+
+    def dropped() -> list[str | None]:
+        kept = retained_by_policy(stream)
+        labels = {each.snapshot_id: each.label for each in kept}
+        decision = subsumption(stream, kept, policy, RetentionContext(stream.catalog.now_ms()))
+        return [labels[each.snapshot_id] for each in decision.dropped]
+
+    assert dropped() == ["before"]
+    rewind(chain.orders, "orders-2")
+    chain.commit(1)
+    chain.daily.savepoint("later")
+    assert dropped() == ["after"]
+    # It went on.
+    chain.started(orders=1)
+    assert dropped() == ["before", "after"]
+
+
+def test_undone_files_that_were_cleaned_up_are_not_missing_input(chain: Chain) -> None:
+    before = set(listed(chain.orders.sink))
+    rewind(chain.orders, "orders-2")
+    for undone in before - set(listed(chain.orders.sink)):
+        Path(undone.removeprefix("file://")).unlink()
+
+    ahead = start_preview(chain.daily.stream, StartFrom())
+
+    assert (ahead.gone, ahead.plan.to_batch) == ("", 0)
+
+
+def test_files_that_the_log_of_a_sink_dropped_by_age_are_missing_input(chain: Chain) -> None:
+    compacted = chain.orders.sink / "_spark_metadata" / "3.compact"
+    compacted.write_text("\n".join(compacted.read_text().splitlines()[:-1]))
+
+    ahead = start_preview(chain.daily.stream, StartFrom("before"))
+
+    assert (
+        f"the log of the sink in file:{chain.orders.sink} no longer lists 1 of 2 files that are read again"
+        in ahead.gone
+    )

@@ -118,7 +118,10 @@ class Copies(Pipeline):
 
 
 @pytest.mark.parametrize("accepted", ["", "daily only counts"])
-def test_streams_downstream_follow_one_that_goes_back_alone(spark: SparkSession, tmp_path: Path, accepted: str) -> None:
+def test_streams_downstream_follow_one_that_goes_back_alone(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, accepted: str
+) -> None:
+    caplog.set_level("INFO")
     streams = list(GRAPHS["chain"])
     pipeline = Copies(spark, tmp_path, GRAPHS["chain"])
     pipeline.feed(2)
@@ -133,6 +136,9 @@ def test_streams_downstream_follow_one_that_goes_back_alone(spark: SparkSession,
         started = [client.describe_stream(stream).executions[0].recovery or {} for stream in streams]
 
     assert [each["kind"] for each in started] == ["RESTORE", *2 * ["RESUME" if accepted else "RESTORE"]]
+    told = [each.getMessage() for each in caplog.records if "downstream stream daily has read" in each.getMessage()]
+    assert len(told) == 1
+    assert "It keeps them: daily only counts" in told[0] if accepted else "Its next start goes back to june" in told[0]
     once = Counter(3 * number + row for number in range(4) for row in range(5))
     undone = Counter(3 * number + row for number in (2, 3) for row in range(5)) if accepted else Counter()
     assert pipeline.rows() == {"orders": once, "daily": once + undone, "totals": once + undone}

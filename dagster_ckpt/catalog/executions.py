@@ -10,7 +10,6 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 from dagster_ckpt.catalog.database import Records, as_dict, as_text, cells, read_dict, read_enum, was_renewed
 from dagster_ckpt.catalog.records import (
     SOURCE_IDENTITIES,
-    UPSTREAM_TIMELINES,
     EventType,
     ExecutionRecord,
     ExecutionStatus,
@@ -117,14 +116,10 @@ class ExecutionRecords(Records):
         found = self._all(query.limit(1))
         return (found[0].recovery or {}).get(SOURCE_IDENTITIES) if found else None
 
-    def last_upstream(self, stream_id: str) -> dict[str, int] | None:
-        """Of each stream that it read the timeline when it last started; None if that was not recorded."""
-        query = newest_first(stream_id).where(executions.c.recovery.is_not(None))
-        newest = next(iter(self._all(query.limit(1))), None)
-        found = ((newest.recovery if newest is not None else None) or {}).get(UPSTREAM_TIMELINES)
-        if not isinstance(found, dict):
-            return None
-        return {str(name): timeline for name, timeline in found.items() if isinstance(timeline, int)}
+    def last_recovery(self, stream_id: str) -> dict[str, Any] | None:
+        """Of the newest one whose query was started."""
+        newest = self._all(newest_first(stream_id).where(executions.c.recovery.is_not(None)).limit(1))
+        return newest[0].recovery if newest else None
 
     def of_other_streams(self, stream_id: str) -> list[ExecutionRecord]:
         """Unsettled or running ones, of streams whose lease is held."""

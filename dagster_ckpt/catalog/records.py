@@ -161,8 +161,6 @@ SOURCE_IDENTITIES = "source_identities"
 IS_LAUNCHED = "is_launched"
 # In the recovery of an execution: batch assets that the stream reads, and that are built from another stream's output.
 BATCH_INPUTS = "batch_inputs"
-# Likewise: of each stream that it reads the timeline at that time.
-UPSTREAM_TIMELINES = "upstream_timelines"
 # Likewise: the origin of the request that started it.
 REQUESTED_BY = "requested_by"
 # Likewise: what `running_program` says.
@@ -271,6 +269,12 @@ class StreamRecord:
     origin: StateOrigin | None = None
     state_edits: tuple[str, ...] = ()
     broken: str | None = None
+
+    @property
+    def may_have_gone_back(self) -> bool:
+        """Its first timeline begins with its first start."""
+        began_empty = self.origin is not None and self.origin.kind is OriginKind.EMPTY
+        return self.timeline > (1 if began_empty else 0)
 
     def plan_in(self, directory: str | None) -> Mapping[str, Any] | None:
         """`directory`: the current one (None), or the one that it was made from."""

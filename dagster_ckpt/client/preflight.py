@@ -13,7 +13,14 @@ from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.client.requests import is_running
 from dagster_ckpt.config.state_backend import OnStateChange
-from dagster_ckpt.errors import CkptError, InputGoneError, LiveDirectoryError, RequestFailedError, StorageAccessError
+from dagster_ckpt.errors import (
+    CkptError,
+    InputGoneError,
+    LiveDirectoryError,
+    RequestFailedError,
+    RowsAtRiskError,
+    StorageAccessError,
+)
 from dagster_ckpt.recovery.examination import Examiner, is_suspicious
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import restore_into, scratch_directory, snapshot_location
@@ -24,8 +31,10 @@ from dagster_ckpt.recovery.replay import lost_batches
 from dagster_ckpt.recovery.rewind_preview import (
     RewindPreview,
     describe_safety_savepoint,
+    keeping,
     preview_rewind,
     refuse_loss,
+    why_kept,
 )
 from dagster_ckpt.recovery.sink_survey import refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
@@ -37,8 +46,7 @@ from dagster_ckpt.recovery.state_migration import (
     refuse_two_rewrites,
     state_migration,
 )
-from dagster_ckpt.recovery.stream_graph import downstream_readers
-from dagster_ckpt.recovery.undone_reads import going_on, with_undone_reads
+from dagster_ckpt.recovery.undone_reads import downstream_readers, with_undone_reads
 from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.query.description import is_described_query, session_of
@@ -64,10 +72,10 @@ _T = TypeVar("_T")
 
 def planned_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
     """As far as catalog and storage tell. No sink is asked."""
-    return plan_recovery(_facts(stream, start_from))
+    return plan_recovery(start_facts(stream, start_from))
 
 
-def _facts(stream: StreamHandle, start_from: StartFrom, output: NamedOutput | None = None) -> RecoveryFacts:
+def start_facts(stream: StreamHandle, start_from: StartFrom, output: NamedOutput | None = None) -> RecoveryFacts:
     facts = recovery_facts(stream, start_from, predecessor_ended=True, remembers=False, output=output)
     return with_undone_reads(stream.catalog, facts)
 
@@ -76,15 +84,14 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
     """Returns `known` if the start would still continue from the same point."""
     if known is not None and _still_holds(known.plan, planned_start(stream, start_from)):
         return known
-    facts = _facts(stream, start_from)
+    facts = start_facts(stream, start_from)
     while True:
         plan = plan_recovery(facts)
         try:
             with holding(stream.catalog, [plan.snapshot], "preview"):
                 ahead = ahead_of(stream, facts, plan)
-                kept = going_on(facts, plan, ahead)
-                if kept is not None:
-                    facts = kept
+                if (why := why_kept(facts, plan, ahead)) is not None:
+                    facts = keeping(facts, why)
                     continue
                 newer = with_newer_point(facts, plan, ahead.gone) if ahead.gone and not start_from.accept_loss else None
                 if newer is not None:
@@ -171,6 +178,16 @@ class StartCheck:
     migration: PlannedMigration | None = None
 
 
+def _facts_without(facts: RecoveryFacts, plan: RecoveryPlan, error: CkptError) -> RecoveryFacts:
+    """As the start does: the facts for another point than one that is refused; raises the error if there is none."""
+    newer = with_newer_point(facts, plan, error.gone) if isinstance(error, InputGoneError) else None
+    if newer is not None:
+        return newer
+    if not facts.undone.went_back or isinstance(error, StorageAccessError):
+        raise error
+    return keeping(facts, str(error))
+
+
 def check_start(
     stream: StreamHandle,
     describe: Callable[[], DataStreamWriter],
@@ -184,27 +201,23 @@ def check_start(
     """
     record = stream.catalog.streams.get(stream.stream_id)
     output = _told(describe, named_output)
-    facts = _facts(stream, start_from, output)
+    facts = start_facts(stream, start_from, output)
     while True:
         plan = plan_of_start(stream, facts, describe)
         with holding(stream.catalog, [plan.snapshot], "check of a start"):
-            refuse_unclaimed(stream, plan.snapshot)
-            for message in refuse_changed_sources(stream, plan, _told(describe, source_identities)):
-                report(message)
             try:
+                refuse_unclaimed(stream, plan.snapshot)
+                changed = refuse_changed_sources(stream, plan, _told(describe, source_identities))
                 ahead = ahead_of(stream, facts, plan, output, _told(describe, _session))
-                kept = going_on(facts, plan, ahead)
-                if kept is not None:
-                    facts = kept
-                    continue
+                if (why := why_kept(facts, plan, ahead)) is not None:
+                    raise RowsAtRiskError(why)
                 refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
                 gone = refuse_gone_records(stream, plan, describe, accept_loss=start_from.accept_loss)
-            except InputGoneError as error:
-                newer = with_newer_point(facts, plan, error.gone)
-                if newer is None:
-                    raise
-                facts = newer
+            except CkptError as error:
+                facts = _facts_without(facts, plan, error)
                 continue
+            for message in changed:
+                report(message)
             for message in gone:
                 report(f"accepted without these records: {message}")
             checked = check_state(stream, plan, start_from)

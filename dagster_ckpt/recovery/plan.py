@@ -14,6 +14,7 @@ from dagster_ckpt.sinks.file_sink_repair import DamagedLog
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveState
 from dagster_ckpt.spark.checkpoint_dir.restore import BEGINNING, Donor, Position, in_order
 from dagster_ckpt.spark.query.sources import SourceIdentity
+from dagster_ckpt.stream.edges import Read
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.stream.start_from import SourceMapping, SourceOffsets, StartFrom
 from dagster_ckpt.values.durations import rounded_duration
@@ -269,17 +270,19 @@ class UndoneReads:
     Attributes:
         points: Points that have read such rows, each with what; empty if the stream need not go back.
         free: Points that have read none.
-        timelines: Of each stream upstream the one that was considered, which a start records.
+        reads: What a start records of the upstream streams.
+        went_back: Whether one of them did, and that was not accepted.
         why_kept: Why the stream keeps them nevertheless; then `points` is empty.
     """
 
     points: Mapping[str, str] = field(default_factory=dict)
     free: frozenset[str] = frozenset()
-    timelines: Mapping[str, int] = field(default_factory=dict)
+    reads: tuple[Read, ...] = ()
+    went_back: bool = False
     why_kept: str = ""
 
     def kept(self, why: str) -> UndoneReads:
-        return replace(self, points={}, why_kept=why)
+        return replace(self, points={}, went_back=False, why_kept=why)
 
     def why_not(self, point: str) -> str | None:
         if not self.points or point in self.free:

@@ -100,7 +100,7 @@ def _planned(facts: RecoveryFacts) -> RecoveryPlan:
     except RecoveryExhaustedError:
         if not facts.undone.points:
             raise
-        return _planned(replace(facts, undone=facts.undone.kept("no point is without them")))
+        return _planned(replace(facts, undone=facts.undone.kept("no point that it may use is without them")))
     why = facts.undone.why_kept
     return replace(plan, reason=f"{plan.reason}; it keeps rows that were undone upstream: {why}") if why else plan
 

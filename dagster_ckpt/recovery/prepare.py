@@ -293,7 +293,13 @@ class _Preparation:
             origin=origin,
             restored_snapshot_id=record.restored_snapshot_id,
             pending_restore=record.pending_restore,
+            accept_undone=self._accepted(record),
         )
+
+    def _accepted(self, record: StreamRecord) -> str:
+        """Of the rewind that is not finished."""
+        branches = self.stream.catalog.history.branches(record.stream_id)
+        return next((each.accepted or "" for each in branches if each.timeline == record.timeline), "")
 
     def _start_empty(self, live: LiveDirectory) -> PreparedStart:
         stream = self.stream

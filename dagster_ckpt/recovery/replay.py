@@ -98,8 +98,8 @@ def lost_batches(
         or not stream.options.max_replayed_batches
         # The sink is rolled back: its log no longer lists the rows of these batches.
         or facts.damaged_logs
-        # They read what a stream upstream has undone.
-        or facts.undone.points
+        # They may have read what a stream upstream has undone.
+        or facts.undone.went_back
     ):
         return None
     snapshot = plan.snapshot

@@ -35,7 +35,7 @@ from dagster_ckpt.recovery.plan import (
 from dagster_ckpt.recovery.sink_survey import Survey, forecast_sinks, survey_sinks
 from dagster_ckpt.recovery.source_inputs import InputStatus, SourceInput, reasons, source_inputs
 from dagster_ckpt.recovery.source_mapping import source_changes
-from dagster_ckpt.recovery.stream_graph import ReaderOfStream
+from dagster_ckpt.recovery.undone_reads import ReaderOfStream
 from dagster_ckpt.sinks.in_flight import forecast_in_flight
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import Replay, Sink, SinkEffect, SinkForecast, distinct
@@ -226,6 +226,24 @@ def _described(edit: str, savepoint: SnapshotRecord | None) -> str:
     if savepoint is None:
         return f"edit {edit}, whose savepoint the catalog does not list"
     return f"{describe_snapshot(savepoint)} ({savepoint.edit.get('reason')}, by {savepoint.edit.get('by')})"
+
+
+# A start with a sink that does not answer is refused, and tried again.
+_KEEPS_EACH_ROW = frozenset(
+    {SinkEffect.EXACT, SinkEffect.SKIP, SinkEffect.UNTOUCHED, SinkEffect.STARTS, SinkEffect.UNREACHABLE}
+)
+
+
+def why_kept(facts: RecoveryFacts, plan: RecoveryPlan, ahead: RewindPreview) -> str | None:
+    """Why the stream keeps rows that were undone upstream, as to go back would repeat or lose others; None: nothing."""
+    if not facts.undone.went_back or not isinstance(plan, Restore | Rewind):
+        return None
+    against = [f"sink {each.sink}: {each.reason}" for each in ahead.sinks if each.effect not in _KEEPS_EACH_ROW]
+    return ahead.gone or ahead.repeated or next(iter(against), None)
+
+
+def keeping(facts: RecoveryFacts, why: str) -> RecoveryFacts:
+    return replace(facts, undone=facts.undone.kept(why))
 
 
 def _is_judged(sink: Sink, judged: Sequence[SinkForecast]) -> bool:

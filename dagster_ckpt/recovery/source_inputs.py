@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.journal import PlannedBatch
-from dagster_ckpt.errors import LiveDirectoryError, StorageAccessError
+from dagster_ckpt.errors import CkptError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.recovery.plan import (
     FinishRestore,
@@ -32,7 +31,7 @@ from dagster_ckpt.recovery.plan import (
 )
 from dagster_ckpt.recovery.source_change import folder_of, recorded_sources, uri_path
 from dagster_ckpt.recovery.source_check import read_offsets
-from dagster_ckpt.sinks.file_sink_log import bare, committed_files
+from dagster_ckpt.sinks.file_sink_log import bare
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.file_source import (
     SourceFile,
@@ -55,7 +54,7 @@ from dagster_ckpt.spark.query.sources import (
     keyed,
     kind_of_offset,
 )
-from dagster_ckpt.stream.edges import edges_to, reads_a_sink
+from dagster_ckpt.stream.edges import EdgeKind, edges_to, newest_batch, undone_files
 from dagster_ckpt.stream.handle import StreamHandle
 
 if TYPE_CHECKING:
@@ -102,7 +101,11 @@ def source_inputs(
         return ()
     recorded = recorded_sources(stream, plan)
     sources = keyed(recorded) if recorded is not None else {}
-    return tuple(_inputs(again, sources, session, partial(_is_undone_upstream, stream, sources)))
+    if not isinstance(plan, RestoreAndReplay):
+        again, expired = _as_sinks_list(stream, again, sources)
+        if expired:
+            return tuple(expired)
+    return tuple(_inputs(again, sources, session))
 
 
 def reasons(inputs: Iterable[SourceInput], status: InputStatus) -> str:
@@ -126,9 +129,9 @@ class _Again:
     kept: _Files
     live_scheme: str
 
-    def without(self, source: str, paths: Collection[str]) -> _Again:
-        """What a stream upstream has undone is not read again."""
-        return replace(self, files={**self.files, source: [e for e in self.files[source] if e.path not in paths]})
+    def without(self, source: str, names: Collection[str]) -> _Again:
+        left = [each for each in self.files.get(source, ()) if bare(each.path) not in names]
+        return replace(self, files={**self.files, source: left})
 
     @property
     def reads_something(self) -> bool:
@@ -186,23 +189,11 @@ def _inputs(
     again: _Again,
     recorded: Mapping[str, SourceIdentity],
     session: SparkSession | None,
-    is_undone: Callable[[str], bool],
 ) -> Iterator[SourceInput]:
     for key, offset in again.offsets.items():
         identity = recorded.get(key)
         kind = identity.kind if identity is not None else kind_of_offset(offset)
         if kind == FILE or (kind is None and again.files[key]):
-            log = identity.identity.get(PATH) if identity is not None and reads_a_sink(identity) else None
-            if again.goes_back and log is not None:
-                unlisted = _unlisted(again.files[key], log)
-                if unlisted and not is_undone(key):
-                    reason = (
-                        f"Source {key}: the log of the sink in {log} no longer lists {len(unlisted)} of "
-                        f"{len(again.files[key])} files that are read again: {_listed(unlisted)}."
-                    )
-                    yield SourceInput(key, FILE, InputStatus.GONE, reason)
-                    continue
-                again = again.without(key, unlisted)
             yield _files(again, key, identity, session)
         elif not again.goes_back:
             # The batch in flight has a fixed plan: what the source lacks of it, its next batch meets.
@@ -218,16 +209,33 @@ def _inputs(
             yield SourceInput(key, kind or "unknown", InputStatus.UNKNOWN, why)
 
 
-def _unlisted(files: Sequence[SourceFile], sink: str) -> list[str]:
-    """Spark reads from the folder of a sink what its log lists."""
-    listed = {bare(each) for each in committed_files(sink)}
-    return sorted(each.path for each in files if bare(each.path) not in listed)
+def _as_sinks_list(
+    stream: StreamHandle, again: _Again, sources: Mapping[str, SourceIdentity]
+) -> tuple[_Again, list[SourceInput]]:
+    """Without files that a stream upstream has undone, and what logs of sinks do not list any more for their age.
 
-
-def _is_undone_upstream(stream: StreamHandle, sources: Mapping[str, SourceIdentity], source: str) -> bool:
-    edges = edges_to(stream.catalog, stream.stream_id, sources)
-    upstream = {each.upstream for each in edges if each.source == source}
-    return any(stream.catalog.streams.get(each).timeline for each in upstream)
+    From the folder of a sink, Spark reads what its log lists. A replay reads what was planned.
+    """
+    expired = []
+    edges = [each for each in edges_to(stream.catalog, stream.stream_id, sources) if each.kind is EdgeKind.FILES]
+    for edge in edges if again.goes_back else ():
+        files, folder = again.files.get(edge.source, ()), sources[edge.source].identity[PATH]
+        times = {bare(each.path): each.modified_at_ms for each in files}
+        try:
+            upstream = stream.catalog.streams.get(edge.upstream)
+            _, listed = newest_batch(times, folder)
+        except (CkptError, OSError):
+            continue
+        undone = undone_files(times, listed, upstream)
+        gone = sorted(each.path for each in files if bare(each.path) not in {*listed, *undone})
+        if gone:
+            reason = (
+                f"Source {edge.source}: the log of the sink in {folder} no longer lists {len(gone)} of {len(files)} "
+                f"files that are read again: {_listed(gone)}."
+            )
+            expired.append(SourceInput(edge.source, FILE, InputStatus.GONE, reason))
+        again = again.without(edge.source, undone)
+    return again, expired
 
 
 def _files(again: _Again, key: str, identity: SourceIdentity | None, session: SparkSession | None) -> SourceInput:

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.history import past_of
 from dagster_ckpt.catalog.records import SnapshotRecord
-from dagster_ckpt.errors import CkptError, OptionError, StreamNotFoundError
+from dagster_ckpt.errors import OptionError, StreamNotFoundError
 from dagster_ckpt.recovery.plan import RecoveryPlan
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.stream.edges import Edge, EdgeKind, Read, edges_in, reads_in, reads_of_live
+from dagster_ckpt.stream.edges import Edge, EdgeKind, Read, edges_in, reads_in
 from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 
@@ -42,15 +41,20 @@ class Point:
     def contains(self, read: Read) -> bool:
         if read.undone or read.batch is None:
             return not read.undone
-        written_on = read.timeline
-        for _ in self.begins:
-            parent, to_batch = self.begins.get(written_on, (written_on, -1))
-            written_on = parent if read.batch <= to_batch else written_on
-        history = {**past_of(self.timeline, self.begins), self.timeline: self.batch}
-        return read.batch <= min(history.get(written_on, -1), self.batch)
+        return read.batch <= self.batch and remaining(read, self.timeline, self.begins).batch == read.batch
 
 
 EMPTY = Point("empty state", -1)
+
+
+def remaining(read: Read, timeline: int, begins: Mapping[int, tuple[int, int]]) -> Read:
+    """What is left of a read on another timeline of the upstream stream: both have the batches of their common past."""
+    if read.batch is None:
+        return replace(read, timeline=timeline)
+    mine = {**past_of(read.timeline, begins), read.timeline: LARGEST_LONG}
+    other = {**past_of(timeline, begins), timeline: LARGEST_LONG}
+    common = [min(read.batch, mine[each], other[each]) for each in mine.keys() & other.keys()]
+    return replace(read, timeline=timeline, batch=max(common, default=-1))
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ def orphaned(name: str, reads: Iterable[Read], chosen: Mapping[str, Point]) -> s
         if read.undone:
             noun = "files" if read.kind is EdgeKind.FILES else "batches"
             what = f"{read.undone} {noun} of {read.upstream} that an earlier rewind undid"
-        elif read.timeline != upstream.timeline:
+        elif read.timeline != upstream.timeline and upstream.batch >= 0:
             what += f" on timeline {read.timeline}"
         return f"{name}: it has read {what}, and {upstream.name} ends at batch {upstream.batch}"
     return None
@@ -257,84 +261,3 @@ def point_of_plan(catalog: Catalog, stream_id: str, plan: RecoveryPlan) -> Point
 
 def begins_of(catalog: Catalog, stream_id: str) -> dict[int, tuple[int, int]]:
     return {each.timeline: (each.parent, each.to_batch) for each in catalog.history.branches(stream_id)}
-
-
-@dataclass(frozen=True)
-class ReaderOfStream:
-    """A stream that reads the output of one that goes back.
-
-    Attributes:
-        has_read_undone: Whether it has processed rows that the start undoes; None: unknown, `why` says so.
-        line: The newest of its snapshots that has not, and that is consistent with those of the streams between.
-        accepted: Why it may keep them.
-    """
-
-    stream_id: str
-    has_read_undone: bool | None
-    why: str
-    line: str
-    accepted: str = ""
-
-    def message(self) -> str:
-        verdict = {True: "has read undone rows", False: "has read no undone row", None: "may have read undone rows"}
-        text = f"downstream stream {self.stream_id} {verdict[self.has_read_undone]}: {self.why}"
-        if self.has_read_undone is False:
-            return text
-        if self.accepted:
-            return f"{text}. It keeps them: {self.accepted}"
-        if self.has_read_undone is None:
-            return f"{text}. Its newest consistent point: {self.line}"
-        if self.line == EMPTY.name:
-            return f"{text}. No snapshot of it is without them, so its next start keeps them, unless from empty state"
-        return (
-            f"{text}. Its next start goes back to {self.line} if its sinks can be rolled back; to let it go on, give "
-            "a reason in accept_undone"
-        )
-
-
-def downstream_readers(
-    catalog: Catalog, stream_id: str, plan: RecoveryPlan, accepted: str = ""
-) -> tuple[ReaderOfStream, ...]:
-    graph = graph_of(catalog, f"{stream_id}+")
-    if len(graph.order) == 1:
-        return ()
-    start = point_of_plan(catalog, stream_id, plan)
-    line = line_of(catalog, graph, {stream_id: start})
-    # What each stream keeps: all of it, unless it has read what its upstream loses.
-    kept = {stream_id: start}
-    found = []
-    for member in line.members[1:]:
-        edges = [edge for edge in graph.edges if edge.reader == member.stream_id]
-        now = _now(catalog, member.stream_id, edges)
-        reads = now.reads or ()
-        why = orphaned("now", reads, kept)
-        doubts = unproven(member.stream_id, now, kept, edges)
-        is_undone = True if why is not None else None if doubts else False
-        shown = why.removeprefix("now: ") if why is not None else "; ".join(doubts) or _progress(reads, kept)
-        at = member.messages()[0].partition(": ")[2]
-        found.append(ReaderOfStream(member.stream_id, is_undone, shown, at, accepted))
-        kept[member.stream_id] = now if is_undone is False else member.point
-    return tuple(found)
-
-
-def _progress(reads: Iterable[Read], kept: Mapping[str, Point]) -> str:
-    found = [
-        f"it has read {each.upstream} up to batch {each.batch}"
-        if each.batch is not None
-        else f"it has read nothing of {each.upstream}"
-        for each in reads
-        if each.upstream in kept
-    ]
-    return ", ".join(found)
-
-
-def _now(catalog: Catalog, stream_id: str, edges: Sequence[Edge]) -> Point:
-    stream = catalog.streams.get(stream_id)
-    begins = begins_of(catalog, stream_id)
-    reads: tuple[Read, ...] | None = ()
-    if stream.live_directory is not None:
-        try:
-            reads = tuple(reads_of_live(catalog, edges, LiveDirectory(stream.live_directory)))
-        except (CkptError, OSError):
-            reads = None
-    return Point("its live directory", LARGEST_LONG, stream.timeline, begins, reads)

@@ -1,102 +1,36 @@
-"""Whether a stream has read rows that a stream upstream has undone since, and which of its points have not.
+"""Rows that a stream has read, and that a stream upstream has undone: which of its points have not, and who has.
 
-If it has, its next start goes back, by the rule of `stream_graph`: a point is consistent with an upstream stream if
-that still has all that the point has read of it.
+By the rule of `stream_graph`, a point is consistent with an upstream stream if that still has all that the point has
+read of it. What a stream has gone on with, or a person has accepted (`accept_undone`), does not count any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.history import Branch, past_of
 from dagster_ckpt.catalog.records import SnapshotRecord, StreamRecord
 from dagster_ckpt.errors import CkptError
-from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, Rewind, UndoneReads
+from dagster_ckpt.recovery.plan import RecoveryFacts, RecoveryPlan, Restore, StartEmpty, UndoneReads
 from dagster_ckpt.recovery.recovery_points import live_point, snapshot_point
-from dagster_ckpt.recovery.rewind_preview import RewindPreview
-from dagster_ckpt.recovery.stream_graph import Point
-from dagster_ckpt.sinks.sink import SinkEffect
+from dagster_ckpt.recovery.stream_graph import (
+    EMPTY,
+    Point,
+    begins_of,
+    graph_of,
+    line_of,
+    orphaned,
+    point_of_plan,
+    remaining,
+    unproven,
+)
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.sources import SourceIdentity
 from dagster_ckpt.stream.edges import Edge, EdgeKind, Read, edges_to, reads_in, reads_of_live, recorded_sources
 from dagster_ckpt.values.untrusted import LARGEST_LONG
-
-# A start with a sink that does not answer is refused, and tried again.
-_KEEPS_EACH_ROW = (
-    SinkEffect.EXACT,
-    SinkEffect.SKIP,
-    SinkEffect.UNTOUCHED,
-    SinkEffect.STARTS,
-    SinkEffect.UNREACHABLE,
-)
-
-
-def with_undone_reads(catalog: Catalog, facts: RecoveryFacts) -> RecoveryFacts:
-    """Let the plan go back behind what streams upstream have undone since the last start, if it may choose its point.
-
-    What a person has accepted (`accept_undone`) does not count, nor does a restore that is not finished.
-    """
-    stream = facts.stream
-    judge = _judge(catalog, stream, catalog.executions.last_upstream(stream.stream_id), facts.snapshots)
-    found = UndoneReads(timelines=judge.considered)
-    if judge.went_back and facts.start_from.chooses_its_point and stream.pending_restore is None:
-        found = _judged(catalog, facts, judge, found)
-    return replace(facts, undone=found)
-
-
-def newest_without_undone(catalog: Catalog, stream_id: str, snapshots: Sequence[SnapshotRecord]) -> str | None:
-    """The newest snapshot that the next start can go back to, if a stream upstream went back since the last one.
-
-    Args:
-        snapshots: Newest first.
-    """
-    reads = reads_in(snapshots[0].properties) if snapshots else None
-    seen = catalog.executions.last_upstream(stream_id) if reads else None
-    if seen is None or all(each.timeline <= seen.get(each.upstream, 0) for each in reads or ()):
-        return None
-    judge = _judge(catalog, catalog.streams.get(stream_id), seen, snapshots)
-    free = (each.snapshot_id for each in snapshots if judge.why_not(each) is None)
-    return next(free, None) if judge.went_back else None
-
-
-def going_on(facts: RecoveryFacts, plan: RecoveryPlan, ahead: RewindPreview) -> RecoveryFacts | None:
-    """The facts to keep undone rows, as going back would repeat or lose others; None if it would not."""
-    if not facts.undone.points or not isinstance(plan, Restore | Rewind):
-        return None
-    against = [f"sink {each.sink}: {each.reason}" for each in ahead.sinks if each.effect not in _KEEPS_EACH_ROW]
-    why = ahead.gone or ahead.repeated or next(iter(against), None)
-    return replace(facts, undone=facts.undone.kept(why)) if why is not None else None
-
-
-def _judge(
-    catalog: Catalog, stream: StreamRecord, seen: Mapping[str, int] | None, snapshots: Sequence[SnapshotRecord]
-) -> _Judge:
-    """`seen`: of each upstream stream the timeline at the last start; None: an older version did not record it."""
-    sources = recorded_sources(catalog, stream)
-    edges = [each for each in edges_to(catalog, stream.stream_id, sources) if each.kind is not EdgeKind.UNKNOWN]
-    upstream = [catalog.streams.get(name) for name in sorted({each.upstream for each in edges})]
-    done = {each.stream_id: each.timeline for each in upstream if each.pending_restore is None}
-    before = done if seen is None else {each.stream_id: seen.get(each.stream_id, 0) for each in upstream}
-    went_back = {
-        name: point
-        for name, timeline in done.items()
-        if (point := _went_back(catalog, name, timeline, before[name])) is not None
-    }
-    edges = [each for each in edges if each.upstream in went_back]
-    return _Judge(edges, went_back, _undone_before(snapshots, edges, before), before, {**before, **done})
-
-
-def _went_back(catalog: Catalog, upstream: str, timeline: int, before: int) -> Point | None:
-    """The stream as it is, if it has gone back since and that was not accepted."""
-    branches = {each.timeline: each for each in catalog.history.branches(upstream)}
-    if all(each in branches and branches[each].accepted for each in range(before + 1, timeline + 1)):
-        return None
-    begins = {
-        each.timeline: (each.parent, LARGEST_LONG if each.accepted else each.to_batch) for each in branches.values()
-    }
-    return Point("now", LARGEST_LONG, timeline, begins)
-
 
 _Key = tuple[str, str, str]
 
@@ -106,81 +40,281 @@ def _key(of: Edge | Read) -> _Key:
 
 
 @dataclass(frozen=True)
-class _Judge:
-    """Compares reads with the upstream streams that went back.
+class _Upstream:
+    """A stream that another one reads.
 
     Attributes:
-        undone_before: What was undone and read, with which the stream has gone on.
-        before: Of each upstream stream the timeline at the last start.
-        considered: And that up to which it is judged now.
+        before: Its timeline when the reader last started.
+        is_done: Whether no restore of it is unfinished.
+    """
+
+    timeline: int
+    before: int
+    branches: Mapping[int, Branch]
+    is_done: bool
+
+    @property
+    def begins(self) -> dict[int, tuple[int, int]]:
+        return {each.timeline: (each.parent, each.to_batch) for each in self.branches.values()}
+
+    @property
+    def now(self) -> Point:
+        return Point("now", LARGEST_LONG, self.timeline, self.begins)
+
+    def undid(self, until: int) -> list[int]:
+        """The timelines since the reader's start that undid rows. The first start of a stream undoes none."""
+        return [each for each in range(self.before + 1, until + 1) if each in self.branches or each > 1]
+
+    def undid_unaccepted(self, until: int) -> bool:
+        return any(not self.is_accepted(each) for each in self.undid(until))
+
+    def is_accepted(self, timeline: int) -> bool:
+        return timeline in self.branches and bool(self.branches[timeline].accepted)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A stream that reads others.
+
+    Attributes:
+        started: What it had read when it last started; of interest is how much of it was undone.
     """
 
     edges: Sequence[Edge]
-    went_back: Mapping[str, Point]
-    undone_before: Mapping[_Key, int]
-    before: Mapping[str, int]
-    considered: Mapping[str, int]
+    upstream: Mapping[str, _Upstream]
+    started: Mapping[_Key, Read]
 
-    def why_not(self, snapshot: SnapshotRecord) -> str | None:
-        """Why the stream cannot go back to a snapshot."""
-        reads = reads_in(snapshot.properties) or ()
-        unknown = self.unknown(reads)
-        return self.why(reads) or (f"how far it has read {min(unknown)} is not recorded" if unknown else None)
+    @classmethod
+    def of(cls, catalog: Catalog, stream: StreamRecord, sources: Mapping[str, SourceIdentity] | None = None) -> Reader:
+        """`sources`: of its query, for a first start; otherwise they are those that it has recorded."""
+        found = edges_to(catalog, stream.stream_id, recorded_sources(catalog, stream) or sources or {})
+        edges = [each for each in found if each.kind is not EdgeKind.UNKNOWN]
+        started = reads_in(catalog.executions.last_recovery(stream.stream_id) or {})
+        known = {each.stream_id: each for each in catalog.streams.all() if each.broken is None} if edges else {}
+        upstream = {}
+        for name in {each.upstream for each in edges} & known.keys():
+            record = known[name]
+            before = [each.timeline for each in started or () if each.upstream == name]
+            upstream[name] = _Upstream(
+                record.timeline,
+                # Older versions recorded none. A stream that was not known then has begun since.
+                min(before, default=0) if started is not None else record.timeline,
+                {each.timeline: each for each in catalog.history.branches(name)} if record.timeline else {},
+                is_done=record.pending_restore is None,
+            )
+        edges = [each for each in edges if each.upstream in upstream]
+        return cls(edges, upstream, {_key(each): each for each in started or ()})
 
-    def why(self, reads: Iterable[Read]) -> str | None:
-        return next((why for each in reads if (why := self._why(each)) is not None), None)
+    def since(self, *, accepted: bool, with_unfinished: bool = False) -> set[str]:
+        """The upstream streams that undid rows since it started; with `accepted`, also if that was accepted."""
+        return {
+            name
+            for name, each in self.upstream.items()
+            if (each.is_done or with_unfinished)
+            and (bool(each.undid(each.timeline)) if accepted else each.undid_unaccepted(each.timeline))
+        }
 
-    def _why(self, read: Read) -> str | None:
-        now = self.went_back.get(read.upstream)
-        if now is None or read.kind is EdgeKind.UNKNOWN:
-            return None
-        undone = read.undone - self.undone_before.get(_key(read), 0)
-        if undone > 0:
-            noun = "files" if read.kind is EdgeKind.FILES else "batches"
-            return f"it has read {undone} {noun} of {read.upstream} that were undone"
-        if now.contains(replace(read, undone=0)):
-            return None
-        return f"it has read batch {read.batch} of {read.upstream}, which was undone"
+    def counted(self, read: Read) -> Read:
+        """A read without what it has gone on with, and what was accepted."""
+        of = self.upstream.get(read.upstream)
+        if of is None or read.kind is EdgeKind.UNKNOWN:
+            return read
+        before = self.started.get(_key(read))
+        # On a timeline that was left before, what it has gone on with may be there again.
+        goes_on = before is not None and of.before in {read.timeline, *past_of(read.timeline, of.begins)}
+        undone = max(0, read.undone - (before.undone if before is not None and goes_on else 0))
+        if not of.undid_unaccepted(read.timeline):
+            undone = 0
+        accepted = [each for each in of.branches if of.is_accepted(each)]
+        for timeline in sorted({of.before, *accepted}):
+            if read.timeline < timeline <= of.timeline:
+                read = remaining(read, timeline, of.begins)
+        return replace(read, undone=undone)
 
-    def unknown(self, reads: Iterable[Read]) -> set[str]:
+    def why(self, reads: Sequence[Read], went_back: set[str]) -> str | None:
+        """What of these was undone."""
+        for read in map(self.counted, reads):
+            if read.upstream not in went_back or read.kind is EdgeKind.UNKNOWN:
+                continue
+            if read.undone:
+                noun = "files" if read.kind is EdgeKind.FILES else "batches"
+                return f"it has read {read.undone} {noun} of {read.upstream} that were undone"
+            if not self.upstream[read.upstream].now.contains(read):
+                return f"it has read batch {read.batch} of {read.upstream}, which was undone"
+        return None
+
+    def unknown(self, reads: Sequence[Read], went_back: set[str]) -> set[str]:
         known = {_key(each) for each in reads if each.kind is not EdgeKind.UNKNOWN}
-        return {each.upstream for each in self.edges if _key(each) not in known}
+        return {each.upstream for each in self.edges if each.upstream in went_back and _key(each) not in known}
+
+    def why_not(self, snapshot: SnapshotRecord, went_back: set[str]) -> str | None:
+        """Why it cannot go back to a snapshot."""
+        reads = reads_in(snapshot.properties) or ()
+        unknown = self.unknown(reads, went_back)
+        return self.why(reads, went_back) or (
+            f"how far it has read {min(unknown)} is not recorded" if unknown else None
+        )
+
+    def as_started(self, judged: set[str], reads: Sequence[Read] = ()) -> tuple[Read, ...]:
+        """What a start records: up to where these upstream streams were judged, and how much was undone."""
+        now = {_key(each): each for each in reads if each.kind is not EdgeKind.UNKNOWN}
+        found = []
+        for edge in self.edges:
+            of = self.upstream[edge.upstream]
+            known = now.get(_key(edge)) or self.started.get(_key(edge))
+            timeline = of.timeline if edge.upstream in judged and of.is_done else of.before
+            undone = known.undone if known is not None else 0
+            found.append(Read(edge.source, edge.upstream, edge.sink, edge.kind, timeline=timeline, undone=undone))
+        return tuple(found)
 
 
-def _judged(catalog: Catalog, facts: RecoveryFacts, judge: _Judge, found: UndoneReads) -> UndoneReads:
-    points: dict[str, str] = {}
-    live = facts.live
-    if live is not None and live.status is LiveStatus.GOOD and facts.stream.live_directory is not None:
-        try:
-            reads = reads_of_live(catalog, judge.edges, LiveDirectory(facts.stream.live_directory))
-        except (CkptError, OSError):
-            reads = []
-        why, unknown = judge.why(reads), judge.unknown(reads)
+def with_undone_reads(
+    catalog: Catalog, facts: RecoveryFacts, sources: Mapping[str, SourceIdentity] | None = None
+) -> RecoveryFacts:
+    """Let the plan go back behind what streams upstream have undone since the last start, if it may choose its point.
+
+    A restore that is not finished, of this stream or upstream, is left to the next start.
+
+    Args:
+        sources: Of its query, if they are known: a first start has recorded none.
+    """
+    stream = facts.stream
+    reader = Reader.of(catalog, stream, sources)
+    moved, went_back = reader.since(accepted=True), reader.since(accepted=False)
+    everything = set(reader.upstream)
+    if not facts.start_from.chooses_its_point:
+        return replace(facts, undone=UndoneReads(reads=reader.as_started(everything)))
+    if stream.pending_restore is not None or not moved:
+        judged = everything if stream.pending_restore is None else set[str]()
+        return replace(facts, undone=UndoneReads(reads=reader.as_started(judged)))
+    reads, points, free = _live_reads(catalog, facts, reader), dict[str, str](), set[str]()
+    judged = everything - (reader.unknown(reads, moved) if reads is not None else moved)
+    if reads is not None:
+        why = reader.why(reads, went_back)
         if why is None:
-            # What could not be read now is judged by the next start.
-            return replace(found, timelines={**found.timelines, **{name: judge.before[name] for name in unknown}})
-        points[live_point(facts.stream.live_directory)] = why
-    free = set()
-    for snapshot in facts.snapshots:
-        point, why = snapshot_point(snapshot.snapshot_id), judge.why_not(snapshot)
+            return replace(facts, undone=UndoneReads(reads=reader.as_started(judged, reads)))
+        points[live_point(stream.live_directory or "")] = why
+    for snapshot in facts.snapshots if went_back else ():
+        point, why = snapshot_point(snapshot.snapshot_id), reader.why_not(snapshot, went_back)
         if why is None:
             free.add(point)
         else:
             points[point] = why
-    return replace(found, points=points, free=frozenset(free))
+    recorded = reader.as_started(judged, reads or ())
+    return replace(facts, undone=UndoneReads(points, frozenset(free), recorded, bool(went_back)))
 
 
-def _undone_before(
-    snapshots: Sequence[SnapshotRecord], edges: Sequence[Edge], before: Mapping[str, int]
-) -> dict[_Key, int]:
-    """As the newest snapshot from before the upstream went back records it."""
-    found: dict[_Key, int] = {}
-    for edge in edges:
-        reads = (
-            read
-            for snapshot in snapshots
-            for read in reads_in(snapshot.properties) or ()
-            if _key(read) == _key(edge) and read.kind is not EdgeKind.UNKNOWN
+def reads_at_start(facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[Read, ...]:
+    """What a start records of its upstream streams, as the start and the count of the point that it begins with."""
+    if not isinstance(plan, StartEmpty | Restore):
+        return facts.undone.reads
+    reads = (reads_in(plan.snapshot.properties) if isinstance(plan, Restore) else None) or ()
+    undone = {_key(each): each.undone for each in reads}
+    return tuple(replace(each, undone=undone.get(_key(each), 0)) for each in facts.undone.reads)
+
+
+def newest_without_undone(catalog: Catalog, stream_id: str, snapshots: Sequence[SnapshotRecord]) -> str | None:
+    """The newest snapshot that the next start can go back to, if a stream upstream went back since the last one.
+
+    Args:
+        snapshots: Newest first.
+    """
+    if not snapshots or not reads_in(snapshots[0].properties):
+        return None
+    reader = Reader.of(catalog, catalog.streams.get(stream_id))
+    went_back = reader.since(accepted=False, with_unfinished=True)
+    free = (each.snapshot_id for each in snapshots if reader.why_not(each, went_back) is None)
+    return next(free, None) if went_back else None
+
+
+def _live_reads(catalog: Catalog, facts: RecoveryFacts, reader: Reader) -> list[Read] | None:
+    """None if there is no intact live directory."""
+    live, url = facts.live, facts.stream.live_directory
+    if live is None or live.status is not LiveStatus.GOOD or url is None:
+        return None
+    try:
+        return reads_of_live(catalog, reader.edges, LiveDirectory(url))
+    except (CkptError, OSError):
+        return []
+
+
+@dataclass(frozen=True)
+class ReaderOfStream:
+    """A stream that reads the output of one that goes back.
+
+    Attributes:
+        has_read_undone: Whether it has processed rows that the start undoes; None: unknown, `why` says so.
+        line: The newest of its snapshots that has not, and that is consistent with those of the streams between.
+        accepted: Why it may keep them.
+    """
+
+    stream_id: str
+    has_read_undone: bool | None
+    why: str
+    line: str
+    accepted: str = ""
+
+    def message(self) -> str:
+        verdict = {True: "has read undone rows", False: "has read no undone row", None: "may have read undone rows"}
+        text = f"downstream stream {self.stream_id} {verdict[self.has_read_undone]}: {self.why}"
+        if self.has_read_undone is False:
+            return text
+        if self.accepted:
+            return f"{text}. It keeps them: {self.accepted}"
+        if self.has_read_undone is None:
+            return f"{text}. Its newest consistent point: {self.line}"
+        if self.line == EMPTY.name:
+            return f"{text}. No snapshot of it is without them, so its next start keeps them, unless from empty state"
+        return (
+            f"{text}. Its next start goes back to {self.line} if its sinks can be rolled back; to let it go on, give "
+            "a reason in accept_undone"
         )
-        found[_key(edge)] = next((each.undone for each in reads if each.timeline <= before[edge.upstream]), 0)
-    return found
+
+
+def downstream_readers(
+    catalog: Catalog, stream_id: str, plan: RecoveryPlan, accepted: str = ""
+) -> tuple[ReaderOfStream, ...]:
+    graph = graph_of(catalog, f"{stream_id}+")
+    if len(graph.order) == 1:
+        return ()
+    start = point_of_plan(catalog, stream_id, plan)
+    line = line_of(catalog, graph, {stream_id: start})
+    # What each stream keeps: all of it, unless it has read what its upstream loses.
+    kept = {stream_id: start}
+    found = []
+    for member in line.members[1:]:
+        edges = [edge for edge in graph.edges if edge.reader == member.stream_id]
+        now = _now(catalog, member.stream_id, edges)
+        reads = now.reads or ()
+        why = orphaned("now", reads, kept)
+        doubts = unproven(member.stream_id, now, kept, edges)
+        is_undone = True if why is not None else None if doubts else False
+        shown = why.removeprefix("now: ") if why is not None else "; ".join(doubts) or _progress(reads, kept)
+        at = member.messages()[0].partition(": ")[2]
+        found.append(ReaderOfStream(member.stream_id, is_undone, shown, at, accepted))
+        kept[member.stream_id] = now if is_undone is False else member.point
+    return tuple(found)
+
+
+def _progress(reads: Sequence[Read], kept: Mapping[str, Point]) -> str:
+    found = [
+        f"it has read {each.upstream} up to batch {each.batch}"
+        if each.batch is not None
+        else f"it has read nothing of {each.upstream}"
+        for each in reads
+        if each.upstream in kept
+    ]
+    return ", ".join(found)
+
+
+def _now(catalog: Catalog, stream_id: str, edges: Sequence[Edge]) -> Point:
+    stream = catalog.streams.get(stream_id)
+    begins = begins_of(catalog, stream_id)
+    reads: tuple[Read, ...] | None = ()
+    if stream.live_directory is not None:
+        try:
+            counted = Reader.of(catalog, stream).counted
+            reads = tuple(map(counted, reads_of_live(catalog, edges, LiveDirectory(stream.live_directory))))
+        except (CkptError, OSError):
+            reads = None
+    return Point("its live directory", LARGEST_LONG, stream.timeline, begins, reads)

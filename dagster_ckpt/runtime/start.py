@@ -7,24 +7,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, UPSTREAM_TIMELINES, RequestRecord, StartCause
+from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, RequestRecord, StartCause
 from dagster_ckpt.catalog.transitions import log_message
-from dagster_ckpt.errors import CkptError, InputGoneError, LiveDirectoryError, RestoreError, StateRewriteError
+from dagster_ckpt.errors import (
+    CatalogError,
+    CkptError,
+    InputGoneError,
+    LeaseLostError,
+    LiveDirectoryError,
+    RestoreError,
+    RowsAtRiskError,
+    StartStoppedError,
+    StateRewriteError,
+    StorageAccessError,
+)
 from dagster_ckpt.recovery.adopt import take_over
 from dagster_ckpt.recovery.examination import Examiner, refuse_broken_sinks
 from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.live_directories import StateRewrite
-from dagster_ckpt.recovery.plan import Clone, FinishRestore, RecoveryFacts, RecoveryPlan, RestoreAndReplay, Resume
+from dagster_ckpt.recovery.plan import (
+    Clone,
+    FinishRestore,
+    RecoveryFacts,
+    RecoveryPlan,
+    Restore,
+    RestoreAndReplay,
+    Resume,
+    Rewind,
+    StartEmpty,
+)
 from dagster_ckpt.recovery.plan_check import check_plan, check_state
 from dagster_ckpt.recovery.planning import with_newer_point
 from dagster_ckpt.recovery.prepare import PreparedStart, prepare
 from dagster_ckpt.recovery.replay import LostBatches, lost_batches, replay
 from dagster_ckpt.recovery.retention import settle_dead_attempts
-from dagster_ckpt.recovery.rewind_preview import RewindPreview, preview_rewind, refuse_loss, take_safety_savepoint
+from dagster_ckpt.recovery.rewind_preview import (
+    RewindPreview,
+    keeping,
+    preview_rewind,
+    refuse_loss,
+    take_safety_savepoint,
+    why_kept,
+)
 from dagster_ckpt.recovery.sink_survey import Survey, refuse_shared_folder
 from dagster_ckpt.recovery.source_change import refuse_changed_sources
 from dagster_ckpt.recovery.source_check import (
@@ -34,8 +62,8 @@ from dagster_ckpt.recovery.source_check import (
 )
 from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.recovery.state_migration import PlannedMigration, refuse_two_rewrites, state_migration
-from dagster_ckpt.recovery.stream_graph import begins_of, downstream_readers
-from dagster_ckpt.recovery.undone_reads import going_on, with_undone_reads
+from dagster_ckpt.recovery.stream_graph import begins_of
+from dagster_ckpt.recovery.undone_reads import downstream_readers, reads_at_start, with_undone_reads
 from dagster_ckpt.recovery.undone_topics import continue_behind_topics
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
 from dagster_ckpt.runtime.start_failures import StartFailures
@@ -51,8 +79,9 @@ from dagster_ckpt.spark.query.output import KafkaPlace, NamedOutput, named_outpu
 from dagster_ckpt.spark.query.plan import PlanDescription, plan_of_writer
 from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from dagster_ckpt.spark.query.session import active_session
-from dagster_ckpt.spark.query.sources import SourceIdentity, source_identities
+from dagster_ckpt.spark.query.sources import SourceIdentity, keyed, source_identities
 from dagster_ckpt.state.rewriter import rewriter_for
+from dagster_ckpt.stream.edges import READS, Read, reads_as_record
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import SINK_IDS, query_ids_of, seen_sinks, topic_end_in
 from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper
@@ -75,11 +104,11 @@ class StartedQuery:
     prepared: PreparedStart
     query: SupervisedQuery
     sources: Sequence[SourceIdentity] | None = None
-    upstream_timelines: Mapping[str, int] = field(default_factory=dict)
+    reads: Sequence[Read] = ()
 
     def as_record(self) -> dict[str, object]:
         sources = {SOURCE_IDENTITIES: [each.as_record() for each in self.sources]} if self.sources is not None else {}
-        return {**self.plan.as_record(), **sources, UPSTREAM_TIMELINES: dict(self.upstream_timelines)}
+        return {**self.plan.as_record(), **sources, READS: reads_as_record(self.reads)}
 
 
 @dataclass(frozen=True)
@@ -118,6 +147,7 @@ class Start:
         self._watch = StartWatch(stream.catalog, lease.record, request.interrupted)
         self._replays = request.describe is not None
         self._without_input: Mapping[str, str] = {}
+        self._keeps_undone: str | None = None
 
     @property
     def stopped(self) -> QueryEnd | None:
@@ -157,7 +187,8 @@ class Start:
         stream = self._stream
         passed: set[str] = set()
         while True:
-            facts, plan = self._planned()
+            facts = self._facts()
+            plan = self._plan(facts)
             prepared: PreparedStart | None = None
             try:
                 with holding(stream.catalog, [plan.snapshot], f"start of execution {self._execution_id}"):
@@ -170,7 +201,8 @@ class Start:
                         still_mine=self._still_mine,
                     ):
                         # Its query may have gone on until it was fenced.
-                        facts, plan = self._planned()
+                        facts = self._facts()
+                        plan = self._plan(facts)
                         lost, survey = self._lost_batches(facts, plan), None
                     if lost is not None:
                         plan, survey = self._replayed(facts, lost)
@@ -180,7 +212,7 @@ class Start:
                     prepared = replace(prepared, began=prepared.live.positions())
                     with span("start_query"):
                         query = self._request.start_query(prepared.live)
-                    return StartedQuery(plan, prepared, query, checked.sources, facts.undone.timelines)
+                    return StartedQuery(plan, prepared, query, checked.sources, reads_at_start(facts, plan))
             except InputGoneError as error:
                 newer = with_newer_point(facts, plan, error.gone)
                 if newer is None:
@@ -191,9 +223,12 @@ class Start:
                 # A point that the user named is never replaced by another one.
                 if plan.point is None or not self._start_from.chooses_its_point or plan.point in passed:
                     raise
-                if not self._failures.passes_over(plan, prepared.live if prepared is not None else None, error):
+                if self._failures.passes_over(plan, prepared.live if prepared is not None else None, error):
+                    passed.add(plan.point)
+                elif prepared is None and _is_refused(error) and facts.undone.went_back:
+                    self._keeps_undone = str(error)
+                else:
                     raise
-                passed.add(plan.point)
 
     @cached_property
     def _writer(self) -> DataStreamWriter:
@@ -207,12 +242,6 @@ class Start:
     @cached_property
     def _output(self) -> NamedOutput | None:
         return self._of_query(named_output)
-
-    def _planned(self) -> tuple[RecoveryFacts, RecoveryPlan]:
-        facts = self._facts()
-        plan = self._plan(facts)
-        kept = going_on(facts, plan, self._preview(facts, plan)) if facts.undone.points else None
-        return (facts, plan) if kept is None else (kept, self._plan(kept))
 
     @span("plan")
     def _plan(self, facts: RecoveryFacts) -> RecoveryPlan:
@@ -228,7 +257,9 @@ class Start:
             output=self._output,
             examiner=self._examiner,
         )
-        return with_undone_reads(self._stream.catalog, replace(facts, without_input=self._without_input))
+        facts = replace(facts, without_input=self._without_input)
+        facts = with_undone_reads(self._stream.catalog, facts, keyed(self._sources) if self._sources else None)
+        return facts if self._keeps_undone is None else keeping(facts, self._keeps_undone)
 
     @span("check")
     def _check(self, facts: RecoveryFacts, plan: RecoveryPlan) -> Checked:
@@ -244,6 +275,8 @@ class Start:
             log_message(stream.stream_id, f"batches after {plan.to_batch} cannot be replayed: {ahead.gone}")
             self._replays, lost = False, None
             ahead = self._preview(facts, plan)
+        if (why := why_kept(facts, plan, ahead)) is not None:
+            raise RowsAtRiskError(why)
         self._check_loss(ahead)
         # A fork and an unfinished restore continue where their directory stands.
         stands = (
@@ -387,11 +420,14 @@ class Start:
             log_message(self._stream.stream_id, message)
         refuse_loss(self._stream, preview, accept_loss=self._start_from.accept_loss)
 
+    @cached_property
+    def _sources(self) -> Sequence[SourceIdentity] | None:
+        return self._of_query(source_identities)
+
     def _unchanged_sources(self, plan: RecoveryPlan) -> Sequence[SourceIdentity] | None:
-        sources = self._of_query(source_identities)
-        for message in refuse_changed_sources(self._stream, plan, sources):
+        for message in refuse_changed_sources(self._stream, plan, self._sources):
             log_message(self._stream.stream_id, message)
-        return sources
+        return self._sources
 
     def _check_sources(self, plan: RecoveryPlan) -> None:
         describe = self._request.describe
@@ -423,7 +459,7 @@ class Start:
             log_message(self._stream.stream_id, message)
 
     def _report_readers(self, plan: RecoveryPlan) -> None:
-        if not plan.rewound_batches:
+        if not isinstance(plan, StartEmpty | Restore | Rewind):
             return
         accepted = self._start_from.accept_undone
         # They are only told about.
@@ -455,6 +491,12 @@ class Start:
             noted["sinks"] = [sink.name]
             noted[SINK_IDS] = seen_sinks([sink], query_ids_of(self._stream))
         self._stream.catalog.executions.heartbeat(self._lease.record, self._execution_id, noted)
+
+
+def _is_refused(error: Exception) -> bool:
+    """Not by something that may answer later, or that has ended this start."""
+    passing = (StorageAccessError, CatalogError, LeaseLostError, StartStoppedError)
+    return isinstance(error, CkptError) and not isinstance(error, passing)
 
 
 def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: LiveDirectory) -> SupervisedQuery:

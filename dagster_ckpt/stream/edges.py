@@ -17,21 +17,21 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, ExecutionRecord, StreamRecord
+from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, ExecutionRecord, OriginKind, StreamRecord
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.file_sink import FileSink
-from dagster_ckpt.sinks.file_sink_log import LOG, bare, files_of_batch, listed, log_entries, needed_entries
+from dagster_ckpt.sinks.file_sink_log import LOG, bare, files_of_batch, log_entries, needed_entries
 from dagster_ckpt.sinks.iceberg import IcebergTable
 from dagster_ckpt.sinks.kafka.sink import KafkaSink, TransactionalKafkaSink
 from dagster_ckpt.sinks.kafka.undone import NOTE
 from dagster_ckpt.sinks.registry import sink_of, sinks_of
 from dagster_ckpt.sinks.sink import ReadOfSink, Sink
-from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, files_after, files_in_entries
+from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, SourceFile, files_after, files_in_entries
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, SOURCES, LiveDirectory, NeededFile
-from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, read_offset_entry
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines, parse_offset_entry, read_offset_entry
 from dagster_ckpt.spark.query.output import KafkaPlace
 from dagster_ckpt.spark.query.sources import (
     DELTA,
@@ -117,6 +117,10 @@ def reads_in(properties: Mapping[str, Any]) -> tuple[Read, ...] | None:
         return _READS.validate_python(properties[READS])
     except (KeyError, ValidationError):
         return None
+
+
+def reads_as_record(reads: Iterable[Read]) -> list[dict[str, Any]]:
+    return [{**vars(each), "kind": each.kind.value} for each in reads]
 
 
 def edges_of(
@@ -232,7 +236,7 @@ def reads_of(catalog: Catalog, edges: Iterable[Edge], entries: Mapping[str, byte
             of_source.setdefault(name.partition("/")[0], {})[path] = data
     offsets = plans[max(plans)] if plans else {}
     return [
-        _read_files(catalog, edge, [each.path for each in files_in_entries(of_source.get(edge.source, {}))])
+        _read_files(catalog, edge, files_in_entries(of_source.get(edge.source, {})))
         if edge.kind is EdgeKind.FILES
         else _read_offset(catalog, edge, offsets.get(edge.source), _note_in(of_source.get(edge.source, {})))
         for edge in edges
@@ -244,7 +248,7 @@ def reads_of_live(catalog: Catalog, edges: Iterable[Edge], live: LiveDirectory) 
     newest = live.positions().offset if any(each.kind is not EdgeKind.FILES for each in known) else None
     offsets = read_offset_entry(live.folder, newest).sources if newest is not None else {}
     return [
-        _read_files(catalog, edge, [each.path for each in files_after(live.folder, edge.source, -1)])
+        _read_files(catalog, edge, files_after(live.folder, edge.source, -1))
         if edge.kind is EdgeKind.FILES
         else _read_offset(catalog, edge, offsets.get(edge.source), note_of(live, edge.source))
         for edge in known
@@ -267,11 +271,11 @@ def reads_at_cut(
     found = identities_of_record(identities)
     if found is None:
         return {}
-    sources = {key: each for key, each in keyed(found).items() if each.kind in _BY_OFFSET or reads_a_sink(each)}
+    sources = {key: each for key, each in keyed(found).items() if each.kind in _BY_OFFSET or _reads_a_sink(each)}
     edges = [each for each in edges_to(catalog, stream_id, sources) if each.kind is not EdgeKind.UNKNOWN]
     logs = tuple({log for each in edges for log in _logs_read(each)})
     entries = {each.path: each.read() for each in files if each.path.startswith(logs)} if edges else {}
-    return {READS: [{**vars(each), "kind": each.kind.value} for each in reads_of(catalog, edges, entries)]}
+    return {READS: reads_as_record(reads_of(catalog, edges, entries))}
 
 
 def _logs_read(edge: Edge) -> list[str]:
@@ -282,7 +286,7 @@ def _logs_read(edge: Edge) -> list[str]:
     return [f"{OFFSETS}/", *([f"{of_source}{NOTE}"] if edge.kind is EdgeKind.TOPIC else [])]
 
 
-def reads_a_sink(source: SourceIdentity) -> bool:
+def _reads_a_sink(source: SourceIdentity) -> bool:
     """Whether the folder has the log of a file sink: few have, and the catalog is asked for these only."""
     path = source.identity.get(PATH)
     if path is None or source.kind != FILE or _GLOB & set(path):
@@ -293,11 +297,11 @@ def reads_a_sink(source: SourceIdentity) -> bool:
         return True
 
 
-def _read_files(catalog: Catalog, edge: Edge, paths: Sequence[str]) -> Read:
+def _read_files(catalog: Catalog, edge: Edge, files: Sequence[SourceFile]) -> Read:
     def find(sink: Sink, upstream: StreamRecord) -> ReadOfSink:
-        # The sink's own retention may have dropped files of a stream that was never rewound.
-        rewound = upstream.timeline > 0
-        return ReadOfSink(*newest_batch({bare(path) for path in paths}, str(sink.place), counts_unlisted=rewound))
+        times = {bare(each.path): each.modified_at_ms for each in files}
+        batch, listed = newest_batch(times, str(sink.place), to_the_end=upstream.may_have_gone_back)
+        return ReadOfSink(batch, len(undone_files(times, listed, upstream)))
 
     return _read(catalog, edge, find)
 
@@ -307,7 +311,7 @@ def _read_offset(catalog: Catalog, edge: Edge, offset: str | None, note: bytes |
         if offset is None:
             return ReadOfSink()
         own = query_ids_in(catalog, edge.upstream)
-        found = sink.read_up_to(offset, own, edge.options, rewound=upstream.timeline > 0, note=note)
+        found = sink.read_up_to(offset, own, edge.options, rewound=upstream.may_have_gone_back, note=note)
         return found if found is not None else ReadOfSink(why="the position, as the source logs it, is")
 
     return _read(catalog, edge, find)
@@ -338,24 +342,41 @@ def _read(catalog: Catalog, edge: Edge, find: Callable[[Sink, StreamRecord], Rea
     )
 
 
-def newest_batch(read: set[str], folder: str, *, counts_unlisted: bool = True) -> tuple[int | None, int]:
-    """The newest batch of a file sink that wrote any of these files, and how many its log does not list.
+Times = Mapping[str, int | None]
 
-    Without that count, no more of the log is read than needed.
+
+def newest_batch(read: Times, folder: str, *, to_the_end: bool = True) -> tuple[int | None, dict[str, int | None]]:
+    """The newest batch of a file sink that wrote any of these files, and the files that its log lists.
+
+    Files are names with their modification times. Without `to_the_end`, no more of the log is read than needed.
     """
     if not read:
-        return None, 0
+        return None, {}
     root = open_file_io(folder)
     names = log_entries(root)
-    unlisted, newest = set(read), None
+    found, newest = dict[str, int | None](), None
     for number in reversed(needed_entries(names)):
-        files = _files(root, names[number]) if number in names else set()
-        if newest is None and files & read:
-            newest = _in_compact(folder, number, read) if names[number].endswith(COMPACT) else number
-        if newest is not None and not counts_unlisted:
+        files = _files(root, names[number]) if number in names else {}
+        found |= files
+        if newest is None and files.keys() & read.keys():
+            newest = _in_compact(folder, number, set(read)) if names[number].endswith(COMPACT) else number
+        if newest is not None and not to_the_end:
             break
-        unlisted -= files
-    return newest, len(unlisted) if counts_unlisted else 0
+    return newest, found
+
+
+def undone_files(read: Times, listed: Times, upstream: StreamRecord) -> set[str]:
+    """Files that a roll-back of the upstream stream removed from the log of its sink.
+
+    The sink's own retention drops the oldest ones, and a roll-back, unless to empty state, leaves older ones there.
+    """
+    if not upstream.may_have_gone_back:
+        return set()
+    began_empty = upstream.origin is not None and upstream.origin.kind is OriginKind.EMPTY
+    oldest = None if began_empty else min((each for each in listed.values() if each is not None), default=None)
+    return {
+        name for name, time in read.items() if name not in listed and (oldest is None or time is None or time >= oldest)
+    }
 
 
 def _in_compact(folder: str, number: int, read: set[str]) -> int:
@@ -367,5 +388,7 @@ def _in_compact(folder: str, number: int, read: set[str]) -> int:
     return number
 
 
-def _files(root: FileIO, name: str) -> set[str]:
-    return {bare(each) for each in listed(root.read(f"{LOG}/{name}"), f"{root.url}/{LOG}/{name}")}
+def _files(root: FileIO, name: str) -> dict[str, int | None]:
+    lines = parse_log_lines(root.read(f"{LOG}/{name}"), f"{root.url}/{LOG}/{name}")
+    times = {bare(str(each.get("path"))): each.get("modificationTime") for each in lines}
+    return {path: time if isinstance(time, int) else None for path, time in times.items()}

@@ -65,6 +65,7 @@ class Read:
         recorded = SourceIdentity(self.case.get("kind", "file"), None, {}, options)
         stream.catalog.executions.last_sources.return_value = [recorded.as_record()] if known else None
         stream.catalog.streams.get.return_value.live_directory = str(self.live)
+        stream.catalog.executions.newest_by_other.return_value = {}
         status = LiveStatus.GOOD if self.case.get("live", True) else LiveStatus.MISSING
         facts: Any = Mock(live_batch=LAST)
         facts.live.status = status

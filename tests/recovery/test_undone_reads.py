@@ -2,44 +2,70 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from dagster_ckpt.catalog.pending_restore import ToBatch, stored_pending
 from dagster_ckpt.catalog.records import StartCause
-from dagster_ckpt.client.preflight import planned_start, start_preview
+from dagster_ckpt.client.preflight import planned_start, start_facts, start_preview
 from dagster_ckpt.policies.retention import Latest, RetentionContext
+from dagster_ckpt.recovery import prepare as prepare_module
+from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Resume
+from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.recovery.replay import lost_batches
 from dagster_ckpt.recovery.retention import retained_by_policy, subsumption
+from dagster_ckpt.recovery.undone_reads import reads_at_start, with_undone_reads
+from dagster_ckpt.runtime.execution import execute_stream
+from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.planned_batches import fence
+from dagster_ckpt.spark.query.sources import identities_of_record, keyed
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.as_writer import set_stream
+from tests.support.places import path_of
+from tests.support.played_query import PlayedQuery
 from tests.support.stream_graph import Stage, listed
 
 
 class Chain:
-    """`daily` has read batches 0 to 2 of `orders` up to its savepoint, and two more of them since."""
+    """`daily` has read batches 0 to 2 of `orders` up to its savepoint `before`, and two more of them since."""
 
     def __init__(self, root: Path, *, seen: bool = True) -> None:
         self.orders = Stage(root, "orders")
         self.daily = Stage(root, "daily", self.orders)
-        self.commit(3)
+        self.commit(1)
+        self.daily.savepoint("first")
+        self.commit(2)
         self.orders.savepoint("orders-2")
         self.daily.savepoint("before")
         self.commit(2)
         self.orders.savepoint("orders-4")
         self.daily.savepoint("after")
-        self.started(orders=0) if seen else None
+        self.started() if seen else None
 
     def commit(self, times: int) -> None:
-        for _ in range(times):
-            self.orders.commit()
+        self.commit_orders(times)
         self.daily.commit()
 
-    def started(self, **timelines: int) -> None:
-        """`daily` started when its upstream had these."""
-        self.daily.execute(str(self.daily.live), timelines)
+    def commit_orders(self, times: int) -> None:
+        for _ in range(times):
+            self.orders.commit()
+
+    def started(self) -> RecoveryPlan:
+        """`daily` starts, and runs."""
+        facts = start_facts(self.daily.stream, StartFrom())
+        plan = plan_recovery(facts)
+        if not isinstance(plan, Resume):
+            go_back(self.daily, plan)
+        self.daily.execute(str(self.daily.live), reads_at_start(facts, plan))
+        return plan
 
     def next_start(self, **options: object) -> RecoveryPlan:
         return planned_start(self.daily.stream, StartFrom(**options))  # type: ignore[arg-type]
@@ -76,7 +102,7 @@ def test_a_reader_of_undone_rows_goes_back_behind_them(chain: Chain) -> None:
 
     go_back(chain.daily, plan)
     chain.commit(2)
-    chain.started(orders=1)
+    chain.started()
     assert isinstance(chain.next_start(), Resume)
     assert chain.daily.has_read() == set(listed(chain.orders.sink))
 
@@ -90,7 +116,7 @@ def test_a_reader_that_lags_goes_on(chain: Chain) -> None:
 
 def test_an_accepted_rewind_takes_no_reader_back_and_a_later_one_does(chain: Chain) -> None:
     rewind(chain.orders, "orders-4")
-    chain.started(orders=1)
+    chain.started()
     rewind(chain.orders, "orders-2", "they only count visits")
 
     plan = chain.next_start()
@@ -99,12 +125,12 @@ def test_an_accepted_rewind_takes_no_reader_back_and_a_later_one_does(chain: Cha
     (branch, *_) = chain.orders.catalog.history.branches("orders")
     assert branch.accepted == "they only count visits"
     # It went on, with the two files that it keeps.
-    chain.started(orders=2)
+    chain.started()
     chain.commit(1)
     chain.daily.savepoint("later")
     chain.orders.savepoint("orders-3")
     chain.commit(1)
-    chain.started(orders=2)
+    chain.started()
     rewind(chain.orders, "orders-3")
     back = chain.next_start()
     assert isinstance(back, Restore)
@@ -127,13 +153,13 @@ def test_without_a_point_that_is_free_of_them_it_keeps_the_rows(chain: Chain) ->
     plan = chain.next_start()
 
     assert isinstance(plan, Resume)
-    assert plan.reason.endswith("it keeps rows that were undone upstream: no point is without them")
+    assert plan.reason.endswith("it keeps rows that were undone upstream: no point that it may use is without them")
 
 
 def test_a_rewind_from_before_its_last_start_is_history(tmp_path: Path) -> None:
     chain = Chain(tmp_path)
     rewind(chain.orders, "orders-2")
-    chain.started(orders=1)
+    chain.started()
 
     assert isinstance(chain.next_start(), Resume)
 
@@ -147,7 +173,7 @@ def test_a_reader_that_started_with_an_earlier_version_goes_on(tmp_path: Path) -
 
 def test_a_sink_that_cannot_be_rolled_back_keeps_them(chain: Chain) -> None:
     chain.daily.sinks = ["ForeachBatchSink"]
-    chain.started(orders=0)
+    chain.started()
     rewind(chain.orders, "orders-2")
 
     ahead = start_preview(chain.daily.stream, StartFrom())
@@ -177,14 +203,14 @@ def test_retention_keeps_what_the_next_start_goes_back_to(chain: Chain) -> None:
         decision = subsumption(stream, kept, policy, RetentionContext(stream.catalog.now_ms()))
         return [labels[each.snapshot_id] for each in decision.dropped]
 
-    assert dropped() == ["before"]
+    assert dropped() == ["first", "before"]
     rewind(chain.orders, "orders-2")
     chain.commit(1)
     chain.daily.savepoint("later")
-    assert dropped() == ["after"]
-    # It went on.
-    chain.started(orders=1)
-    assert dropped() == ["before", "after"]
+    assert dropped() == ["first", "after"]
+    plan = chain.started()
+    assert plan.snapshot is not None
+    assert plan.snapshot.label == "before"
 
 
 def test_undone_files_that_were_cleaned_up_are_not_missing_input(chain: Chain) -> None:
@@ -195,16 +221,172 @@ def test_undone_files_that_were_cleaned_up_are_not_missing_input(chain: Chain) -
 
     ahead = start_preview(chain.daily.stream, StartFrom())
 
-    assert (ahead.gone, ahead.plan.to_batch) == ("", 0)
+    assert (ahead.gone, ahead.plan.to_batch) == ("", 1)
 
 
 def test_files_that_the_log_of_a_sink_dropped_by_age_are_missing_input(chain: Chain) -> None:
-    compacted = chain.orders.sink / "_spark_metadata" / "3.compact"
-    compacted.write_text("\n".join(compacted.read_text().splitlines()[:-1]))
+    age_out(chain.orders, 4)
 
     ahead = start_preview(chain.daily.stream, StartFrom("before"))
 
-    assert (
-        f"the log of the sink in file:{chain.orders.sink} no longer lists 1 of 2 files that are read again"
-        in ahead.gone
-    )
+    lists = f"the log of the sink in file:{chain.orders.sink} no longer lists"
+    assert f"{lists} 1 of 2 files that are read again" in ahead.gone
+
+
+@pytest.mark.parametrize("undoes_something", [False, True])
+def test_files_that_the_log_of_a_sink_dropped_by_age_were_not_undone(chain: Chain, undoes_something: bool) -> None:
+    chain.commit(3)
+    age_out(chain.orders, 4)
+    chain.daily.savepoint("aged")
+    chain.orders.savepoint("now")
+    (chain.commit if undoes_something else chain.commit_orders)(1)
+    rewind(chain.orders, "now")
+
+    plan = chain.next_start()
+
+    assert plan.snapshot is None if not undoes_something else plan.snapshot is not None
+    assert plan.snapshot is None or plan.snapshot.label == "aged"
+
+
+def age_out(stage: Stage, files: int) -> None:
+    """As the option `retention` of Spark's file sink does when it compacts the log."""
+    newest = max((stage.sink / "_spark_metadata").glob("*.compact"), key=lambda each: int(each.stem))
+    version, *lines = newest.read_text().splitlines()
+    newest.write_text("\n".join([version, *lines[files:]]))
+
+
+def test_what_the_stream_went_on_with_is_not_counted_again(chain: Chain) -> None:
+    rewind(chain.orders, "orders-2", "they only count visits")
+    chain.started()
+    chain.orders.commit()
+    chain.orders.savepoint("orders-3")
+    chain.orders.commit()
+    (reader,) = start_preview(chain.orders.stream, StartFrom("orders-3")).readers
+    rewind(chain.orders, "orders-3")
+
+    assert reader.has_read_undone is False
+    assert isinstance(chain.next_start(), Resume)
+
+
+def test_a_rewind_that_is_not_accepted_takes_it_back_behind_that_only(chain: Chain) -> None:
+    rewind(chain.orders, "orders-2", "they only count visits")
+    chain.orders.commit()
+    chain.orders.savepoint("orders-3")
+    chain.orders.commit()
+    chain.daily.commit()
+    rewind(chain.orders, "orders-3")
+
+    plan = chain.next_start()
+
+    # Its snapshot has the rows whose loss was accepted.
+    assert plan.snapshot is not None
+    assert plan.snapshot.label == "after"
+
+
+def test_the_reason_of_a_rewind_that_was_finished_later_counts(chain: Chain) -> None:
+    plan = planned_start(chain.orders.stream, StartFrom("orders-2"))
+    with (
+        patch.object(prepare_module._Preparation, "finish", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        go_back(chain.orders, plan, "they only count visits")
+    # So that it continues in another directory.
+    fence(LiveDirectory(str(chain.orders.live)).folder, by="a test", wait_s=0)
+    go_back(chain.orders, planned_start(chain.orders.stream, StartFrom()))
+
+    assert [each.accepted for each in chain.orders.catalog.history.branches("orders")] == 2 * ["they only count visits"]
+    assert isinstance(chain.next_start(), Resume)
+
+
+def test_a_rewind_to_what_an_accepted_one_left_undoes_what_was_written_between(chain: Chain) -> None:
+    rewind(chain.orders, "orders-2", "they only count visits")
+    chain.started()
+    chain.commit(1)
+    chain.daily.savepoint("later")
+    rewind(chain.orders, "orders-4")
+
+    plan = chain.next_start()
+
+    assert plan.snapshot is not None
+    assert plan.snapshot.label == "after"
+
+
+@pytest.mark.parametrize("of", ["orders", "daily"])
+def test_what_an_unfinished_restore_hides_is_judged_by_the_next_start(chain: Chain, of: str) -> None:
+    rewind(chain.orders, "orders-2")
+    set_stream(chain.daily.catalog, of, pending_restore=json.dumps(stored_pending(ToBatch(batch_id=1))))
+
+    facts = start_facts(chain.daily.stream, StartFrom())
+
+    assert facts.undone.points == {}
+    assert [each.timeline for each in facts.undone.reads] == [1]
+
+
+def test_an_upstream_row_that_cannot_be_read_takes_no_reader_back(chain: Chain) -> None:
+    rewind(chain.orders, "orders-2")
+    set_stream(chain.orders.catalog, "orders", state_edits="{")
+
+    assert isinstance(chain.next_start(), Resume)
+
+
+def test_a_log_that_cannot_be_read_takes_no_reader_back_until_it_can(chain: Chain) -> None:
+    rewind(chain.orders, "orders-2")
+    log = chain.orders.sink / "_spark_metadata" / "2"
+    whole = log.read_text()
+    log.write_text("damaged")
+    assert isinstance(chain.started(), Resume)
+
+    log.write_text(whole)
+
+    assert isinstance(chain.next_start(), Restore)
+
+
+def test_lost_batches_that_may_have_read_undone_rows_are_not_replayed(chain: Chain) -> None:
+    rewind(chain.orders, "orders-2")
+    (chain.daily.live / "metadata").write_text("damaged")
+    facts = start_facts(chain.daily.stream, StartFrom())
+    plan = plan_recovery(facts)
+    assert isinstance(plan, Restore)
+
+    assert facts.undone.went_back
+    assert lost_batches(chain.daily.stream, facts, plan) is None
+
+
+def test_a_source_that_this_process_cannot_reach_stops_no_start(chain: Chain) -> None:
+    orders = chain.orders
+    sources = [{"kind": "file", "identity": {"path": "hdfs://namenode/in", "format": "parquet"}, "options": {}}]
+    orders.execute(str(orders.live), sources=sources)
+
+    assert start_preview(orders.stream, StartFrom("orders-2")).plan.to_batch == 2
+
+
+@pytest.mark.parametrize("damaged", [["before"], ["before", "first"]])
+def test_a_damaged_point_is_passed_over(tmp_path: Path, damaged: list[str]) -> None:
+    chain = Chain(tmp_path)
+    rewind(chain.orders, "orders-2")
+    for snapshot in chain.daily.catalog.snapshots.completed("daily"):
+        if snapshot.label in damaged:
+            path_of(f"{snapshot.location}/_metadata").write_bytes(b"damaged")
+
+    queries: list[str] = []
+    request = RunRequest(run_id="run", start_query=lambda live: queries.append(live.url) or PlayedQuery(ends=True))
+    execute_stream(chain.daily.stream, request)
+
+    recovery = chain.daily.catalog.executions.of_stream("daily")[0].recovery or {}
+    assert len(queries) == 1
+    assert recovery["kind"] == ("RESTORE" if damaged == ["before"] else "RESUME")
+
+
+def test_a_first_start_records_what_it_reads(tmp_path: Path) -> None:
+    orders = Stage(tmp_path, "orders")
+    orders.commit()
+    orders.savepoint("orders-0")
+    orders.commit()
+    rewind(orders, "orders-0")
+    daily = Stage(tmp_path, "daily", orders)
+    sources = keyed(identities_of_record(daily.sources()) or [])
+    facts = recovery_facts(daily.stream, StartFrom(), predecessor_ended=True)
+
+    found = with_undone_reads(daily.catalog, facts, sources)
+
+    assert [(each.upstream, each.timeline, each.undone) for each in found.undone.reads] == [("orders", 2, 0)]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.pending_restore import Emptied
 from dagster_ckpt.catalog.records import (
     BATCH_INPUTS,
     SOURCE_IDENTITIES,
-    UPSTREAM_TIMELINES,
     BatchInput,
     SnapshotRecord,
     StartCause,
     StateOrigin,
 )
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.stream.edges import READS, Read, reads_as_record
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
 from tests.support.as_writer import as_writer
@@ -42,7 +44,9 @@ class Stage:
         self.sinks = [f"FileSink[file:{self.sink}]"]
         self.catalog = self.stream.catalog
         directory = self.stream.live_directory(1, 0).url
-        as_writer(self.catalog, name).streams.switch_live_directory(directory, origin=StateOrigin.empty(None))
+        writer = as_writer(self.catalog, name).streams
+        writer.switch_live_directory(directory, origin=StateOrigin.empty(None), pending_restore=Emptied())
+        writer.restore_finished()
         self.execute(directory)
 
     @property
@@ -59,17 +63,27 @@ class Stage:
         self.kind = kind
         self.execute(self.catalog.streams.get(self.name).live_directory or "")
 
-    def execute(self, directory: str, timelines: dict[str, int] | None = None) -> None:
-        """As an execution reports it, which started when its upstream had these timelines."""
-        execution = f"{self.name}-{uuid.uuid4()}"
-        writer = as_writer(self.catalog, self.name).executions
-        writer.start(execution, run_id=f"run-{execution}", cause=StartCause.MANUAL, holder=HOLDER)
-        sources = [
+    def sources(self) -> list[dict[str, object]]:
+        return [
             {"kind": self.kind, "identity": {"path": f"file:{folder}", "format": "parquet"}, "options": {}}
             for folder in self.folders
         ]
-        recovery: dict[str, object] = {SOURCE_IDENTITIES: sources, BATCH_INPUTS: self.batch_inputs}
-        recovery |= {UPSTREAM_TIMELINES: timelines} if timelines is not None else {}
+
+    def execute(
+        self,
+        directory: str,
+        reads: Sequence[Read] | None = None,
+        sources: Sequence[dict[str, object]] | None = None,
+    ) -> None:
+        """As an execution reports it, which had read this of its upstream when it started."""
+        execution = f"{self.name}-{uuid.uuid4()}"
+        writer = as_writer(self.catalog, self.name).executions
+        writer.start(execution, run_id=f"run-{execution}", cause=StartCause.MANUAL, holder=HOLDER)
+        recovery: dict[str, object] = {
+            SOURCE_IDENTITIES: self.sources() if sources is None else sources,
+            BATCH_INPUTS: self.batch_inputs,
+        }
+        recovery |= {READS: reads_as_record(reads)} if reads is not None else {}
         writer.running(execution, live_directory=directory, recovery=recovery)
         writer.heartbeat(execution, {"sinks": self.sinks})
 
@@ -110,17 +124,19 @@ class Stage:
     def _sink(self, batch: int) -> None:
         log = self.sink / "_spark_metadata"
         log.mkdir(parents=True, exist_ok=True)
-        name = f"part-{batch:05}-{uuid.uuid4()}.parquet"
-        (self.sink / name).write_text("rows")
-        line = json.dumps({"path": f"file://{self.sink}/{name}", "size": 4, "action": "add"})
+        new = self.sink / f"part-{batch:05}-{uuid.uuid4()}.parquet"
+        new.write_text("rows")
         compacts = (batch + 1) % COMPACTED_EVERY == 0
-        before = (
-            [json.dumps({"path": each, "size": 4, "action": "add"}) for each in listed(self.sink)] if compacts else []
-        )
-        place(log / (f"{batch}.compact" if compacts else str(batch)), "\n".join(["v1", *before, line]))
+        before = [Path(each.removeprefix("file://")) for each in listed(self.sink)] if compacts else []
+        lines = [{"path": f"file://{each}", "size": 4, "action": "add", **modified(each)} for each in [*before, new]]
+        place(log / (f"{batch}.compact" if compacts else str(batch)), "\n".join(["v1", *map(json.dumps, lines)]))
 
     def savepoint(self, label: str | None = None) -> SnapshotRecord:
         return savepoint_of_stopped_stream(self.stream, label=label)
+
+
+def modified(file: Path) -> dict[str, int]:
+    return {"modificationTime": file.stat().st_mtime_ns // 10**6} if file.exists() else {}
 
 
 def place(path: Path, text: str) -> None:

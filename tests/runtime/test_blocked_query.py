@@ -22,7 +22,7 @@ from dagster_ckpt.spark.query.query import SupervisedQuery, start_query
 from tests.support.query_bench import DEADLINE_S, Bench, Person, make_stream, when
 from tests.support.small_spark import small_spark
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough(sample="tests/runtime/test_stall.py")]
 
 # What has not moved between two heartbeats is stalled.
 IMMEDIATELY = HealthSettings(max_stall_ms=1)
@@ -60,7 +60,6 @@ class BlockingBench(Bench):
         return at_ms, progress(facts, self.stream.options, IMMEDIATELY, now_ms=at_ms)
 
 
-@pytest.mark.thorough
 def test_an_idle_query_is_well_and_one_whose_batch_hangs_is_not(spark: SparkSession, tmp_path: Path) -> None:
     bench = BlockingBench(spark, tmp_path)
     idle: dict[int, Finding] = {}

@@ -111,7 +111,7 @@ def test_a_rescaled_query_goes_on_as_if_it_had_only_stopped(
         assert stopped.go_on(spark, live, f"rewritten-{number}") == wanted
 
 
-@pytest.mark.thorough(but="aggregation-in-update-mode-heap-to-v2-changelog")
+@pytest.mark.thorough(sample="tests/recovery/test_state_rewrite_at_a_start.py")
 @pytest.mark.parametrize(("query", "before", "after"), list(_conversions()))
 def test_a_query_goes_on_with_another_backend(
     spark: SparkSession, shelf: Shelf, query: str, before: str, after: str

@@ -121,6 +121,12 @@ class ExecutionRecords(Records):
         newest = self._all(newest_first(stream_id).where(executions.c.recovery.is_not(None)).limit(1))
         return newest[0].recovery if newest else None
 
+    def is_read(self, stream_id: str) -> bool:
+        """Whether another stream has started that reads its output."""
+        reads = executions.c.recovery.contains(f'"upstream":"{stream_id}"', autoescape=True)
+        found = select(executions.c.stream_id).where(reads, executions.c.stream_id != stream_id).limit(1)
+        return bool(self._database.rows(found))
+
     def of_other_streams(self, stream_id: str) -> list[ExecutionRecord]:
         """Unsettled or running ones, of streams whose lease is held."""
         held = select(leases.c.stream_id).where(leases.c.execution_id.is_not(None), leases.c.stream_id != stream_id)

@@ -86,8 +86,8 @@ class Reader:
 
     @classmethod
     def of(cls, catalog: Catalog, stream: StreamRecord, sources: Mapping[str, SourceIdentity] | None = None) -> Reader:
-        """`sources`: of its query, for a first start; otherwise they are those that it has recorded."""
-        found = edges_to(catalog, stream.stream_id, recorded_sources(catalog, stream) or sources or {})
+        """`sources`: of its query; if they are not known, those that it has recorded."""
+        found = edges_to(catalog, stream.stream_id, sources or recorded_sources(catalog, stream))
         edges = [each for each in found if each.kind is not EdgeKind.UNKNOWN]
         started = reads_in(catalog.executions.last_recovery(stream.stream_id) or {})
         known = {each.stream_id: each for each in catalog.streams.all() if each.broken is None} if edges else {}
@@ -99,7 +99,7 @@ class Reader:
                 record.timeline,
                 # Older versions recorded none. A stream that was not known then has begun since.
                 min(before, default=0) if started is not None else record.timeline,
-                {each.timeline: each for each in catalog.history.branches(name)} if record.timeline else {},
+                {each.timeline: each for each in catalog.history.branches(name)} if record.may_have_gone_back else {},
                 is_done=record.pending_restore is None,
             )
         edges = [each for each in edges if each.upstream in upstream]
@@ -176,7 +176,7 @@ def with_undone_reads(
     A restore that is not finished, of this stream or upstream, is left to the next start.
 
     Args:
-        sources: Of its query, if they are known: a first start has recorded none.
+        sources: Of its query, if they are known: a first start has recorded none, and another may change them.
     """
     stream = facts.stream
     reader = Reader.of(catalog, stream, sources)

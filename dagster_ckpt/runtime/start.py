@@ -459,14 +459,15 @@ class Start:
             log_message(self._stream.stream_id, message)
 
     def _report_readers(self, plan: RecoveryPlan) -> None:
-        if not isinstance(plan, StartEmpty | Restore | Rewind):
+        catalog, stream_id = self._stream.catalog, self._stream.stream_id
+        if not isinstance(plan, StartEmpty | Restore | Rewind) or not catalog.executions.is_read(stream_id):
             return
         accepted = self._start_from.accept_undone
         # They are only told about.
         with suppress(CkptError):
-            for reader in downstream_readers(self._stream.catalog, self._stream.stream_id, plan, accepted):
+            for reader in downstream_readers(catalog, stream_id, plan, accepted):
                 if reader.has_read_undone is not False:
-                    log_message(self._stream.stream_id, reader.message())
+                    log_message(stream_id, reader.message())
 
     def _report_sinks(self, plan: RecoveryPlan, prepared: PreparedStart) -> None:
         for place in prepared.rolled_back:

@@ -24,7 +24,7 @@ from sqlalchemy import update
 from dagster_ckpt.catalog.desired_states import PreflightRecord, UpgradePhase, UpgradeRecord
 from dagster_ckpt.catalog.history import SnapshotFigures
 from dagster_ckpt.catalog.records import EventType, ExecutionStatus, RequestStatus, SnapshotStatus
-from dagster_ckpt.catalog.tables import executions
+from dagster_ckpt.catalog.tables import executions, timelines
 from dagster_ckpt.cli.command import FAILED
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
@@ -86,6 +86,15 @@ class TestReading:
         assert "batch 5 is the first of the new code, 1234 ms after the last of the old code" in shown
         assert "batch 3: the same 10 rows of output" in shown
         assert "it &lt;works&gt;" in shown
+
+    def test_a_rewind_says_why_its_readers_keep_undone_rows(self, page: str, client: Client) -> None:
+        with client.catalog.database.writing() as connection:
+            begun = {"timeline": 2, "parent": 1, "to_batch": 3, "accepted": "they <only> count"}
+            connection.execute(timelines.insert().values(stream_id=STREAM, **begun))
+
+        shown = text(page, f"/streams/{STREAM}/-/timeline")
+
+        assert "timeline 1, after batch 3; readers keep the undone rows: they &lt;only&gt; count" in shown
 
     def test_executions_in_one_live_directory_share_a_row_and_only_their_ends_are_red(
         self, page: str, golden: GoldenStream

@@ -220,6 +220,9 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
         entry = SinkEntry(name, folder.read(f"{LOG}/{name}"))
         (up_to if number <= batch_id else later).update(files_of([entry], path))
     compacted = any(name.endswith(COMPACT) for number, name in names.items() if number > batch_id)
+    if compacted:
+        # A rewind to what an earlier one left leaves older entries of the timeline between, which Spark reads no more.
+        up_to &= later
     return SinkLogAtHand(
         max(names), frozenset(up_to), frozenset(later), compacted=compacted, is_later=max(names) > batch_id
     )

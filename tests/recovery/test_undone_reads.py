@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from unittest.mock import patch
 
 import pytest
@@ -32,6 +33,7 @@ from tests.support.as_writer import set_stream
 from tests.support.places import path_of
 from tests.support.played_query import PlayedQuery
 from tests.support.stream_graph import Stage, listed
+from tests.support.thorough import either
 
 
 class Chain:
@@ -390,3 +392,32 @@ def test_a_first_start_records_what_it_reads(tmp_path: Path) -> None:
     found = with_undone_reads(daily.catalog, facts, sources)
 
     assert [(each.upstream, each.timeline, each.undone) for each in found.undone.reads] == [("orders", 2, 0)]
+
+
+@pytest.mark.parametrize("seed", range(either(quick=4, thorough=60)))
+def test_after_any_life_a_started_reader_has_read_what_is_there(tmp_path: Path, seed: int) -> None:
+    """Random commits, savepoints, rewinds, also to what a rewind left, and starts."""
+    random = Random(seed)
+    chain = Chain(tmp_path)
+    orders, daily = chain.orders, chain.daily
+    for step in range(40):
+        match random.choices(["orders", "daily", "save", "keep", "rewind", "start"], [8, 6, 3, 4, 2, 3])[0]:
+            case "orders":
+                orders.commit()
+            case "daily":
+                daily.commit()
+            case "save":
+                orders.savepoint(f"orders-{step}a")
+            case "keep":
+                daily.savepoint(f"daily-{step}")
+            case "rewind":
+                saved = [each.snapshot_id for each in orders.catalog.snapshots.completed("orders")]
+                rewind(orders, random.choice(saved))
+            case "start":
+                plan = chain.started()
+                # Its first snapshot has read a batch that every life of `orders` has.
+                assert "keeps rows" not in plan.reason
+                assert daily.has_read() <= set(listed(orders.sink)), step
+    chain.started()
+    daily.commit()
+    assert daily.has_read() == set(listed(orders.sink))

@@ -19,13 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt.catalog.desired_states import PreflightRecord
-from dagster_ckpt.catalog.records import (
-    ExecutionRecord,
-    ExecutionStatus,
-    LeaseRecord,
-    SnapshotStatus,
-    StartCause,
-)
+from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, LeaseRecord, SnapshotStatus, StartCause
 from dagster_ckpt.client.launching import hand_over, hands_over
 from dagster_ckpt.client.preflight import preflight
 from dagster_ckpt.client.spares import prepared_spare

@@ -101,11 +101,11 @@ def source_inputs(
         return ()
     recorded = recorded_sources(stream, plan)
     sources = keyed(recorded) if recorded is not None else {}
+    expired: list[SourceInput] = []
     if not isinstance(plan, RestoreAndReplay):
         again, expired = _as_sinks_list(stream, again, sources)
-        if expired:
-            return tuple(expired)
-    return tuple(_inputs(again, sources, session))
+    gone = {each.source for each in expired}
+    return (*expired, *(each for each in _inputs(again, sources, session) if each.source not in gone))
 
 
 def reasons(inputs: Iterable[SourceInput], status: InputStatus) -> str:
@@ -186,9 +186,7 @@ class _Again:
 
 
 def _inputs(
-    again: _Again,
-    recorded: Mapping[str, SourceIdentity],
-    session: SparkSession | None,
+    again: _Again, recorded: Mapping[str, SourceIdentity], session: SparkSession | None
 ) -> Iterator[SourceInput]:
     for key, offset in again.offsets.items():
         identity = recorded.get(key)

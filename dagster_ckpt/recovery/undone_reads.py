@@ -266,8 +266,8 @@ class ReaderOfStream:
         if self.line == EMPTY.name:
             return f"{text}. No snapshot of it is without them, so its next start keeps them, unless from empty state"
         return (
-            f"{text}. Its next start goes back to {self.line} if its sinks can be rolled back; to let it go on, give "
-            "a reason in accept_undone"
+            f"{text}. Its next start goes back to {self.line} if its sinks can be rolled back; to let it continue, "
+            "give a reason in accept_undone"
         )
 
 

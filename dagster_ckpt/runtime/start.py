@@ -463,7 +463,7 @@ class Start:
         if not isinstance(plan, StartEmpty | Restore | Rewind) or not catalog.executions.is_read(stream_id):
             return
         accepted = self._start_from.accept_undone
-        # They are only told about.
+        # Nothing depends on this message.
         with suppress(CkptError):
             for reader in downstream_readers(catalog, stream_id, plan, accepted):
                 if reader.has_read_undone is not False:

@@ -279,7 +279,7 @@ def reads_at_cut(
 
 
 def _logs_read(edge: Edge) -> list[str]:
-    """Prefixes of the paths of what tells how far a source has read."""
+    """Prefixes of the paths that show how far a source has read."""
     of_source = f"{SOURCES}/{edge.source}/"
     if edge.kind is EdgeKind.FILES:
         return [of_source]

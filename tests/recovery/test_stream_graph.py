@@ -94,7 +94,7 @@ def test_preview_of_a_rewind_names_the_streams_that_have_read_undone_rows(chain:
 
     assert told("batch-2") == [
         "daily has read undone rows: it has read batch 4 of orders, and batch 2 ends at batch 2. Its next start goes "
-        "back to daily-at-2 at batch 0 if its sinks can be rolled back; to let it go on, give a reason in "
+        "back to daily-at-2 at batch 0 if its sinks can be rolled back; to let it continue, give a reason in "
         "accept_undone",
         "totals has read no undone row: it has read daily up to batch 0",
     ]

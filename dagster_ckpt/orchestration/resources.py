@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dagster import ConfigurableResource
+from dagster import ConfigurableResource, get_dagster_logger
 from pydantic import Field, PrivateAttr, field_validator
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -27,7 +28,7 @@ from dagster_ckpt.orchestration.translator import (
     STATE_BACKEND,
     StreamTranslator,
 )
-from dagster_ckpt.spark.query.class_archive import with_class_archive
+from dagster_ckpt.spark.query.class_archive import look_after_archive, with_class_archive
 from dagster_ckpt.spark.query.session import session_with
 from dagster_ckpt.values.storage_path import location_url
 
@@ -64,8 +65,8 @@ class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
     )
     class_archive: str | None = Field(
         default=None,
-        description="Path of an archive that `dagster-ckpt class-archive` wrote: Java starts faster. One that does not "
-        "fit, or is missing, is ignored.",
+        description="Path of an archive of Java's classes, with which Spark starts faster. A missing one is written a "
+        "minute after the start, in the background; `dagster-ckpt class-archive` writes one for an image.",
     )
     _session: Any = PrivateAttr(default=None)
 
@@ -74,7 +75,11 @@ class SparkSessionResource(ConfigurableResource):  # type: ignore[type-arg]
         """The session; the first use starts Spark, or takes the application of this process."""
         if self._session is None:
             archive, settings = self.class_archive, self.spark_config
-            self._session = session_with(settings if archive is None else with_class_archive(settings, archive))
+            if archive is None:
+                self._session = session_with(settings)
+            else:
+                self._session = session_with(with_class_archive(settings, archive))
+                look_after_archive(self._session, Path(archive), settings, get_dagster_logger().info)
         session: SparkSession = self._session
         return session
 

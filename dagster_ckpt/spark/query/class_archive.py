@@ -1,66 +1,154 @@
 """An archive of the classes that Java loads for a query (AppCDS), with which Spark starts faster.
 
-A JVM ignores an archive that does not fit: made by another Java, or with other jars on its class path.
+A JVM ignores an archive that does not fit: made by another Java, with other jars on its class path, or damaged.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import StorageAccessError, UnsupportedSparkError
+from dagster_ckpt.errors import CkptError, StorageAccessError, UnsupportedSparkError
+from dagster_ckpt.io.local import flush
 from dagster_ckpt.values.redaction import without_secrets
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# Java would not start with a damaged one that it does not check.
+_CHECKED = "-XX:+VerifySharedSpaces"
 # Java would warn of an archive that does not fit at each start.
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 # Java does not start that is to write an archive and reads another one.
 _READS_ARCHIVE = re.compile(r"\s*-XX:SharedArchiveFile=\S+")
 _ENVIRONMENT = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
 _LIMIT_S = 600.0
+# The start of the stream itself is over by then.
+DELAY_S = 60.0
+# What a missing archive is written with: no application on a cluster, nothing that two may not do at once.
+_OF_CLASS_PATH = re.compile(
+    r"spark\.(driver\.(extraClassPath|extraJavaOptions|defaultJavaOptions|memory)|jars(\..+)?|sql\.extensions)"
+)
 # Of a dynamic archive (CDS_DYNAMIC_ARCHIVE_MAGIC of the JDK).
 _MAGIC = (0xF00BABA8).to_bytes(4, "little")
 
 
 def with_class_archive(settings: Mapping[str, str], archive: str) -> dict[str, str]:
     """Settings of a session whose Java reads its classes from there."""
-    return _with_java_options(settings, f"-XX:SharedArchiveFile={archive} {_QUIET}")
+    return _with_java_options(settings, f"-XX:SharedArchiveFile={archive} {_CHECKED} {_QUIET}")
 
 
-def write_class_archive(archive: Path, settings: Mapping[str, str]) -> None:
+def look_after_archive(
+    spark: SparkSession,
+    archive: Path,
+    settings: Mapping[str, str],
+    report: Callable[[str], object],
+    *,
+    delay_s: float = DELAY_S,
+) -> threading.Timer | None:
+    """Write a missing archive after a while, in the background; report one that the session's Java ignores.
+
+    Args:
+        report: Gets a sentence; may be called by another thread.
+        settings: Those that the session was started with.
+    """
+    if archive.exists():
+        if _is_ignored(spark, archive):
+            report(
+                f"Java ignores {archive}, which is damaged or of another Java, Spark or class path: Spark starts more "
+                f"slowly. `dagster-ckpt class-archive {archive}` writes it again."
+            )
+        return None
+    of_class_path = {name: value for name, value in settings.items() if _OF_CLASS_PATH.fullmatch(name)}
+    # A daemon: an end of the process does not wait for it.
+    timer = threading.Timer(delay_s, _write_missing, (archive, of_class_path, report))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _is_ignored(spark: SparkSession, archive: Path) -> bool:
+    """Whether the JVM has not mapped the archive; False where that cannot be seen, as on macOS."""
+    from dagster_ckpt.spark.query.query import jvm_pid
+
+    try:
+        return str(archive.resolve()) not in Path(f"/proc/{jvm_pid(spark)}/maps").read_text()
+    except OSError:
+        return False
+
+
+def _write_missing(archive: Path, settings: Mapping[str, str], report: Callable[[str], object]) -> None:
+    try:
+        if write_class_archive(archive, {"spark.master": "local[2]", **settings}, in_background=True):
+            report(f"Wrote Java's classes to {archive}: the next start of Spark is faster.")
+    except CkptError as error:
+        report(f"The stream continues without an archive of Java's classes. {error}")
+
+
+def write_class_archive(archive: Path, settings: Mapping[str, str], *, in_background: bool = False) -> bool:
     """Run small queries in a separate process, at whose end Java writes the classes that they needed.
 
     Args:
         settings: Those of the session that determine its class path, such as `spark.jars`.
+        in_background: With the lowest priority, and only if it is missing and no other process writes it.
+
+    Returns:
+        Whether it was written.
 
     Raises:
         UnsupportedSparkError: The queries failed, or this Java writes no archive.
         StorageAccessError: The folder cannot be written, or another file is there.
     """
-    unfinished = archive.with_name(f".{archive.name}.{uuid.uuid4().hex}")
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
         if archive.exists() and not _is_archive(archive):
             raise StorageAccessError(f"{archive} is another file, which is not replaced. Name another path.")
-        own = {key: _READS_ARCHIVE.sub("", value) for key, value in settings.items()}
-        said = _run(_with_java_options(own, f"-XX:ArchiveClassesAtExit={unfinished} {_QUIET}"))
-        if not unfinished.is_file():
-            raise UnsupportedSparkError(f"No archive was written to {archive}. Spark said: {without_secrets(said)}")
-        # A JVM that has mapped the former one keeps it.
-        unfinished.replace(archive)
+        with _alone(archive, wait=not in_background) as unfinished:
+            if unfinished is None or (in_background and archive.exists()):
+                return False
+            own = {key: _READS_ARCHIVE.sub("", value) for key, value in settings.items()}
+            writes = _with_java_options(own, f"-XX:ArchiveClassesAtExit={unfinished} {_QUIET}")
+            said = _run(writes, niceness=19 if in_background else 0)
+            if not unfinished.is_file():
+                raise UnsupportedSparkError(f"No archive was written to {archive}. Spark said: {without_secrets(said)}")
+            flush(unfinished)
+            # A JVM that has mapped the former one keeps it.
+            unfinished.replace(archive)
+            return True
     except OSError as error:
         raise StorageAccessError(f"{archive} cannot be written: {error}") from error
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(archive: Path, *, wait: bool) -> Iterator[Path | None]:
+    """Where to write, for one process at a time, as Java's of all streams of a machine; None if another one writes."""
+    # Of its own: Java of a process that was killed may still write the former.
+    unfinished = archive.with_name(f".{archive.name}.{uuid.uuid4().hex}")
+    with archive.with_name(f".{archive.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        try:
+            for left in archive.parent.glob(f".{archive.name}.{'[0-9a-f]' * 32}"):
+                left.unlink()
+            yield unfinished
+        finally:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
 
 
 def _is_archive(path: Path) -> bool:
@@ -68,10 +156,10 @@ def _is_archive(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def _run(settings: Mapping[str, str]) -> str:
+def _run(settings: Mapping[str, str], *, niceness: int) -> str:
     """The end of what Spark said. Its JVM has the same output, so this waits until Java has ended too."""
     # Not on the command line, which other users see.
-    given = json.dumps(settings)
+    given = json.dumps([settings, niceness])
     command = [sys.executable, "-m", __name__]
     java = {key: _READS_ARCHIVE.sub("", os.environ[key]) for key in _ENVIRONMENT if key in os.environ}
     try:
@@ -93,11 +181,12 @@ def _with_java_options(settings: Mapping[str, str], options: str) -> dict[str, s
     return {**settings, _JAVA_OPTIONS: f"{settings.get(_JAVA_OPTIONS, '')} {options}".strip()}
 
 
-def _load_classes(settings: Mapping[str, str]) -> None:
+def _load_classes(settings: Mapping[str, str], niceness: int) -> None:
     from dagster_ckpt.config.rocksdb import ROCKSDB
     from dagster_ckpt.config.state_backend import PROVIDER_CLASS
     from dagster_ckpt.spark.query.session import start_application, warm_up
 
+    os.nice(niceness)
     spark = start_application(2, {PROVIDER_CLASS: ROCKSDB, **settings})
     warm_up(spark)
     with tempfile.TemporaryDirectory() as folder:
@@ -109,4 +198,4 @@ def _load_classes(settings: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    _load_classes(json.load(sys.stdin))
+    _load_classes(*json.load(sys.stdin))

@@ -18,6 +18,7 @@ from tests.support.local_files import use_local_files
 from tests.support.memory_files import use_memory_for_files
 from tests.support.needs import is_without_core, select
 from tests.support.postgres_server import started_server
+from tests.support.warm_rewriter import one_child
 
 # Many containers set it. Each process that the tests start compiles Dagster and PySpark again,
 # which is most of what it does until it is up.
@@ -94,6 +95,13 @@ def _weight(item: pytest.Item) -> int:
     if item.get_closest_marker("dagster_dev"):
         return 0
     return 1 if item.get_closest_marker("spark") else 2
+
+
+@pytest.fixture(scope="module")
+def warm_rewriter() -> Iterator[None]:
+    """Where another Spark rewrites state, one process does it for all tests of a file."""
+    with one_child():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -415,7 +415,7 @@ class Client(GraphMethods, MaintenanceMethods):
             snapshot: `latest`, or an id, number (chk-7), label or location.
 
         Raises:
-            UnsupportedSparkError: Writing state needs Spark 4.2.
+            UnsupportedSparkError: This Spark cannot write state, and no other one is installed.
             StateRewriteError: The state cannot be edited like this; nothing was written.
 
         Example:

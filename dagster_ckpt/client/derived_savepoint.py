@@ -11,15 +11,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.catalog.records import CompletedSnapshot, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.client.description import find_snapshot
-from dagster_ckpt.client.state_browsing import LIVE, StreamState, session_of_process
+from dagster_ckpt.client.state_browsing import LIVE, session_of_process
 from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StateRewriteError, StorageAccessError
-from dagster_ckpt.io.file_io import no_op
-from dagster_ckpt.recovery.live_directories import scratch_copies, scratch_directory, snapshot_location
+from dagster_ckpt.recovery.live_directories import (
+    restore_into,
+    scratch_copies,
+    scratch_directory,
+    snapshot_location,
+)
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.store import StoredSnapshot, sources_in
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SINKS_FOLDER
@@ -28,12 +31,11 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import state_edits
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.staging import staged_cut
 from dagster_ckpt.spark.checkpoint_dir.state_files import CHAIN, LAYOUT
-from dagster_ckpt.spark.jobs import JobProgress, in_job_group
-from dagster_ckpt.state.diff import Change, differences, paired
-from dagster_ckpt.state.editing import PlannedEdit, StateEdit, check_edited, plan_edit
-from dagster_ckpt.state.reading import StateName, StateReader
-from dagster_ckpt.state.rewriter import require_rewriter
-from dagster_ckpt.state.rewriting import rewrite_state
+from dagster_ckpt.state.diff import Change
+from dagster_ckpt.state.editing import StateEdit, edit_rows
+from dagster_ckpt.state.reading import StateName
+from dagster_ckpt.state.rewriter import rewriter_for
+from dagster_ckpt.state.rewriting import stored_state
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding, is_owned_by_stream
 from dagster_ckpt.stream.start_from import checked_label
@@ -191,35 +193,27 @@ def edit_state(
         )
     began_ms = wall_clock_ms()
     session = spark if spark is not None else session_of_process()
-    require_rewriter(session)
+    rewriter_for(session)
+    original = find_snapshot(stream.catalog, stream.stream_id, snapshot)
     report(f"copying the snapshot {snapshot}")
-    with StreamState(stream, snapshot, spark=session) as state, scratch_directory(stream) as scratch:
-        if state.snapshot is None or not state.states:
-            raise StateRewriteError(f"{state} has no state to edit.")
-        # Check all before the first is carried out.
-        planned = [plan_edit(edit, state.reader) for edit in edits]
-
-        def change(store: Any, rows: Any) -> Any:
-            for edit in planned:
-                rows = edit.apply(store, rows)
-            return rows
-
-        report(f"writing the edited state of {state}")
-        rewritten = rewrite_state(session, state.live, scratch, change_rows=change, report=report)
-        report("comparing the edited state with the original")
-        after, progress = StateReader(session, scratch, rewritten.batch_id), JobProgress(report)
-        check = partial(_checked, planned, state, after, progress)
-        what = f"check edited state: {scratch.url}"
-        changes = in_job_group(session.sparkContext, what, check, no_op, progress)
+    with (
+        holding(stream.catalog, [original], "edit of state"),
+        scratch_directory(stream) as restored,
+        scratch_directory(stream) as scratch,
+    ):
+        restore_into(stream, snapshot_location(original), restored, is_scratch=True)
+        if stored_state(restored) is None:
+            raise StateRewriteError(f"{describe_snapshot(original)} has no state to edit.")
+        report(f"writing the edited state of {describe_snapshot(original)}")
+        edited = edit_rows(session, restored, scratch, edits, report=report)
         done = {
-            "id": rewritten.rewrite_id,
-            "edited_from": state.snapshot.snapshot_id,
-            "location": state.snapshot.location,
+            "id": edited.rewrite_id,
+            "edited_from": original.snapshot_id,
+            "location": original.location,
             "by": origin,
             "reason": reason,
-            "changes": {str(name): {k.value: v for k, v in counts.items()} for name, counts in changes.items()},
+            "changes": {str(name): {k.value: v for k, v in counts.items()} for name, counts in edited.changes.items()},
         }
-        original = state.snapshot
         savepoint = derive_savepoint(
             stream,
             original,
@@ -230,32 +224,12 @@ def edit_state(
             state_rows=None,
             began_ms=began_ms,
         )
-        skipped = tuple(dict.fromkeys(name for edit in planned for name in edit.skipped))
         older = [
             each
             for each in stream.catalog.snapshots.completed(stream.stream_id)
-            if rewritten.rewrite_id not in each.state_edits
+            if edited.rewrite_id not in each.state_edits
         ]
-        return EditedState(savepoint, state.snapshot, changes, skipped, tuple(older))
-
-
-def _checked(
-    planned: Sequence[PlannedEdit], before: StreamState, after: StateReader, progress: JobProgress
-) -> dict[StateName, Mapping[Change, int]]:
-    """Prove that nothing else changed."""
-    edited = {name for edit in planned for name in edit.states}
-    changes = {}
-    for difference in differences(before.reader, after, paired(before.states, after.states)):
-        progress.step = f"comparing {difference.name}"
-        if difference.name in edited:
-            check_edited(planned, difference, after)
-            changes[difference.name] = difference.counts
-        elif not difference.is_empty:
-            raise StateRewriteError(
-                f"{difference.name} differs although no edit names it. No savepoint was made. Please report this, with "
-                "the versions of Spark and dagster-ckpt."
-            )
-    return changes
+        return EditedState(savepoint, original, edited.changes, edited.skipped, tuple(older))
 
 
 def _write(

@@ -1,23 +1,43 @@
-"""Edits of state: rows to forget, and rows to write instead."""
+"""Edits of state: rows to forget, and rows to write instead.
+
+An edit rewrites the state of a stopped query into another directory and compares the result with the original.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.errors import StateRewriteError
+from dagster_ckpt.errors import StateRewriteError, UnsupportedSparkError
+from dagster_ckpt.io.file_io import no_op
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT
+from dagster_ckpt.spark.checkpoint_dir.restore import Watch
+from dagster_ckpt.spark.jobs import JobProgress, in_job_group
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA
-from dagster_ckpt.state.diff import CHANGE, Change, StateDifference
-from dagster_ckpt.state.reading import KEY, VALUE, StateFrame, StateKind, StateName, StateReader, cause_in
-from dagster_ckpt.state.stopped_state import StateStoreName
+from dagster_ckpt.state.diff import CHANGE, Change, StateDifference, differences, paired
+from dagster_ckpt.state.reading import (
+    KEY,
+    VALUE,
+    StateFrame,
+    StateKind,
+    StateName,
+    StateReader,
+    cause_in,
+    storable,
+    unstored,
+)
+from dagster_ckpt.state.rewriter import OrderedEdit, Rewriter, rewrite_elsewhere, rewriter_for, settings_of
+from dagster_ckpt.state.rewriting import rewrite_state
+from dagster_ckpt.state.stopped_state import StateStoreName, StoppedState, readable
 from dagster_ckpt.state.unsafe_rows import FAMILY, KEY_BYTES, PARTITION_KEY, VALUE_BYTES, encoder, plain
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 _DEFAULT = "default"
 _NO_SUCH_COLUMN = ("UNRESOLVED_COLUMN", "FIELD_NOT_FOUND")
@@ -90,6 +110,136 @@ class PlannedEdit:
         return self.edit.replace.select(*columns)
 
 
+@dataclass(frozen=True)
+class EditedRows:
+    """A directory whose state was edited.
+
+    Attributes:
+        changes: Of each state that the edits name.
+        skipped: States whose keys do not have the columns of the condition; they are unchanged.
+    """
+
+    rewrite_id: str
+    batch_id: int
+    changes: Mapping[StateName, Mapping[Change, int]]
+    skipped: tuple[StateName, ...]
+
+    def as_record(self) -> dict[str, object]:
+        changes = [
+            [name.as_record(), {c.value: rows for c, rows in counts.items()}] for name, counts in self.changes.items()
+        ]
+        skipped = [name.as_record() for name in self.skipped]
+        return {"rewrite_id": self.rewrite_id, "batch_id": self.batch_id, "changes": changes, "skipped": skipped}
+
+    @staticmethod
+    def of_record(record: Mapping[str, Any]) -> EditedRows:
+        changes = {StateName(*name): {Change(c): n for c, n in counts.items()} for name, counts in record["changes"]}
+        skipped = tuple(StateName(*name) for name in record["skipped"])
+        return EditedRows(record["rewrite_id"], record["batch_id"], changes, skipped)
+
+
+def edit_rows(
+    spark: SparkSession,
+    source: LiveDirectory,
+    target: LiveDirectory,
+    edits: Sequence[StateEdit],
+    *,
+    watch: Watch = no_op,
+    report: Callable[[str], None] = lambda _message: None,
+) -> EditedRows:
+    """Edit the state after the newest batch of a directory, in a new directory, which is deleted on any error.
+
+    A Spark without `StateRewriter` lets another one do it: see `rewriter.py`.
+
+    Args:
+        edits: The last one decides about a row.
+
+    Raises:
+        StateRewriteError: An edit does not fit the state, or something else changed.
+        UnsupportedSparkError: No Spark here can do it, or the other one cannot get a condition.
+    """
+    other = rewriter_for(spark)
+    if other is not None:
+        return _edit_elsewhere(other, spark, source, target, edits, watch=watch, report=report)
+    with readable(source, watch) as described:
+        before = StateReader(spark, described, StoppedState.read(source).batch_id)
+        # Check all before the first is carried out.
+        planned = [plan_edit(edit, before) for edit in edits]
+
+        def change(store: StateStoreName, rows: DataFrame) -> DataFrame:
+            for edit in planned:
+                rows = edit.apply(store, rows)
+            return rows
+
+        made = rewrite_state(spark, source, target, change_rows=change, watch=watch, report=report)
+        report("comparing the edited state with the original")
+        try:
+            with readable(target, watch) as result:
+                after, progress = StateReader(spark, result, made.batch_id), JobProgress(report)
+                check = partial(_checked, planned, before, after, progress)
+                what = f"check edited state: {target.url}"
+                changes = in_job_group(spark.sparkContext, what, check, watch, progress)
+        except BaseException:
+            target.delete()
+            raise
+    skipped = tuple(dict.fromkeys(name for edit in planned for name in edit.skipped))
+    return EditedRows(made.rewrite_id, made.batch_id, changes, skipped)
+
+
+def _checked(
+    planned: Sequence[PlannedEdit], before: StateReader, after: StateReader, progress: JobProgress
+) -> dict[StateName, Mapping[Change, int]]:
+    """Prove that nothing else changed."""
+    edited = {name for edit in planned for name in edit.states}
+    changes = {}
+    for difference in differences(before, after, paired(before.states, after.states)):
+        progress.step = f"comparing {difference.name}"
+        if difference.name in edited:
+            check_edited(planned, difference, after)
+            changes[difference.name] = difference.counts
+        elif not difference.is_empty:
+            raise _wrong(difference.name, "it differs although no edit names it")
+    return changes
+
+
+def _edit_elsewhere(
+    rewriter: Rewriter,
+    spark: SparkSession,
+    source: LiveDirectory,
+    target: LiveDirectory,
+    edits: Sequence[StateEdit],
+    *,
+    watch: Watch,
+    report: Callable[[str], None],
+) -> EditedRows:
+    given = target.sibling(".given")
+    given.delete()
+    try:
+        ordered = []
+        for number, edit in enumerate(edits):
+            if edit.forget is not None and not isinstance(edit.forget, str):
+                raise UnsupportedSparkError(
+                    f"Another Spark edits the state for this Spark {spark.version}, and it cannot get a condition that "
+                    'is a column. Give it as SQL, such as StateEdit(forget="user_id = 7"). Nothing was changed.'
+                )
+            rows = None
+            if edit.replace is not None:
+                rows = given.sibling(f"/{number}")
+                storable(edit.replace.select(KEY, VALUE)).write.parquet(rows.spark_location)
+            ordered.append(OrderedEdit(edit.operator, edit.forget, rows))
+        stored = StoppedState.read(source).stored
+        if stored is None:
+            raise StateRewriteError(f"{source.url}: the query keeps no state, so there is nothing to edit.")
+        report("another Spark edits the state")
+        settings = settings_of(spark)
+        answer = rewrite_elsewhere(
+            rewriter, source, target, stored.shape, edits=ordered, settings=settings, watch=watch, report=report
+        )
+    finally:
+        given.delete()
+    return EditedRows.of_record(answer)
+
+
 def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
     wanted = reader.select(edit.operator)
     states, skipped = list(wanted), []
@@ -100,6 +250,9 @@ def plan_edit(edit: StateEdit, reader: StateReader) -> PlannedEdit:
         if not states or (skipped and edit.operator is not None):
             reasons = " ".join(f"{name}: {why}" for name, why in fits.items() if why is not None)
             raise StateRewriteError(f"No key can be forgotten like this. {reasons or 'The query keeps no state.'}")
+    if edit.replace is not None and len(states) == 1:
+        kinds = reader.frame(states[0]).rows.schema
+        edit = replace(edit, replace=unstored(edit.replace, {each.name: each.dataType for each in kinds.fields}))
     if edit.replace is not None:
         _check_replacement(edit.replace, reader, states)
     return PlannedEdit(edit, reader, tuple(states), tuple(skipped))
@@ -239,4 +392,13 @@ def _partition_key(rows: DataFrame) -> Column:
     from pyspark.sql import functions as F
 
     fields = [F.col(KEY).getField(name).alias(name) for name in rows.select(f"{PARTITION_KEY}.*").columns]
-    return F.struct(*fields).cast(rows.schema[PARTITION_KEY].dataType).alias(PARTITION_KEY)
+    # Rows of a file may all be null.
+    return F.struct(*fields).cast(_nullable(rows.schema[PARTITION_KEY].dataType)).alias(PARTITION_KEY)
+
+
+def _nullable(kind: DataType) -> DataType:
+    from pyspark.sql.types import ArrayType, StructField, StructType
+
+    if isinstance(kind, StructType):
+        return StructType([StructField(each.name, _nullable(each.dataType)) for each in kind.fields])
+    return ArrayType(_nullable(kind.elementType)) if isinstance(kind, ArrayType) else kind

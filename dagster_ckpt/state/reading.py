@@ -20,7 +20,7 @@ from dagster_ckpt.spark.query.description import quoted
 from dagster_ckpt.spark.versions import Feature, SparkRelease, release_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
     from pyspark.sql.types import DataType
 
 KEY = "key"
@@ -29,12 +29,8 @@ VALUE = "value"
 PARTITION = "partition"
 
 # Kept by a copied session: settings of state stores, and what SQL conditions depend on.
-_KEPT = (
-    "spark.sql.streaming.stateStore.",
-    "spark.sql.session.timeZone",
-    "spark.sql.ansi.enabled",
-    "spark.sql.caseSensitive",
-)
+OF_CONDITIONS = ("spark.sql.session.timeZone", "spark.sql.ansi.enabled", "spark.sql.caseSensitive")
+_KEPT = ("spark.sql.streaming.stateStore.", *OF_CONDITIONS)
 _SIDES = ("left", "right")
 _T = TypeVar("_T")
 
@@ -68,6 +64,9 @@ class StateName:
 
     def __str__(self) -> str:
         return f"{self.state} of operator {self.operator_id} ({self.operator})"
+
+    def as_record(self) -> tuple[int, str, str, int]:
+        return self.operator_id, self.operator, self.state, self.partitions
 
 
 @dataclass(frozen=True)
@@ -271,6 +270,35 @@ def storable(rows: DataFrame) -> DataFrame:
         typed = _with_type(each.dataType)
         columns.append(column if typed == each.dataType else column.cast(typed).alias(each.name))
     return rows.select(*columns)
+
+
+def unstored(rows: DataFrame, kinds: Mapping[str, DataType]) -> DataFrame:
+    """The reverse: columns that `storable` has given a type get theirs of before."""
+    from pyspark.sql import functions as F
+
+    columns = []
+    for name in rows.columns:
+        column, kind = F.col(quoted(name)), kinds.get(name)
+        if kind is not None:
+            stored = _with_type(kind).simpleString()
+            if kind.simpleString() != stored == rows.schema[name].dataType.simpleString():
+                column = _without_type(column, kind).alias(name)
+        columns.append(column)
+    return rows.select(*columns)
+
+
+def _without_type(column: Column, kind: DataType) -> Column:
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, NullType, StructType
+
+    if isinstance(kind, NullType):
+        return F.lit(None)
+    if isinstance(kind, StructType):
+        fields = [_without_type(column.getField(each.name), each.dataType).alias(each.name) for each in kind.fields]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    if isinstance(kind, ArrayType):
+        return F.transform(column, lambda element: _without_type(element, kind.elementType))
+    return column
 
 
 def _with_type(kind: DataType) -> DataType:

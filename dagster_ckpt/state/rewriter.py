@@ -6,8 +6,8 @@ rows of the source, which may have another shape.
 For a query of 3.5, 4.0, 4.1 or Spark Connect, another Spark rewrites: this Python with another PySpark, or another
 interpreter. The child ends with this process, because a successor may own the stream by then.
 
-The child also reads state for a session whose Spark has no reader of it (3.5, and 4.0 for format v2): it writes the
-rows as Parquet, which the session reads.
+The child edits state too, and reads it for a session whose Spark has no reader of it (3.5, and 4.0 for format v2): it
+writes the rows as Parquet, which the session reads.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
 from dagster_ckpt.spark.query.description import pairs_of
 from dagster_ckpt.spark.query.session import is_classic_session
 from dagster_ckpt.spark.versions import RELEASES, Feature, release_of
-from dagster_ckpt.state.reading import StateFrame, StateKind, StateName, StateReader, cause_in, storable
-from dagster_ckpt.state.stopped_state import StateIds, StateShape, readable, state_session
+from dagster_ckpt.state.reading import OF_CONDITIONS, StateFrame, StateKind, StateName, StateReader, cause_in
+from dagster_ckpt.state.stopped_state import StateIds, StateShape, state_session
 from dagster_ckpt.state.unsafe_rows import Graft
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Rewriter:
         return Rewriter(place) if named or place.is_dir() else None
 
     def command(self) -> list[str]:
-        return [self._interpreter, "-m", "dagster_ckpt.state.rewriting"]
+        return [self._interpreter, "-m", "dagster_ckpt.state.rewriter_child"]
 
     @property
     def _interpreter(self) -> str:
@@ -248,21 +248,37 @@ def install_rewriter(report: Callable[[str], None]) -> Path:
     return place
 
 
-def rewriter_for(spark: SparkSession, *, changes_rows: bool = False) -> Rewriter | None:
+def rewriter_for(spark: SparkSession) -> Rewriter | None:
     """Another Spark, or None for the session itself; UnsupportedSparkError if neither can."""
-    can_itself = release_of(spark.version).has(Feature.STATE_REWRITER) and is_classic_session(spark)
-    if can_itself or changes_rows:
+    if release_of(spark.version).has(Feature.STATE_REWRITER) and is_classic_session(spark):
         require_rewriter(spark)
         return None
     found = Rewriter.find()
     if found is None:
         raise UnsupportedSparkError(
-            f"A rewrite of state (other partitions, another backend) needs a Spark 4.2 or later, and this session has "
-            f"Spark {spark.version}. The query can stay on its Spark: run `dagster-ckpt rewriter install` once on the "
-            f"machine of the driver, which installs another PySpark beside it, or name one in {VARIABLE} (an "
-            "interpreter, or a folder with PySpark), and start again."
+            f"A rewrite of state (other partitions, another backend, other rows) needs a Spark 4.2 or later, and this "
+            f"session has Spark {spark.version}. The query can stay on its Spark: run `dagster-ckpt rewriter install` "
+            f"once on the machine of the driver, which installs another PySpark beside it, or name one in {VARIABLE} "
+            "(an interpreter, or a folder with PySpark), and start again."
         )
     return found
+
+
+@dataclass(frozen=True)
+class OrderedEdit:
+    """A `StateEdit` for another Spark; `rows` are Parquet files."""
+
+    operator: int | str | None
+    forget: str | None
+    rows: LiveDirectory | None
+
+    def as_record(self) -> list[object]:
+        return [self.operator, self.forget, self.rows.url if self.rows is not None else None]
+
+    @staticmethod
+    def of_record(record: Sequence[Any]) -> OrderedEdit:
+        operator, forget, rows = record
+        return OrderedEdit(operator, forget, LiveDirectory(rows) if rows is not None else None)
 
 
 def rewrite_elsewhere(
@@ -272,6 +288,7 @@ def rewrite_elsewhere(
     shape: StateShape,
     *,
     graft: Graft | None = None,
+    edits: Sequence[OrderedEdit] = (),
     settings: Mapping[str, str],
     watch: Watch,
     report: Callable[[str], None],
@@ -283,7 +300,9 @@ def rewrite_elsewhere(
     """
     try:
         if source.local_path is not None and target.local_path is not None:
-            return ask(rewriter, _order(source, target, shape, graft, settings), watch, report)
+            return ask(
+                rewriter, _order(source, target, shape, graft=graft, edits=edits, settings=settings), watch, report
+            )
         with TemporaryDirectory(prefix="dagster-ckpt-rewrite-") as folder:
             near, rewritten = (LiveDirectory(f"{folder}/{name}") for name in ("source", "rewritten"))
             report(f"copying {source.url} to this machine")
@@ -293,7 +312,13 @@ def rewrite_elsewhere(
                 clone(graft.state, made, watch=watch, is_scratch=True)
                 given = {at: _near(each, f"{folder}/given/{at}") for at, each in graft.given.items()}
                 graft = replace(graft, state=made, given=given)
-            answer = ask(rewriter, _order(near, rewritten, shape, graft, settings), watch, report)
+            edits = [
+                replace(each, rows=_near(each.rows, f"{folder}/rows/{number}")) if each.rows is not None else each
+                for number, each in enumerate(edits)
+            ]
+            answer = ask(
+                rewriter, _order(near, rewritten, shape, graft=graft, edits=edits, settings=settings), watch, report
+            )
             report(f"copying the rewritten state to {target.url}")
             clone(rewritten, target, watch=watch, marked=True)
             return answer
@@ -311,14 +336,18 @@ def _near(files: LiveDirectory, place: str) -> LiveDirectory:
 
 def settings_of(spark: SparkSession) -> dict[str, str]:
     found = {row.key: row.value for row in spark.sql("SET").collect()}
-    return {name: str(value) for name, value in found.items() if name.startswith(_PASSED_ON)}
+    passed_on = {name: str(value) for name, value in found.items() if name.startswith(_PASSED_ON)}
+    # Their defaults depend on the version.
+    return passed_on | {name: str(spark.conf.get(name)) for name in OF_CONDITIONS}
 
 
 def _order(
     source: LiveDirectory,
     target: LiveDirectory,
     shape: StateShape,
+    *,
     graft: Graft | None,
+    edits: Sequence[OrderedEdit],
     settings: Mapping[str, str],
 ) -> dict[str, object]:
     return {
@@ -327,6 +356,7 @@ def _order(
         "shape": [shape.provider, shape.partitions, shape.checkpoint_format],
         "settings": dict(settings),
         **({"graft": graft.as_record()} if graft is not None else {}),
+        **({"edits": [each.as_record() for each in edits]} if edits else {}),
     }
 
 
@@ -348,7 +378,7 @@ def ask(
                     report(message)
                 case {"error": message}:
                     raise StateRewriteError(message)
-                case {"stores": _} | {"states": _}:
+                case {"stores": _} | {"states": _} | {"changes": _}:
                     done: Mapping[str, Any] = answer
                     return done
         status = process.wait()
@@ -360,6 +390,16 @@ def ask(
 
 @contextmanager
 def _child(rewriter: Rewriter, order: object) -> Iterator[tuple[subprocess.Popen[str], SimpleQueue[Any]]]:
+    child = start_child(rewriter)
+    try:
+        give_order(child[0], order)
+        yield child
+    finally:
+        end_child(child[0])
+
+
+def start_child(rewriter: Rewriter) -> tuple[subprocess.Popen[str], SimpleQueue[Any]]:
+    """The process, and its answers with None at the end."""
     process = subprocess.Popen(
         rewriter.command(),
         env=rewriter.environment(),
@@ -369,40 +409,38 @@ def _child(rewriter: Rewriter, order: object) -> Iterator[tuple[subprocess.Popen
         start_new_session=True,
     )
     answers: SimpleQueue[Any] = SimpleQueue()
-    assert process.stdin is not None
     assert process.stdout is not None
     lines = process.stdout
 
     def listen() -> None:
-        for line in lines:
-            try:
-                answers.put(json.loads(line))
-            except ValueError:
-                sys.stderr.write(line)
+        with lines:
+            for line in lines:
+                try:
+                    answers.put(json.loads(line))
+                except ValueError:
+                    sys.stderr.write(line)
         answers.put(None)
 
-    listener = threading.Thread(target=listen, name="rewriter", daemon=True)
-    listener.start()
-    try:
-        # The caller notices that it has ended.
-        with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(order) + "\n")
-            process.stdin.flush()
-        yield process, answers
-    finally:
-        _end(process)
-        listener.join()
+    threading.Thread(target=listen, name="rewriter", daemon=True).start()
+    return process, answers
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def give_order(process: subprocess.Popen[str], order: object) -> None:
+    assert process.stdin is not None
+    # The caller notices that it has ended.
+    with suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+
+
+def end_child(process: subprocess.Popen[str]) -> None:
     """Let the child end, and its JVM with it: nothing may write into a directory that is deleted next."""
     # The group: its JVM too.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for stream in (process.stdin, process.stdout):
-        assert stream is not None
-        stream.close()
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 Report = Callable[[str], None]
@@ -462,17 +500,3 @@ def _read(
     ]:
         places[batch_id][StateName(operator_id, operator, state, partitions)] = (StateKind(kind), place)
     return {batch_id: StateElsewhere(spark, live, batch_id, found) for batch_id, found in places.items()}
-
-
-def states_written(spark: SparkSession, order: Mapping[str, Any]) -> dict[str, object]:
-    live, found = LiveDirectory(order["read"]), []
-    for batch_id in order["batches"]:
-        with readable(live, batch_id) as copy:
-            reader = StateReader(spark, copy, batch_id)
-            for number, name in enumerate(reader.states):
-                frame, place = reader.frame(name), f"{order['folder']}/{batch_id}/{number}"
-                storable(frame.rows).write.parquet(place)
-                found.append(
-                    [batch_id, name.operator_id, name.operator, name.state, name.partitions, frame.kind.value, place]
-                )
-    return {"states": found}

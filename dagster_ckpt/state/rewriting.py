@@ -3,17 +3,10 @@
 The batch keeps its number, so sinks, sources and watermarks do not notice; Spark's own `repartition` adds a batch, and
 misplaces the row of an aggregation without a key. Spark's `StateRewriter` writes RocksDB, tasks of this package heap
 state. Count and hash of the rows of each store and partition are compared with the source.
-
-As a program, this is the child of `rewriter.py`: orders and answers are lines of JSON.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -31,7 +24,6 @@ from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
-from dagster_ckpt.spark.query.session import start_application
 from dagster_ckpt.state.heap import HeapStore
 from dagster_ckpt.state.rewriter import (
     Report,
@@ -40,7 +32,6 @@ from dagster_ckpt.state.rewriter import (
     rewriter_for,
     run_rewriter,
     settings_of,
-    states_written,
 )
 from dagster_ckpt.state.stopped_state import (
     StateIds,
@@ -205,7 +196,8 @@ def rewrite_state(
         change_rows: Which rows to write; not called for a limit, which has only a counter.
         graft: Another query's operators; with them `shape` is ignored.
     """
-    elsewhere = rewriter_for(spark, changes_rows=change_rows is not None)
+    # Functions stay in this process: `editing.py` lets another Spark edit.
+    elsewhere = rewriter_for(spark) if change_rows is None else None
     # An error would delete what is built.
     refuse_existing(target)
     state = StoppedState.read(source)
@@ -481,53 +473,3 @@ def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDige
     what = f"compare rewritten state: {rewrite.target.url}"
     compare = partial(compare_rows, rewrite.stores, wanted, after)
     return in_job_group(rewrite.spark.sparkContext, what, compare, watch, rewrite.progress)
-
-
-def main() -> None:
-    """The child: carries out the order on the first line of its input, and ends when its input does."""
-    order = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    # What Spark prints must not be taken for an answer.
-    answers, sys.stdout = sys.stdout, sys.stderr
-
-    def answer(**fields: object) -> None:
-        answers.write(json.dumps(fields) + "\n")
-        answers.flush()
-
-    try:
-        answer(**_carried_out(order, lambda message: answer(progress=message)))
-    except Exception as error:  # noqa: BLE001 - the parent reports it
-        answer(error=str(error) or repr(error))
-    # Without a farewell: other threads may still wait for the JVM.
-    answers.flush()
-    os._exit(0)
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    # Its JVM too, which must not write into what a successor deletes.
-    os.killpg(0, signal.SIGKILL)
-
-
-def _carried_out(order: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, object]:
-    settings = {"spark.ui.enabled": "false", **order["settings"]}
-    spark = start_application(os.cpu_count() or 1, settings)
-    return states_written(spark, order) if "read" in order else _ordered(spark, order, report)
-
-
-def _ordered(spark: SparkSession, order: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, object]:
-    provider, partitions, version = order["shape"]
-    made = rewrite_state(
-        spark,
-        LiveDirectory(order["source"]),
-        LiveDirectory(order["target"]),
-        shape=StateShape(provider, partitions, version),
-        graft=Graft.of_record(order["graft"]) if order.get("graft") else None,
-        report=report,
-    )
-    stores = [[n.operator_id, n.operator, n.store, d.rows, d.digest] for n, d in made.stores.items()]
-    return {"rewrite_id": made.rewrite_id, "batch_id": made.batch_id, "stores": stores}
-
-
-if __name__ == "__main__":
-    main()

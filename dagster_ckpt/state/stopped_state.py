@@ -392,18 +392,25 @@ def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
 
 
 @contextmanager
-def readable(live: LiveDirectory, batch_id: int) -> Iterator[LiveDirectory]:
-    """A copy of a directory at a batch in which Spark's reader finds the operators; deleted at the end."""
+def readable(live: LiveDirectory, watch: Watch = no_op) -> Iterator[LiveDirectory]:
+    """The directory, or a copy in which Spark's reader finds the operators; that is deleted at the end."""
+    state = StoppedState.read(live)
+    if all(operator.metadata_version for operator in state.operators):
+        yield live
+        return
+    with described(state, watch) as copy:
+        yield copy
+
+
+@contextmanager
+def readable_at(live: LiveDirectory, batch_id: int) -> Iterator[LiveDirectory]:
+    """A readable copy of a directory at a batch; deleted at the end."""
     copy = live.sibling(f".at-{batch_id}")
     copy.delete()
     try:
         clone(live, copy, at_batch=batch_id, is_scratch=True)
-        state = StoppedState.read(copy)
-        if any(not operator.metadata_version for operator in state.operators):
-            with described(state, no_op) as with_metadata:
-                yield with_metadata
-        else:
-            yield copy
+        with readable(copy) as found:
+            yield found
     finally:
         copy.delete()
 

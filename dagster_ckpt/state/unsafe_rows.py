@@ -41,6 +41,7 @@ _FIXED = {
     "decimal": ("<q", 8),
 }
 TEXT = ("string", "binary")
+_VOID = "void"
 LONG_DIGITS = 18
 _WIDE_DECIMAL = "wide_decimal"
 # Spark's decimals have up to 38 digits.
@@ -52,17 +53,17 @@ EncodedType = Any
 
 
 def encoded_type(kind: DataType, where: str) -> EncodedType:
-    from pyspark.sql.types import ArrayType, DecimalType, StringType, StructType
+    from pyspark.sql.types import ArrayType, DecimalType, NullType, StringType, StructType
 
     if isinstance(kind, StructType):
         return ("struct", tuple(encoded_type(each.dataType, f"{where}.{each.name}") for each in kind.fields))
-    if isinstance(kind, ArrayType):
+    if isinstance(kind, ArrayType) and not isinstance(kind.elementType, NullType):
         return ("array", encoded_type(kind.elementType, f"{where}[]"))
     if isinstance(kind, DecimalType):
         return ("decimal" if kind.precision <= LONG_DIGITS else _WIDE_DECIMAL, kind.scale)
     name = kind.simpleString()
-    # Collations are part of a string type's name.
-    if name in _FIXED or (name in TEXT and (not isinstance(kind, StringType) or name == "string")):
+    # Collations are part of a string type's name. A `void` is always null.
+    if name in (*_FIXED, _VOID) or (name in TEXT and (not isinstance(kind, StringType) or name == "string")):
         return name
     raise StateRewriteError(
         f"{where} has the type {name}, whose bytes in a state store dagster_ckpt cannot write exactly as Spark does. "

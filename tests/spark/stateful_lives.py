@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +27,8 @@ from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.versions import Feature
 from dagster_ckpt.state.reading import StateKind, StateReader
-from tests.support.needs import needs
+from dagster_ckpt.state.rewriter import StateElsewhere, readers_of
+from tests.support.needs import needs, needs_rewriter
 
 BACKENDS: Mapping[str, StateBackend] = {
     "heap": HEAP,
@@ -107,10 +110,11 @@ _ROCKSDB_ONLY = ("transform-", "-v3", "-v4")
 
 
 def _case(name: str, backend: str) -> pytest.ParameterSet:
-    needed = {Feature.STATE_READER, *QUERIES[name].needed}
+    needed, reads = set(QUERIES[name].needed), {Feature.STATE_READER}
     if backend.startswith("v2"):
-        needed |= {Feature.CHECKPOINT_FORMAT_2, Feature.STATE_READER_FORMAT_2}
-    marks = [needs(*sorted(needed))]
+        needed.add(Feature.CHECKPOINT_FORMAT_2)
+        reads.add(Feature.STATE_READER_FORMAT_2)
+    marks = [needs(*sorted(needed)), needs_rewriter(*sorted(reads))]
     marks.append(pytest.mark.core if IN_SUITE.get(name) == backend else pytest.mark.state)
     return pytest.param((name, backend), marks=marks, id=f"{name}-{backend}")
 
@@ -147,10 +151,21 @@ class Life:
         return reader_of(spark, self.late if late else self.early)
 
 
+# What another Spark has read is in folders until the end of the process.
+_FOLDERS = ExitStack()
+atexit.register(_FOLDERS.close)
+_READ_ELSEWHERE: dict[tuple[str, int], StateReader] = {}
+
+
 def reader_of(spark: SparkSession, live: LiveDirectory) -> StateReader:
     commit = live.positions().commit
     assert commit is not None
-    return StateReader(spark, live, commit)
+    found = _READ_ELSEWHERE.get((live.url, commit))
+    if found is None:
+        found = _FOLDERS.enter_context(readers_of(spark, live, [commit]))[commit]
+        if isinstance(found, StateElsewhere):
+            _READ_ELSEWHERE[live.url, commit] = found
+    return found
 
 
 def live(spark: SparkSession, folder: Path, name: str, backend: str) -> Life:

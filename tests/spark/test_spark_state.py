@@ -23,9 +23,9 @@ from dagster_ckpt.state.diff import Change, StateDifference, comparable, differe
 from dagster_ckpt.state.reading import StateFrame, StateKind, StateReader, require_state_reader
 from dagster_ckpt.state.rewriting import rewrite_state, stored_state
 from dagster_ckpt.state.stopped_state import StateShape, StoredState, check_rewrite
-from tests.support.needs import needs
+from tests.support.needs import needs, needs_rewriter
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("warm_rewriter")]
 KEYS = 4
 
 
@@ -90,7 +90,7 @@ def test_the_differences_lead_from_one_state_to_the_other(spark: SparkSession, l
 
 
 @pytest.mark.thorough(but="aggregation-by-window-heap")
-@needs(Feature.STATE_REWRITER)
+@needs_rewriter()
 def test_a_rescaled_or_converted_state_differs_in_nothing(spark: SparkSession, tmp_path: Path, life: Life) -> None:
     """And another state differs from the copy in the same rows as from the original."""
     early, late = life.read(spark, late=False), life.read(spark, late=True)

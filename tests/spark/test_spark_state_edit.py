@@ -16,12 +16,12 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import with_settings
 from dagster_ckpt.spark.versions import PINNED_SINCE_OPERATOR_METADATA, Feature
 from dagster_ckpt.state.diff import differences, paired
-from dagster_ckpt.state.editing import StateEdit, check_edited, plan_edit
+from dagster_ckpt.state.editing import StateEdit, edit_rows, plan_edit
 from dagster_ckpt.state.reading import StateName, StateReader
-from dagster_ckpt.state.rewriting import rewrite_state
-from tests.support.needs import needs
+from tests.support.needs import needs, needs_rewriter
 
-pytestmark = [pytest.mark.spark, needs(Feature.STATE_REWRITER)]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("warm_rewriter"), needs_rewriter()]
+in_this_process = needs(Feature.STATE_REWRITER)
 # Keys of joins have no names.
 CONDITIONS = {"inner-join": "field0 = 2", "left-outer-join": "field0 = 2", "drop-duplicates": "seen = 5"}
 CONDITIONS |= {"left-outer-join-v3": "field0 = 2", "full-outer-join-v4": "field0 = 2"}
@@ -41,14 +41,9 @@ def edited(
     spark: SparkSession, life: Life, target: Path, edit: StateEdit
 ) -> tuple[LiveDirectory, StateReader, StateReader]:
     """The directory with the edited state, and readers of what was and of what is."""
-    before = reader_of(spark, life.early)
-    planned = plan_edit(edit, before)
     made = LiveDirectory(str(target))
-    rewrite_state(spark, life.early, made, change_rows=planned.apply)
-    after = reader_of(spark, made)
-    for difference in differences(before, after, paired(before.states, after.states)):
-        check_edited([planned], difference, after)
-    return made, before, after
+    edit_rows(spark, life.early, made, [edit])
+    return made, reader_of(spark, life.early), reader_of(spark, made)
 
 
 def continued(spark: SparkSession, life: Life, directory: LiveDirectory) -> StateReader:
@@ -136,6 +131,7 @@ def _bumped(rows: DataFrame) -> DataFrame:
     return rows.select("key", value.alias("value"))
 
 
+@in_this_process
 @pytest.mark.core
 def test_a_replaced_row_is_what_the_query_continues_with(spark: SparkSession, tmp_path: Path) -> None:
     life = live(spark, tmp_path, "aggregation-update", "changelog")
@@ -188,6 +184,7 @@ def test_a_replaced_row_is_what_the_query_continues_with(spark: SparkSession, tm
         plan_edit(StateEdit(0, replace=table), before)
 
 
+@in_this_process
 @pytest.mark.core
 def test_stores_that_belong_together_are_only_forgotten(spark: SparkSession, tmp_path: Path) -> None:
     life = live(spark, tmp_path, "inner-join", "changelog")

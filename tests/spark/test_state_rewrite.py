@@ -26,7 +26,7 @@ from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.stopped_state import StateShape, StateStoreName, StoppedState
 from tests.support.needs import needs, needs_rewriter
 
-pytestmark = [pytest.mark.spark, needs_rewriter()]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("warm_rewriter"), needs_rewriter()]
 # Of the process that rewrites; the other tests run with a rewriter too.
 in_this_process = needs(Feature.STATE_REWRITER)
 

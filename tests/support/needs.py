@@ -24,9 +24,12 @@ def needs(*features: Feature) -> pytest.MarkDecorator:
     return pytest.mark.needs(*features)
 
 
-def needs_rewriter() -> pytest.MarkDecorator:
-    """Skip a test if neither this Spark rewrites state nor another one, which `make test-state` names."""
-    return needs() if Rewriter.find() is not None else needs(Feature.STATE_REWRITER)
+def needs_rewriter(*of_this_spark: Feature) -> pytest.MarkDecorator:
+    """Skip a test if neither this Spark has these features (by default: it rewrites state) nor another one is there.
+
+    `make test-state` names the other one.
+    """
+    return needs() if Rewriter.find() is not None else needs(*of_this_spark or (Feature.STATE_REWRITER,))
 
 
 def by_name(names: Iterable[str]) -> list[Any]:

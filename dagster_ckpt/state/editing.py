@@ -32,7 +32,7 @@ from dagster_ckpt.state.reading import (
 )
 from dagster_ckpt.state.rewriter import OrderedEdit, Rewriter, rewrite_elsewhere, rewriter_for, settings_of
 from dagster_ckpt.state.rewriting import rewrite_state
-from dagster_ckpt.state.stopped_state import StateStoreName, StoppedState, readable
+from dagster_ckpt.state.stopped_state import StateStoreName, StoppedState, readable, without_description
 from dagster_ckpt.state.unsafe_rows import FAMILY, KEY_BYTES, PARTITION_KEY, VALUE_BYTES, encoder, plain
 
 if TYPE_CHECKING:
@@ -171,14 +171,15 @@ def edit_rows(
                 rows = edit.apply(store, rows)
             return rows
 
-        made = rewrite_state(spark, source, target, change_rows=change, watch=watch, report=report)
+        made = rewrite_state(spark, described, target, change_rows=change, watch=watch, report=report)
         report("comparing the edited state with the original")
         try:
-            with readable(target, watch) as result:
-                after, progress = StateReader(spark, result, made.batch_id), JobProgress(report)
-                check = partial(_checked, planned, before, after, progress)
-                what = f"check edited state: {target.url}"
-                changes = in_job_group(spark.sparkContext, what, check, watch, progress)
+            after, progress = StateReader(spark, target, made.batch_id), JobProgress(report)
+            check = partial(_checked, planned, before, after, progress)
+            what = f"check edited state: {target.url}"
+            changes = in_job_group(spark.sparkContext, what, check, watch, progress)
+            if described.url != source.url:
+                without_description(target)
         except BaseException:
             target.delete()
             raise

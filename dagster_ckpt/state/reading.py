@@ -261,7 +261,7 @@ def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[s
 
 
 def storable(rows: DataFrame) -> DataFrame:
-    """As Parquet can store it: nulls without a type, such as the values of `dropDuplicates`, become text."""
+    """As Parquet can store it: nulls without a type and structs without a field, such as no key, become text."""
     from pyspark.sql import functions as F
 
     columns = []
@@ -304,7 +304,7 @@ def _without_type(column: Column, kind: DataType) -> Column:
 def _with_type(kind: DataType) -> DataType:
     from pyspark.sql.types import ArrayType, MapType, NullType, StringType, StructField, StructType
 
-    if isinstance(kind, NullType):
+    if isinstance(kind, NullType) or (isinstance(kind, StructType) and not kind.fields):
         return StringType()
     if isinstance(kind, StructType):
         return StructType([StructField(each.name, _with_type(each.dataType), each.nullable) for each in kind.fields])

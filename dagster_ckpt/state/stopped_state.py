@@ -333,6 +333,8 @@ def state_session(spark: SparkSession, shape: StateShape) -> SparkSession:
     """As `session_like`, without adaptive execution, which might merge partitions."""
     session = session_like(spark, str(shape.checkpoint_format))
     session.conf.set("spark.sql.adaptive.enabled", "false")
+    # What is computed has a row for each partition.
+    session.conf.set(SHUFFLE_PARTITIONS, str(shape.partitions))
     # See `require_state_reader`.
     _ = session.streams.active
     return session

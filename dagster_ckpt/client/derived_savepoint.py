@@ -193,6 +193,7 @@ def edit_state(
         )
     began_ms = wall_clock_ms()
     session = spark if spark is not None else session_of_process()
+    # Refused before anything is copied.
     rewriter_for(session)
     original = find_snapshot(stream.catalog, stream.stream_id, snapshot)
     report(f"copying the snapshot {snapshot}")

@@ -29,7 +29,7 @@ from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_ckpt.errors import CkptError, StateRewriteError, UnsupportedSparkError
+from dagster_ckpt.errors import CkptError, OptionError, StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
@@ -172,6 +172,7 @@ _TAKEN_OVER = "_DAGSTER_CKPT_IN_REWRITER"
 _POLL_S = 0.2
 # The child keeps these of the session's settings: they concern files and their formats.
 _PASSED_ON = ("spark.hadoop.", "spark.sql.streaming.stateStore.")
+_ERRORS = {each.__name__: each for each in (OptionError, UnsupportedSparkError)}
 _OF_ANOTHER_SPARK = ("SPARK_HOME", "PYSPARK_", "SPARK_CONNECT_", "_PYSPARK_")
 
 
@@ -377,7 +378,7 @@ def ask(
                 case {"progress": message}:
                     report(message)
                 case {"error": message}:
-                    raise StateRewriteError(message)
+                    raise _ERRORS.get(answer.get("kind"), StateRewriteError)(message)
                 case {"stores": _} | {"states": _} | {"changes": _}:
                     done: Mapping[str, Any] = answer
                     return done

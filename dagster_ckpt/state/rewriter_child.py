@@ -43,7 +43,7 @@ def main() -> None:
         try:
             answer(**_carried_out(order, lambda message: answer(progress=message)))
         except Exception as error:  # noqa: BLE001 - the parent reports it
-            answer(error=str(error) or repr(error))
+            answer(error=str(error) or repr(error), kind=type(error).__name__)
 
 
 def _listen(orders: SimpleQueue[Mapping[str, Any]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +97,7 @@ def show(
     from dagster_ckpt.client.state_browsing import show_state, written_rows
 
     progress(f"{stream}: copying {snapshot}")
-    with client.state(stream, snapshot, spark=_spark(), **selected) as found:
+    with client.state(stream, snapshot, spark=start_spark(), **selected) as found:
         progress(f"{stream}: reading {found}")
         written = written_rows(found, write_to, where=where)
         shown = show_state(found, where=where, limit=limit)
@@ -147,7 +146,7 @@ def diff(
     from dagster_ckpt.client.state_browsing import show_differences, written_rows
 
     progress(f"{stream}: copying {before} and {after}")
-    with client.state_diff(stream, before, after, spark=_spark(), **selected) as found:
+    with client.state_diff(stream, before, after, spark=start_spark(), **selected) as found:
         progress(f"{stream}: comparing {found.before} with {found.after}")
         written = written_rows(found, write_to)
         shown = show_differences(found, limit=limit)
@@ -200,7 +199,7 @@ def forget(
     stream_exists(client, stream)
     confirm(f"Create a savepoint from {snapshot} of {stream} without the keys that match {where}?", yes=yes)
     edit = StateEdit(operator, forget=where)
-    spark = _spark(writes=True)
+    spark = start_spark()
     done = client.edit_state(stream, edit, snapshot=snapshot, spark=spark, report=progress, **options)
     messages = done.messages()
     print_result({"savepoint": done.savepoint, "rows": done.rows, "messages": messages}, messages, as_json)
@@ -221,16 +220,6 @@ def remaining(client: Client, *, stream: str, savepoint: str, as_json: bool) -> 
     found = client.remaining_state(stream, savepoint)
     print_result({"snapshots": found.snapshots, "directories": found.directories}, found.messages(), as_json)
     return 0 if found.is_nowhere else PROBLEM_FOUND
-
-
-def _spark(*, writes: bool = False) -> SparkSession:
-    from dagster_ckpt.spark.versions import Feature, installed_release
-    from dagster_ckpt.state.rewriter import Rewriter
-
-    needed = Feature.STATE_REWRITER if writes else Feature.STATE_READER
-    if not installed_release().has(needed) and (other := Rewriter.find()) is not None:
-        other.take_over("from dagster_ckpt.cli.main import main; main()", sys.argv[1:])
-    return start_spark()
 
 
 def start_spark() -> SparkSession:

@@ -168,7 +168,6 @@ def _arities(spark: SparkSession) -> list[int]:
 
 
 VARIABLE = "DAGSTER_CKPT_REWRITER"
-_TAKEN_OVER = "_DAGSTER_CKPT_IN_REWRITER"
 _POLL_S = 0.2
 # The child keeps these of the session's settings: they concern files and their formats.
 _PASSED_ON = ("spark.hadoop.", "spark.sql.streaming.stateStore.")
@@ -199,12 +198,6 @@ class Rewriter:
     @property
     def _interpreter(self) -> str:
         return str(self.place) if self.place.is_file() else sys.executable
-
-    def take_over(self, program: str, arguments: Sequence[str]) -> None:
-        """Replace this process by a Python program with the other Spark; in such a process nothing happens."""
-        if _TAKEN_OVER not in os.environ:
-            command = [self._interpreter, "-c", program, *arguments]
-            os.execve(command[0], command, {**self.environment(), _TAKEN_OVER: "1"})
 
     def environment(self) -> dict[str, str]:
         """Without what names the Spark of this process."""
@@ -446,9 +439,7 @@ def end_child(process: subprocess.Popen[str]) -> None:
 
 Report = Callable[[str], None]
 _LOG = logging.getLogger(__name__)
-_ADVICE = (
-    "A newer Spark reads it for this one, if it is on a disk of this machine: run `dagster-ckpt rewriter install` once."
-)
+_ADVICE = "A newer Spark reads it for this one: run `dagster-ckpt rewriter install` once."
 
 
 class StateElsewhere(StateReader):
@@ -475,18 +466,19 @@ def readers_of(
 ) -> Iterator[dict[int, StateReader]]:
     """By the session, or by the rewriter, of a directory that no query uses; UnsupportedSparkError if neither can.
 
-    For the rewriter the directory must be on a local disk: another Spark would need other jars for an object store.
+    The rewriter reads a copy of a directory that is not on a local disk, see `rewrite_elsewhere`.
     """
     try:
         readers = {each: StateReader(spark, live, each) for each in batch_ids}
     except UnsupportedSparkError as error:
         rewriter = Rewriter.find()
-        if rewriter is None or live.local_path is None:
+        if rewriter is None:
             raise UnsupportedSparkError(f"{error} {_ADVICE}") from error
         report("another Spark reads the state")
         with TemporaryDirectory(prefix="dagster-ckpt-state-") as folder:
+            near = live if live.local_path is not None else _near(live, f"{folder}/live")
             settings = settings_of(spark)
-            order = {"read": live.url, "batches": list(batch_ids), "folder": folder, "settings": settings}
+            order = {"read": near.url, "batches": list(batch_ids), "folder": folder, "settings": settings}
             yield _read(rewriter, order, spark, live, report)
         return
     yield readers

@@ -9,13 +9,17 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
 
 import pytest
 
-from dagster_ckpt.errors import StateRewriteError, UnsupportedSparkError
+from dagster_ckpt.errors import OptionError, StateRewriteError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.state import rewriter as rewriters
+from dagster_ckpt.state.diff import Change
+from dagster_ckpt.state.editing import EditedRows, StateEdit, edit_rows
+from dagster_ckpt.state.reading import OF_CONDITIONS, StateName
 from dagster_ckpt.state.rewriter import (
     VARIABLE,
     Rewriter,
@@ -25,6 +29,10 @@ from dagster_ckpt.state.rewriter import (
     rewriter_for,
 )
 from dagster_ckpt.state.stopped_state import StateShape
+from tests.support.golden_stream import GoldenStream
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 SHAPE = StateShape("provider", 12, 1)
 
@@ -78,6 +86,38 @@ def test_what_a_failed_rewriter_has_written_is_deleted(tmp_path: Path, program: 
     with pytest.raises(StateRewriteError, match=message):
         rewritten(rewriter(tmp_path, written), tmp_path)
     assert not (tmp_path / "target").exists()
+
+
+def test_an_edit_is_passed_on_as_sql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden = GoldenStream(tmp_path).make()
+    program = """
+print(json.dumps({"progress": json.dumps(order)}))
+name = [0, "stateStoreSave", "default", 3]
+print(json.dumps({"rewrite_id": "id", "batch_id": 4, "changes": [[name, {"REMOVED": 1}]], "skipped": [name]}))
+"""
+    monkeypatch.setenv(VARIABLE, str(rewriter(tmp_path, program).place))
+    session = Mock(version="4.1.4")
+    session.sql.return_value.collect.return_value = []
+    session.conf.get.side_effect = {name: name.upper() for name in OF_CONDITIONS}.__getitem__
+    said: list[str] = []
+    places = LiveDirectory(golden.live_url), LiveDirectory(f"{tmp_path}/edited")
+    edit = StateEdit("stateStoreSave", forget="k = 2")
+
+    done = edit_rows(session, *places, [edit], report=said.append)
+
+    name = StateName(0, "stateStoreSave", "default", 3)
+    assert done == EditedRows("id", 4, {name: {Change.REMOVED: 1}}, (name,))
+    order = json.loads(said[-1])
+    assert order["edits"] == [["stateStoreSave", "k = 2", None]]
+    # A condition means the same as in the session.
+    assert order["settings"] == {name: name.upper() for name in OF_CONDITIONS}
+    with pytest.raises(UnsupportedSparkError, match="Give it as SQL"):
+        edit_rows(session, *places, [StateEdit(forget=cast("Column", object()))])
+    wrong = "print(json.dumps({'error': 'no operator 3', 'kind': 'OptionError'}))"
+    monkeypatch.setenv(VARIABLE, str(rewriter(tmp_path, wrong).place))
+    with pytest.raises(OptionError, match="no operator 3"):
+        edit_rows(session, *places, [edit])
+    golden.close()
 
 
 def test_a_canceled_rewrite_ends_the_child_and_what_it_has_started(tmp_path: Path) -> None:

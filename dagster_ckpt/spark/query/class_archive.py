@@ -34,7 +34,7 @@ _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 # Java does not start that is to write an archive and reads another one.
 _READS_ARCHIVE = re.compile(r"\s*-XX:SharedArchiveFile=\S+")
 _ENVIRONMENT = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
-_LIMIT_S = 600.0
+_LIMIT_S = 1_800.0
 # The start of the stream itself is over by then.
 DELAY_S = 60.0
 # What a missing archive is written with: no application on a cluster, nothing that two may not do at once.
@@ -102,7 +102,7 @@ def write_class_archive(archive: Path, settings: Mapping[str, str], *, in_backgr
 
     Args:
         settings: Those of the session that determine its class path, such as `spark.jars`.
-        in_background: With the lowest priority, and only if it is missing and no other process writes it.
+        in_background: With low priority, and only if it is missing and no other process writes it.
 
     Returns:
         Whether it was written.
@@ -120,7 +120,7 @@ def write_class_archive(archive: Path, settings: Mapping[str, str], *, in_backgr
                 return False
             own = {key: _READS_ARCHIVE.sub("", value) for key, value in settings.items()}
             writes = _with_java_options(own, f"-XX:ArchiveClassesAtExit={unfinished} {_QUIET}")
-            said = _run(writes, niceness=19 if in_background else 0)
+            said = _run(writes, niceness=10 if in_background else 0)
             if not unfinished.is_file():
                 raise UnsupportedSparkError(f"No archive was written to {archive}. Spark said: {without_secrets(said)}")
             flush(unfinished)

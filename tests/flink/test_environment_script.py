@@ -46,7 +46,7 @@ def test_the_script_of_the_documentation_runs_without_dagster(tmp_path: Path, mo
     quiet = "--conf spark.ui.enabled=false --conf spark.log.level=OFF pyspark-shell"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", quiet)
     process = subprocess.Popen(
-        [sys.executable, "-c", WITHOUT_DAGSTER],
+        [sys.executable, "-X", "faulthandler", "-c", WITHOUT_DAGSTER],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -57,7 +57,12 @@ def test_the_script_of_the_documentation_runs_without_dagster(tmp_path: Path, mo
         while process.poll() is None and time.monotonic() < deadline and not completed(tmp_path):
             time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        try:
+            said, _ = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            # Prints what each thread does.
+            process.send_signal(signal.SIGABRT)
+            said, _ = process.communicate()
     finally:
         process.kill()
     assert process.returncode == 7, said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from tests.support.warm_rewriter import one_child
 # which is most of what it does until it is up.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# A rewriter that the user has installed must not decide which tests run, and no test installs one into the home.
+os.environ["XDG_DATA_HOME"] = str(Path(tempfile.gettempdir()) / "dagster-ckpt-tests-install-nothing")
 # How long an example takes says more about what else the machine does.
 hypothesis.settings.register_profile(
     "dagster_ckpt", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_ckpt.catalog.records import CompletedSnapshot, SnapshotRecord, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.client.state_browsing import LIVE, session_of_process
-from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StateRewriteError, StorageAccessError
+from dagster_ckpt.errors import CkptError, OptionError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import (
     restore_into,
     scratch_copies,
@@ -35,7 +35,6 @@ from dagster_ckpt.state.diff import Change
 from dagster_ckpt.state.editing import StateEdit, edit_rows
 from dagster_ckpt.state.reading import StateName
 from dagster_ckpt.state.rewriter import rewriter_for
-from dagster_ckpt.state.rewriting import stored_state
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding, is_owned_by_stream
 from dagster_ckpt.stream.start_from import checked_label
@@ -203,8 +202,6 @@ def edit_state(
         scratch_directory(stream) as scratch,
     ):
         restore_into(stream, snapshot_location(original), restored, is_scratch=True)
-        if stored_state(restored) is None:
-            raise StateRewriteError(f"{describe_snapshot(original)} has no state to edit.")
         report(f"writing the edited state of {describe_snapshot(original)}")
         edited = edit_rows(session, restored, scratch, edits, report=report)
         done = {

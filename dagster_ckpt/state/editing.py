@@ -158,11 +158,13 @@ def edit_rows(
         StateRewriteError: An edit does not fit the state, or something else changed.
         UnsupportedSparkError: No Spark here can do it, or the other one cannot get a condition.
     """
-    other = rewriter_for(spark)
+    other, state = rewriter_for(spark), StoppedState.read(source)
+    if state.stored is None:
+        raise StateRewriteError("The query keeps no state, so there is nothing to edit. Nothing was changed.")
     if other is not None:
-        return _edit_elsewhere(other, spark, source, target, edits, watch=watch, report=report)
+        return _edit_elsewhere(other, spark, state, target, edits, watch=watch, report=report)
     with readable(source, watch) as described:
-        before = StateReader(spark, described, StoppedState.read(source).batch_id)
+        before = StateReader(spark, described, state.batch_id)
         # Check all before the first is carried out.
         planned = [plan_edit(edit, before) for edit in edits]
 
@@ -206,7 +208,7 @@ def _checked(
 def _edit_elsewhere(
     rewriter: Rewriter,
     spark: SparkSession,
-    source: LiveDirectory,
+    state: StoppedState,
     target: LiveDirectory,
     edits: Sequence[StateEdit],
     *,
@@ -228,13 +230,17 @@ def _edit_elsewhere(
                 rows = given.sibling(f"/{number}")
                 storable(edit.replace.select(KEY, VALUE)).write.parquet(rows.spark_location)
             ordered.append(OrderedEdit(edit.operator, edit.forget, rows))
-        stored = StoppedState.read(source).stored
-        if stored is None:
-            raise StateRewriteError(f"{source.url}: the query keeps no state, so there is nothing to edit.")
         report("another Spark edits the state")
-        settings = settings_of(spark)
+        assert state.stored is not None
         answer = rewrite_elsewhere(
-            rewriter, source, target, stored.shape, edits=ordered, settings=settings, watch=watch, report=report
+            rewriter,
+            state.live,
+            target,
+            state.stored.shape,
+            edits=ordered,
+            settings=settings_of(spark),
+            watch=watch,
+            report=report,
         )
     finally:
         given.delete()

@@ -252,7 +252,7 @@ def rewriter_for(spark: SparkSession) -> Rewriter | None:
         raise UnsupportedSparkError(
             f"A rewrite of state (other partitions, another backend, other rows) needs a Spark 4.2 or later, and this "
             f"session has Spark {spark.version}. The query can stay on its Spark: run `dagster-ckpt rewriter install` "
-            f"once on the machine of the driver, which installs another PySpark beside it, or name one in {VARIABLE} "
+            f"once on the machine of the driver, which installs a second PySpark, or name one in {VARIABLE} "
             "(an interpreter, or a folder with PySpark), and start again."
         )
     return found

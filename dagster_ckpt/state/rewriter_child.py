@@ -47,10 +47,12 @@ def main() -> None:
 
 
 def _listen(orders: SimpleQueue[Mapping[str, Any]]) -> None:
-    for line in sys.stdin:
-        orders.put(json.loads(line))
-    # Its JVM too, which must not write into what a successor deletes.
-    os.killpg(0, signal.SIGKILL)
+    try:
+        for line in sys.stdin:
+            orders.put(json.loads(line))
+    finally:
+        # Its JVM too, which must not write into what a successor deletes.
+        os.killpg(0, signal.SIGKILL)
 
 
 def _carried_out(order: Mapping[str, Any], report: Callable[[str], None]) -> dict[str, object]:

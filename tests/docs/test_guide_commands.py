@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -52,9 +53,13 @@ def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoldenSt
     golden.make().snapshot()
     golden.end()
     monkeypatch.setattr(requests, "POLL_S", 0.02)
+    # `rewriter install` replaces what is there.
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("DAGSTER_CKPT_CATALOG", f"sqlite:///{tmp_path}/catalog.db")
     yield golden
     golden.close()
+    # A whole PySpark.
+    shutil.rmtree(tmp_path / "data", ignore_errors=True)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)])

@@ -62,7 +62,7 @@ def test_the_script_of_the_documentation_runs_without_dagster(tmp_path: Path, mo
         except subprocess.TimeoutExpired:
             # Prints what each thread does.
             process.send_signal(signal.SIGABRT)
-            said, _ = process.communicate()
+            said, _ = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 7, said

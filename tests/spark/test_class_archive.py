@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_ckpt.cli.main import commands
-from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.spark.query import class_archive
+from dagster_ckpt.errors import StorageAccessError, UnsupportedSparkError
+from dagster_ckpt.spark.query import class_archive, query
 from dagster_ckpt.spark.query.class_archive import (
     _alone,
     _is_archive,
@@ -123,6 +123,39 @@ def test_what_a_run_writes_it_with_starts_nothing_elsewhere(tmp_path: Path, monk
     del given["spark.eventLog.enabled"]
     assert written_with == [given | {"spark.master": "local[2]"}]
     assert reports == ["The stream continues without an archive of Java's classes. The disk is full."]
+
+
+def test_the_queries_do_not_run_in_the_jvm_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Mapping[str, str]] = []
+
+    def run(command: list[str], *, env: Mapping[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+        seen.append(env)
+        return subprocess.CompletedProcess(command, 1, "", "no Java")
+
+    monkeypatch.setattr(class_archive.subprocess, "run", run)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "4711")
+    monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", "secret")
+    with pytest.raises(UnsupportedSparkError, match=r"No archive was written .* no Java"):
+        write_class_archive(tmp_path / "spark.jsa", {})
+    [environment] = seen
+    assert environment["PATH"] == os.environ["PATH"]
+    assert not [name for name in environment if name.startswith("PYSPARK_GATEWAY")]
+
+
+def test_a_jvm_that_was_started_without_the_archive_does_not_ignore_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "spark.jsa"
+    archive.touch()
+    monkeypatch.setattr(query, "jvm_pid", lambda _spark: os.getpid())
+    reports: list[str] = []
+    assert look_after_archive(cast("SparkSession", None), archive, {}, reports.append) is None
+    assert reports == []
+    option = f"-XX:SharedArchiveFile={archive}"
+    with subprocess.Popen([sys.executable, "-c", "input()", option], stdin=subprocess.PIPE) as jvm:
+        monkeypatch.setattr(query, "jvm_pid", lambda _spark: jvm.pid)
+        look_after_archive(cast("SparkSession", None), archive, {}, reports.append)
+    assert [each.startswith(f"Java ignores {archive}") for each in reports] == [True]
 
 
 def test_the_users_own_options_of_java_stay() -> None:

@@ -34,6 +34,8 @@ _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 # Java does not start that is to write an archive and reads another one.
 _READS_ARCHIVE = re.compile(r"\s*-XX:SharedArchiveFile=\S+")
 _ENVIRONMENT = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
+# Of the JVM of this process, if `spark-submit` started it: the queries would run there.
+_OF_OWN_JVM = "PYSPARK_GATEWAY_"
 _LIMIT_S = 1_800.0
 # The start of the stream itself is over by then.
 DELAY_S = 60.0
@@ -80,11 +82,14 @@ def look_after_archive(
 
 
 def _is_ignored(spark: SparkSession, archive: Path) -> bool:
-    """Whether the JVM has not mapped the archive; False where that cannot be seen, as on macOS."""
+    """Whether the JVM was to map the archive and has not; False where that cannot be seen, as on macOS."""
     from dagster_ckpt.spark.query.query import jvm_pid
 
+    process = Path(f"/proc/{jvm_pid(spark)}")
     try:
-        return str(archive.resolve()) not in Path(f"/proc/{jvm_pid(spark)}/maps").read_text()
+        # Another session of this process may have started the JVM without it.
+        is_named = f"-XX:SharedArchiveFile={archive}".encode() in (process / "cmdline").read_bytes().split(b"\0")
+        return is_named and str(archive.resolve()) not in (process / "maps").read_text()
     except OSError:
         return False
 
@@ -134,7 +139,7 @@ def write_class_archive(archive: Path, settings: Mapping[str, str], *, in_backgr
 @contextmanager
 def _alone(archive: Path, *, wait: bool) -> Iterator[Path | None]:
     """Where to write, for one process at a time, as Java's of all streams of a machine; None if another one writes."""
-    # Of its own: Java of a process that was killed may still write the former.
+    # A new name: the JVM of a process that was killed may still write to the last one.
     unfinished = archive.with_name(f".{archive.name}.{uuid.uuid4().hex}")
     with archive.with_name(f".{archive.name}.lock").open("w") as lock:
         try:
@@ -144,7 +149,7 @@ def _alone(archive: Path, *, wait: bool) -> Iterator[Path | None]:
             return
         try:
             for left in archive.parent.glob(f".{archive.name}.{'[0-9a-f]' * 32}"):
-                left.unlink()
+                left.unlink(missing_ok=True)
             yield unfinished
         finally:
             with suppress(OSError):
@@ -161,12 +166,13 @@ def _run(settings: Mapping[str, str], *, niceness: int) -> str:
     # Not on the command line, which other users see.
     given = json.dumps([settings, niceness])
     command = [sys.executable, "-m", __name__]
-    java = {key: _READS_ARCHIVE.sub("", os.environ[key]) for key in _ENVIRONMENT if key in os.environ}
+    own = {key: value for key, value in os.environ.items() if not key.startswith(_OF_OWN_JVM)}
+    java = {key: _READS_ARCHIVE.sub("", own[key]) for key in _ENVIRONMENT if key in own}
     try:
         done = subprocess.run(
             command,
             input=given,
-            env={**os.environ, **java},
+            env={**own, **java},
             capture_output=True,
             text=True,
             timeout=_LIMIT_S,

@@ -152,7 +152,11 @@ def test_a_jvm_that_was_started_without_the_archive_does_not_ignore_it(
     assert look_after_archive(cast("SparkSession", None), archive, {}, reports.append) is None
     assert reports == []
     option = f"-XX:SharedArchiveFile={archive}"
-    with subprocess.Popen([sys.executable, "-c", "input()", option], stdin=subprocess.PIPE) as jvm:
+    program = [sys.executable, "-c", "print(flush=True); input()", option]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as jvm:
+        # Before, its command line may not be there yet.
+        assert jvm.stdout is not None
+        jvm.stdout.readline()
         monkeypatch.setattr(query, "jvm_pid", lambda _spark: jvm.pid)
         look_after_archive(cast("SparkSession", None), archive, {}, reports.append)
     assert [each.startswith(f"Java ignores {archive}") for each in reports] == [True]

@@ -121,7 +121,7 @@ class Client(GraphMethods, MaintenanceMethods):
         Args:
             stream: The stream to fork; it may be running and is not changed.
             into: The stream that continues from it; it must not be running.
-            start_from: `latest` (the newest committed batch), `batch-<n>`, or the name of a snapshot.
+            start_from: `latest` (where its next start would begin), `batch-<n>`, or the name of a snapshot.
             outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive their rows.
             replace_state: Discard what the other stream itself has committed.
             accept_loss: Fork even if files that the original read since are gone.

@@ -31,6 +31,7 @@ from dagster_ckpt.recovery.plan import FinishRestore, RecoveryFacts, RecoveryPla
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.sink_survey import refuse_copies
 from dagster_ckpt.recovery.source_inputs import InputStatus, reasons, source_inputs
+from dagster_ckpt.recovery.undone_reads import with_undone_reads
 from dagster_ckpt.sinks.file_sink import FileSink, fork_output, unexpected_file
 from dagster_ckpt.sinks.file_sink_log import own_past
 from dagster_ckpt.sinks.registry import captured_sinks, logs_in_snapshot, other_sinks, sink_of, sinks_of
@@ -79,12 +80,13 @@ def fork(
     """Fork another stream's state into a stream that is not running; its next start, from `latest`, continues there.
 
     Args:
-        start_from: `latest` (the newest committed batch), `batch-<n>`, or a snapshot.
+        start_from: `latest` (where the next start of the original would begin), `batch-<n>`, or a snapshot.
         outputs: Folders of the original's file sinks, mapped to those that receive its rows up to the fork.
     """
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
-    facts = recovery_facts(original, start_from, predecessor_ended=True)
+    # The first start of the fork judges nothing: the catalog does not know what it has read.
+    facts = with_undone_reads(original.catalog, recovery_facts(original, start_from, predecessor_ended=True))
     plan = _plan_fork(original, facts)
 
     def check() -> None:

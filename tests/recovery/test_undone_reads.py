@@ -17,6 +17,7 @@ from dagster_ckpt.client.preflight import planned_start, start_facts, start_prev
 from dagster_ckpt.policies.retention import Latest, RetentionContext
 from dagster_ckpt.recovery import prepare as prepare_module
 from dagster_ckpt.recovery.facts import recovery_facts
+from dagster_ckpt.recovery.fork import fork
 from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, Resume
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.prepare import prepare
@@ -108,6 +109,18 @@ def test_a_reader_of_undone_rows_goes_back_behind_them(chain: Chain) -> None:
     chain.started()
     assert isinstance(chain.next_start(), Resume)
     assert chain.daily.has_read() == set(listed(chain.orders.sink))
+
+
+def test_a_fork_of_a_reader_begins_behind_undone_rows_too(chain: Chain) -> None:
+    def forked(start_from: str) -> int:
+        into = replace(chain.daily.stream, stream_id=f"from-{start_from}", name="scratch", asset_key="scratch")
+        return fork(chain.daily.stream, into, StartFrom(start_from), origin="a test").batch_id
+
+    before, after = chain.daily.stream.catalog.snapshots.completed("daily")[1::-1]
+    rewind(chain.orders, "orders-2")
+
+    assert (before.label, forked("latest")) == ("before", before.batch_id)
+    assert (after.label, forked(after.snapshot_id)) == ("after", after.batch_id)
 
 
 def test_a_reader_that_lags_goes_on(chain: Chain) -> None:

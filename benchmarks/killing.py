@@ -25,6 +25,8 @@ from examples.flights.workspace import Workspace
 
 PATIENCE_S = 300.0
 _LOOK_S = 0.05
+# In which an executor that has started takes partitions.
+_SETTLED_S = 10.0
 _READY = re.compile(r"The spare process (\d+) is ready")
 
 
@@ -46,6 +48,7 @@ class Victim(Enum):
 
     DRIVER = "driver's Python"
     JVM = "JVM"
+    EXECUTOR = "an executor of two"
     RUN = "whole run"
 
 
@@ -104,6 +107,8 @@ class RunningStream:
 
     def kill(self, victim: Victim) -> dict[Phase, float]:
         """Kill a part of it; returns the seconds from then to the end of each phase."""
+        if victim is Victim.EXECUTOR:
+            return {Phase.FIRST_BATCH: self._kill_executor()}
         before = self._latest()
         lease = self.catalog.leases.current(self.name)
         assert lease is not None
@@ -137,6 +142,30 @@ class RunningStream:
             at[Phase.RESTORED] = restored[0]
         at |= self._of_new_run(before, latest) if victim is Victim.RUN else self._of_same_run(latest.run_id, killed_at)
         return {phase: at_s - killed_at for phase in Phase if (at_s := at.get(phase)) is not None}
+
+    def _kill_executor(self) -> float:
+        """Kill an executor; returns the seconds until a batch is committed that was planned afterwards."""
+        latest, lease = self._latest(), self.catalog.leases.current(self.name)
+        assert lease is not None
+        jvm = psutil.Process(lease.jvm_pid)
+        executors = list[psutil.Process]()
+
+        def has_all() -> bool:
+            executors[:] = [each for each in jvm.children(recursive=True) if _is_executor(each)]
+            return len(executors) == recovering_streams.EXECUTORS
+
+        _until(has_all, f"the executors of {self.name}")
+        time.sleep(_SETTLED_S)
+        killed_at = time.time()
+        executors[0].kill()
+        committed: list[float] = []
+
+        def goes_on() -> bool:
+            committed[:] = [at for planned, at in _batches(latest) if planned > killed_at]
+            return bool(committed)
+
+        _until(goes_on, f"{self.name} to go on after its executor was killed")
+        return min(committed) - killed_at
 
     def memory(self, pid: int) -> Memory:
         """Of a driver, or of a spare one."""
@@ -197,11 +226,24 @@ def dagster_with_streams(root: Path) -> Iterator[Callable[[str], RunningStream]]
 
 def _first_commit(execution: ExecutionRecord) -> float | None:
     """When the first batch of an execution was committed."""
+    return min((at for _, at in _batches(execution) if at * 1000 > execution.started_at_ms), default=None)
+
+
+def _batches(execution: ExecutionRecord) -> Iterator[tuple[float, float]]:
+    """When each batch in the live directory of an execution was planned and committed."""
     if execution.live_directory is None:
-        return None
-    commits = Path(execution.live_directory.removeprefix("file://")) / "commits"
-    times = [path.stat().st_mtime for path in commits.glob("[0-9]*")]
-    return min((each for each in times if each * 1000 > execution.started_at_ms), default=None)
+        return
+    live = Path(execution.live_directory.removeprefix("file://"))
+    for commit in live.glob("commits/[0-9]*"):
+        # Spark deletes old batches.
+        with suppress(FileNotFoundError):
+            yield (live / "offsets" / commit.name).stat().st_mtime, commit.stat().st_mtime
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return any(word.endswith("CoarseGrainedExecutorBackend") for word in process.cmdline())
+    return False
 
 
 def _until(is_so: Callable[[], bool], what: str) -> None:

@@ -1,4 +1,4 @@
-"""What the `dagster dev` of section `recovery` loads: a stream as it is, with a spare process, with an archive."""
+"""What the `dagster dev` of section `recovery` loads: a stream as it is, and with what changes its recovery."""
 
 from __future__ import annotations
 
@@ -27,10 +27,14 @@ SPARK = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-PLAIN, WITH_STANDBY, WITH_ARCHIVE = "plain", "with_standby", "with_archive"
+# As many cores, in as many processes.
+EXECUTORS = 2
+ON_CLUSTER = {"spark.master": f"local-cluster[{EXECUTORS},1,1024]", "spark.executor.memory": "1g"}
+PLAIN, WITH_STANDBY, WITH_ARCHIVE, ON_EXECUTORS = "plain", "with_standby", "with_archive", "on_executors"
 # Below the root of the workspace.
 ARCHIVE = "classes.jsa"
 _archived = StreamTranslator("with", {"pyspark": "archived_pyspark"})
+_executed = StreamTranslator("on", {"pyspark": "executed_pyspark"})
 
 
 def _options(*, standby: bool = False) -> dict[str, Any]:
@@ -64,15 +68,23 @@ def archive(context: Any, archived_pyspark: SparkSessionResource) -> Any:  # noq
     return counted(archived_pyspark)
 
 
+@streaming_asset(name="executors", stream_id=ON_EXECUTORS, translator=_executed, **_options())
+def executors(context: Any, executed_pyspark: SparkSessionResource) -> Any:  # noqa: ARG001
+    """The same, and its tasks run in two processes beside the driver's JVM."""
+    return counted(executed_pyspark)
+
+
 _workspace = Workspace.from_environment()
 
 defs = dg.Definitions.merge(
     stream_definitions(counting(PLAIN, standby=False), counting(WITH_STANDBY, standby=True)),
     stream_definitions(archive),
+    stream_definitions(executors),
     dg.Definitions(
         resources={
             "pyspark": SparkSessionResource(spark_config=SPARK),
             "archived_pyspark": SparkSessionResource(spark_config=SPARK, class_archive=str(_workspace.root / ARCHIVE)),
+            "executed_pyspark": SparkSessionResource(spark_config=SPARK | ON_CLUSTER),
             "checkpoint_storage": CheckpointStorageResource(path=_workspace.checkpoints.as_uri()),
             "state_backend": StateBackendResource(live_directory=str(_workspace.live)),
             "checkpoint_catalog": CheckpointCatalogResource(url=_workspace.catalog_url),

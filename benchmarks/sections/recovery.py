@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.bench import Bench, Findings, Section
 from benchmarks.killing import Memory, Phase, RunningStream, Victim, dagster_with_streams
 from benchmarks.packages import PeerMissingError, environment
-from benchmarks.recovering_streams import KEYS, PLAIN, WITH_ARCHIVE, WITH_STANDBY
+from benchmarks.recovering_streams import KEYS, ON_EXECUTORS, PLAIN, WITH_ARCHIVE, WITH_STANDBY
 from benchmarks.results import Table, at_most, megabytes, seconds
 from benchmarks.sections.flink import FLINK
 
@@ -28,6 +28,7 @@ CASES = (
     (WITH_ARCHIVE, Victim.DRIVER),
     (WITH_ARCHIVE, Victim.JVM),
     (WITH_ARCHIVE, Victim.RUN),
+    (ON_EXECUTORS, Victim.EXECUTOR),
 )
 Recoveries = dict[tuple[str, Victim], list[dict[Phase, float]]]
 
@@ -38,7 +39,7 @@ def _measure(bench: Bench) -> Findings:
     memory: dict[str, Memory] = {}
     with dagster_with_streams(bench.repetition(0)) as streams:
         # One after the other: beside each other they would slow down each other's starts.
-        for name in (PLAIN, WITH_STANDBY, WITH_ARCHIVE):
+        for name in dict.fromkeys(name for name, _ in CASES):
             stream = streams(name)
             stream.start()
             for victim in [victim for of, victim in CASES if of == name]:
@@ -149,11 +150,12 @@ RECOVERY = Section(
         f"A stream that counts a thousand rows a second by {KEYS:,} keys (RocksDB, a batch each half second, a "
         "checkpoint every 5 s, restarts without a delay, local[2]) runs below a `dagster dev`. Its parts are killed "
         "one after another, each time after a checkpoint, and with standby once the spare process is ready. The "
-        "archive is one that the command `class-archive` wrote. The "
-        "moments are those of Dagster's run log, of the catalog and of Spark's commits. Flink is a standalone cluster "
-        "(JobManager, TaskManagers) on the same machine, with a job of the same size: a Python function, RocksDB, "
-        "checkpoints every 5 s, restarts without a delay, heartbeats as they are by default. `--share 0.2` kills twice "
-        "instead of ten times."
+        "archive is one that the command `class-archive` wrote. The stream whose executor is killed has two, with a "
+        "core each (`local-cluster`); its query runs on, and the first batch is one that was planned after the kill. "
+        "The moments are those of Dagster's run log, of the catalog and of Spark's commits. Flink is a standalone "
+        "cluster (JobManager, TaskManagers) on the same machine, with a job of the same size: a Python function, "
+        "RocksDB, checkpoints every 5 s, restarts without a delay, heartbeats as they are by default. `--share 0.2` "
+        "kills twice instead of ten times."
     ),
     measure=_measure,
 )

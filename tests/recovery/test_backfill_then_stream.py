@@ -19,6 +19,7 @@ from tests.support.small_spark import lay_file, small_spark
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.state,
+    pytest.mark.usefixtures("warm_rewriter"),
     pytest.mark.skipif(not REWRITES, reason="no Spark that rewrites state: see make test-state"),
 ]
 DAYS = ("2026-01-01", "2026-01-02")

@@ -35,6 +35,7 @@ REWRITES = installed_release().has(Feature.STATE_REWRITER) or Rewriter.find() is
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.state,
+    pytest.mark.usefixtures("warm_rewriter"),
     pytest.mark.skipif(not REWRITES, reason="no Spark that rewrites state: see make test-state"),
 ]
 CASES = yaml.safe_load(Path(__file__).with_name("state_changes.yaml").read_text())

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from dagster_ckpt.errors import JavaNotFoundError
-from dagster_ckpt.spark.query.session import require_java, session_with
+from dagster_ckpt.spark.query.session import quick_start, require_java, session_with
 
 
 def java_that_says(tmp_path: Path, text: str) -> dict[str, str]:
@@ -55,3 +56,27 @@ def test_a_session_that_cannot_start_for_want_of_java_says_so(tmp_path: Path, mo
 def test_reading_live_directories_needs_neither_spark_nor_java() -> None:
     script = "import sys, dagster_ckpt.spark; sys.exit('pyspark' in sys.modules or 'dagster' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_java_is_started_to_be_up_soon_and_the_options_of_the_user_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: dict[str, str] = {}
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda _self: started.update(os.environ))
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xss4m")
+    monkeypatch.delenv("SPARK_LAUNCHER_OPTS", raising=False)
+
+    session_with({})
+
+    assert "-XX:Tier4InvocationThreshold=50000" in started["SPARK_SUBMIT_OPTS"]
+    assert started["SPARK_SUBMIT_OPTS"].endswith(" -Xss4m")
+    assert "-XX:TieredStopAtLevel=1" in started["SPARK_LAUNCHER_OPTS"]
+    assert os.environ["SPARK_SUBMIT_OPTS"] == "-Xss4m"
+    assert "SPARK_LAUNCHER_OPTS" not in os.environ
+
+
+def test_java_compiles_as_the_user_says() -> None:
+    environment = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1", "SPARK_LAUNCHER_OPTS": "-XX:Tier4LoadFeedback=3"}
+    before = dict(environment)
+
+    with quick_start(environment):
+        assert environment == before
+    assert environment == before

@@ -81,6 +81,10 @@ def first_rows(left: DataFrame, right: DataFrame) -> DataFrame:
     return left.select("k", "v").limit(70)
 
 
+# Those with all state in one partition.
+IN_ONE_PARTITION = (one_total, first_rows)
+
+
 def stateless_union(left: DataFrame, right: DataFrame) -> DataFrame:
     return left.union(right).where("v % 3 <> 0").select("k", "v")
 

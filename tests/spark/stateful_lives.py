@@ -113,6 +113,8 @@ def _case(name: str, backend: str) -> pytest.ParameterSet:
     needed, reads = set(QUERIES[name].needed), {Feature.STATE_READER}
     if backend.startswith("v2"):
         needed.add(Feature.CHECKPOINT_FORMAT_2)
+        if QUERIES[name].build in queries.IN_ONE_PARTITION:
+            needed.add(Feature.CHECKPOINT_FORMAT_2_OF_ONE_PARTITION)
         reads.add(Feature.STATE_READER_FORMAT_2)
     marks = [needs(*sorted(needed)), needs_rewriter(*sorted(reads))]
     marks.append(pytest.mark.core if IN_SUITE.get(name) == backend else pytest.mark.state)

@@ -103,20 +103,18 @@ class Case:
     def labels(self) -> list[str]:
         return [f"state-v{value}" if name == JOIN else "hadoops-own-files" for name, value in self.settings.items()]
 
+    @property
+    def of_format_2(self) -> list[Feature]:
+        in_one = [Feature.CHECKPOINT_FORMAT_2_OF_ONE_PARTITION] if self.build in queries.IN_ONE_PARTITION else []
+        return [Feature.CHECKPOINT_FORMAT_2, *in_one]
+
 
 CASES = [
     Case(queries.windowed_counts, "heap rocksdb changelog v2 v2-changelog", in_core=True),
     Case(queries.counts_for_ever, "heap", mode="update", any_batching=False, further="v2-changelog"),
     Case(queries.counts_for_ever, "changelog", mode="complete", any_batching=False, further="v2"),
     Case(queries.one_total, "rocksdb", mode="update", any_batching=False, in_core=True),
-    Case(
-        queries.one_total,
-        "v2-changelog",
-        mode="update",
-        any_batching=False,
-        needed=(Feature.CHECKPOINT_FORMAT_2_WITHOUT_KEY,),
-        in_core=True,
-    ),
+    Case(queries.one_total, "v2-changelog", mode="update", any_batching=False, in_core=True),
     Case(queries.sessions, "heap", further="v2-changelog", in_core=True),
     Case(queries.first_of_each, "rocksdb", further="v2"),
     Case(queries.first_of_each_event, "changelog", further="heap", in_core=True),
@@ -153,7 +151,7 @@ PAIRS = [
         BACKENDS[backend],
         id="-".join([case.build.__name__, case.mode, *case.labels, backend]),
         marks=[
-            needs(*case.needed, *([Feature.CHECKPOINT_FORMAT_2] if backend.startswith("v2") else [])),
+            needs(*case.needed, *(case.of_format_2 if backend.startswith("v2") else [])),
             *([pytest.mark.core] if case.in_core and backend == case.backends.split()[-1] else []),
             *([pytest.mark.state] if backend in case.further.split() else []),
         ],

@@ -25,8 +25,8 @@ from examples.flights.workspace import Workspace
 
 PATIENCE_S = 300.0
 _LOOK_S = 0.05
-# In which an executor that has started takes partitions.
-_SETTLED_S = 10.0
+# In which executors that have started take their partitions.
+_SETTLED_BATCHES = 10
 _READY = re.compile(r"The spare process (\d+) is ready")
 
 
@@ -154,18 +154,16 @@ class RunningStream:
             executors[:] = [each for each in jvm.children(recursive=True) if _is_executor(each)]
             return len(executors) == recovering_streams.EXECUTORS
 
+        def committed_since(since: float) -> list[float]:
+            return [at for planned, at in _batches(latest) if planned > since]
+
         _until(has_all, f"the executors of {self.name}")
-        time.sleep(_SETTLED_S)
+        settling = time.time()
+        _until(lambda: len(committed_since(settling)) >= _SETTLED_BATCHES, f"batches of {self.name}")
         killed_at = time.time()
         executors[0].kill()
-        committed: list[float] = []
-
-        def goes_on() -> bool:
-            committed[:] = [at for planned, at in _batches(latest) if planned > killed_at]
-            return bool(committed)
-
-        _until(goes_on, f"{self.name} to go on after its executor was killed")
-        return min(committed) - killed_at
+        _until(lambda: bool(committed_since(killed_at)), f"{self.name} to continue after the loss of an executor")
+        return min(committed_since(killed_at)) - killed_at
 
     def memory(self, pid: int) -> Memory:
         """Of a driver, or of a spare one."""

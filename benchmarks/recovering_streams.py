@@ -27,7 +27,7 @@ SPARK = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-# As many cores, in as many processes.
+# As many cores, one for each.
 EXECUTORS = 2
 ON_CLUSTER = {"spark.master": f"local-cluster[{EXECUTORS},1,1024]", "spark.executor.memory": "1g"}
 PLAIN, WITH_STANDBY, WITH_ARCHIVE, ON_EXECUTORS = "plain", "with_standby", "with_archive", "on_executors"
@@ -70,7 +70,7 @@ def archive(context: Any, archived_pyspark: SparkSessionResource) -> Any:  # noq
 
 @streaming_asset(name="executors", stream_id=ON_EXECUTORS, translator=_executed, **_options())
 def executors(context: Any, executed_pyspark: SparkSessionResource) -> Any:  # noqa: ARG001
-    """The same, and its tasks run in two processes beside the driver's JVM."""
+    """The same, on executors."""
     return counted(executed_pyspark)
 
 

@@ -72,7 +72,7 @@ def features_of(query: str, *backends: str) -> set[Feature]:
         "transformWithStateInPandas": Feature.TRANSFORM_WITH_STATE_IN_PANDAS,
     }
     needed = {features[name] for name in (query, *backends) if name in features}
-    if query in ("total-without-a-key", "limit") and Feature.CHECKPOINT_FORMAT_2 in needed:
+    if QUERIES[query][0] in queries.IN_ONE_PARTITION and Feature.CHECKPOINT_FORMAT_2 in needed:
         needed.add(Feature.CHECKPOINT_FORMAT_2_OF_ONE_PARTITION)
     return needed
 

@@ -80,3 +80,17 @@ def test_java_compiles_as_the_user_says() -> None:
     with quick_start(environment):
         assert environment == before
     assert environment == before
+
+
+@pytest.mark.spark
+def test_the_java_of_a_session_has_these_options() -> None:
+    program = (
+        "from dagster_ckpt.spark.query.session import session_with\n"
+        "spark = session_with({'spark.master': 'local[1]', 'spark.ui.enabled': 'false'})\n"
+        "java = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()\n"
+        "print('OPTIONS', *java.getInputArguments())\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_SUBMIT_OPTS"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    [options] = [line for line in done.stdout.splitlines() if line.startswith("OPTIONS")]
+    assert "-XX:Tier4InvocationThreshold=50000" in options

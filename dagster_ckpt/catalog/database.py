@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Select, Table, TextClause, create_engine, event, select, text
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import URL, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from dagster_ckpt.catalog.records import EventType, LeaseRecord
 from dagster_ckpt.catalog.tables import event_counter, events, leases, snapshots
@@ -53,8 +52,9 @@ class _Effect:
     is_known: bool = True
 
 
-# Databases whose reads share a connection, with it.
-_shared: ContextVar[Mapping[Database, Connection]] = ContextVar("connections of reads", default=MappingProxyType({}))
+# A connection that was not used for so long may have been closed meanwhile.
+_IDLE_S = 1.0
+_USED_AT = "dagster_ckpt_used_at"
 
 
 class Database:
@@ -78,21 +78,7 @@ class Database:
         return _shown(self.url)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Let the reads of this context, which must be short, share a connection, which is tested once."""
-        with ExitStack() as opened:
-            if self.engine.dialect.name != "sqlite" and self not in _shared.get():
-                before = _shared.set({**_shared.get(), self: opened.enter_context(self.reading())})
-                opened.callback(_shared.reset, before)
-            yield
-
-    @contextmanager
     def reading(self) -> Iterator[Connection]:
-        shared = _shared.get().get(self)
-        if shared is not None:
-            with self._errors_translated(), limited(self._call_limit_s):
-                yield shared
-            return
         with (
             self._errors_translated(),
             limited(self._call_limit_s),
@@ -323,8 +309,11 @@ def _parsed(url: str) -> URL:
 def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
     try:
         if url.get_backend_name() != "sqlite":
-            engine = create_engine(url, pool_pre_ping=True, pool_timeout=call_limit_s(DEFAULT_TTL_MS))
+            # hstore would be asked for on each connection.
+            options = {"use_native_hstore": False} if url.get_dialect().driver == "psycopg" else {}
+            engine = create_engine(url, pool_timeout=call_limit_s(DEFAULT_TTL_MS), **options)
             limit_connections(engine)
+            _test_idle_connections(engine)
             return engine
         engine = create_engine(url, poolclass=NullPool)
         limit_connections(engine)
@@ -349,6 +338,24 @@ def _engine(url: URL, process: int) -> Engine:  # noqa: ARG001 - part of the key
         connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
 
     return engine
+
+
+def _test_idle_connections(engine: Engine) -> None:
+    """SQLAlchemy's `pool_pre_ping`, but not before each of many reads: the test is a round trip as they are."""
+
+    @event.listens_for(engine, "checkin")
+    def note(_connection: object, record: ConnectionPoolEntry) -> None:
+        record.info[_USED_AT] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def test(connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+        used_at = record.info.get(_USED_AT)
+        if used_at is None or time.monotonic() - used_at < _IDLE_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError from error
 
 
 def lease_row(connection: Connection, stream_id: str) -> Row[Any] | None:

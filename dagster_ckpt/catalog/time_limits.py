@@ -64,9 +64,11 @@ def limit_connections(engine: Engine) -> None:
 
     @event.listens_for(engine, "connect")
     def limit_the_server(connection: Any, _record: object) -> None:
+        # psycopg sends begin and commit of a transaction on their own.
+        connection.autocommit = True
         with connection.cursor() as cursor:
             cursor.execute(_settings(call_limit_s(DEFAULT_TTL_MS), is_local=False))
-        connection.commit()
+        connection.autocommit = False
 
 
 def _remaining_s() -> float:

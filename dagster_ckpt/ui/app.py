@@ -410,13 +410,9 @@ class CheckpointPage:
     def _page(self, handler: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
         """A page whose errors are pages too. The client blocks, so it runs in a thread."""
 
-        def handle(request: Request) -> Response:
-            with self._client.catalog.database.together():
-                return handler(request)
-
         async def answer(request: Request) -> Response:
             try:
-                return await run_in_threadpool(handle, request)
+                return await run_in_threadpool(handler, request)
             except (StreamNotFoundError, SnapshotNotFoundError) as error:
                 return self._error(str(error), 404)
             except CkptError as error:

@@ -249,9 +249,10 @@ def rewriter_for(spark: SparkSession) -> Rewriter | None:
         return None
     found = Rewriter.find()
     if found is None:
+        here = f"has Spark {spark.version}" if is_classic_session(spark) else "is a client of Spark Connect"
         raise UnsupportedSparkError(
             f"A rewrite of state (other partitions, another backend, other rows) needs a Spark 4.2 or later, and this "
-            f"session has Spark {spark.version}. The query can stay on its Spark: run `dagster-ckpt rewriter install` "
+            f"session {here}. The query can stay on its Spark: run `dagster-ckpt rewriter install` "
             f"once on the machine of the driver, which installs a second PySpark, or name one in {VARIABLE} "
             "(an interpreter, or a folder with PySpark), and start again."
         )

@@ -1,6 +1,7 @@
-"""A stream of a Spark Connect client: `python connect_program.py FOLDER REMOTE TRIGGER START_FROM`; the end is JSON.
+"""A stream of a Spark Connect client: `python connect_program.py FOLDER REMOTE TRIGGER START_FROM [OPTIONS]`; ends with JSON.
 
-The input is in FOLDER/in, one file for each hour. TRIGGER is `all` (process all input, then end) or `on` (run on).
+The input is in FOLDER/in, one file for each hour. TRIGGER is `all` (process all input, then end) or `on` (run on);
+OPTIONS are those of the start, as JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
-from dagster_ckpt import CheckpointConfig, Client, run_stream
+from dagster_ckpt import CheckpointConfig, Client, StartFrom, run_stream
 
 STREAM = "sales"
 
@@ -24,7 +25,7 @@ def hourly(sales: DataFrame) -> DataFrame:
     return counted.select(F.col("window.start").cast("string").alias("start"), "shop", "count")
 
 
-def main(folder: Path, remote: str, trigger: str, start_from: str) -> None:
+def main(folder: Path, remote: str, trigger: str, start_from: str, options: str = "{}") -> None:
     """Run the stream, and print what it began with and what is in its output."""
     spark = SparkSession.builder.remote(remote).getOrCreate()
     spark.conf.set("spark.sql.shuffle.partitions", "2")
@@ -45,7 +46,12 @@ def main(folder: Path, remote: str, trigger: str, start_from: str) -> None:
         )
 
     run_stream(
-        STREAM, describe, spark=spark, start_from=start_from, checkpointing=CheckpointConfig(interval=500), **places
+        STREAM,
+        describe,
+        spark=spark,
+        start_from=StartFrom(start_from, **json.loads(options)),
+        checkpointing=CheckpointConfig(interval=500),
+        **places,
     )
     with Client(**places) as client:
         recovery = client.describe_stream(STREAM).executions[0].recovery or {}

@@ -19,6 +19,7 @@ import pytest
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
+from tests.support.needs import needs_rewriter
 from tests.support.small_spark import lay_file
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -89,13 +90,13 @@ class Sales:
             lay_file(self.folder / "in", number, rows)
         self.files += files
 
-    def client(self, trigger: str, start_from: str = "latest") -> subprocess.Popen[str]:
-        words = [sys.executable, str(PROGRAM), str(self.folder), self.remote, trigger, start_from]
+    def client(self, trigger: str, start_from: str = "latest", **options: object) -> subprocess.Popen[str]:
+        words = [sys.executable, str(PROGRAM), str(self.folder), self.remote, trigger, start_from, json.dumps(options)]
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def run(self, start_from: str = "latest") -> dict[str, Any]:
+    def run(self, start_from: str = "latest", **options: object) -> dict[str, Any]:
         """Run a client until it has taken all files."""
-        client = self.client("all", start_from)
+        client = self.client("all", start_from, **options)
         output, errors = client.communicate(timeout=2 * DEADLINE_S)
         assert client.returncode == 0, errors[-3000:]
         found: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -155,3 +156,16 @@ def test_a_stream_goes_on_and_goes_back_exactly(sales: Sales) -> None:
     sales.feed(2)
     assert sales.run() == {"recovery": "RESUME", "rows": sales.uninterrupted()}
     assert sales.run("batch-3") == {"recovery": "REWIND", "rows": sales.uninterrupted()}
+
+
+@needs_rewriter()
+@pytest.mark.thorough
+def test_a_second_spark_rescales_the_state_of_a_client(sales: Sales) -> None:
+    sales.feed(4)
+    sales.run()
+    sales.feed(2)
+
+    found = sales.run(state_partitions=3)
+
+    assert found["rows"] == sales.uninterrupted()
+    assert list((sales.folder / "live" / "sales").glob("live-*/state/0/2"))

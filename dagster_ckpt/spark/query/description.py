@@ -85,7 +85,9 @@ def _leaves(writer: DataStreamWriter) -> tuple[list[Any], list[Any]]:
 
 
 def session_of(writer: DataStreamWriter) -> SparkSession:
-    return writer._df.sparkSession
+    """Also Spark Connect's."""
+    of_connect: SparkSession | None = getattr(writer, "_session", None)
+    return of_connect if of_connect is not None else writer._df.sparkSession
 
 
 def same_session(one: SparkSession, other: SparkSession) -> bool:

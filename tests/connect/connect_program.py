@@ -1,4 +1,4 @@
-"""A stream of a Spark Connect client: `python connect_program.py FOLDER REMOTE TRIGGER START_FROM [OPTIONS]`; ends with JSON.
+"""A stream of a Spark Connect client, whose end is JSON: `connect_program.py FOLDER REMOTE TRIGGER START_FROM [OPTIONS]`.
 
 The input is in FOLDER/in, one file for each hour. TRIGGER is `all` (process all input, then end) or `on` (run on);
 OPTIONS are those of the start, as JSON.

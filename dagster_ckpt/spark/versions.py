@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from functools import cached_property
 from types import MappingProxyType
 
 from dagster_ckpt.errors import OptionError, SparkNotFoundError, UnknownLayoutError, UnsupportedSparkError
@@ -82,7 +83,7 @@ class SparkRelease:
     def __str__(self) -> str:
         return f"Spark {self.minor}"
 
-    @property
+    @cached_property
     def features(self) -> frozenset[Feature]:
         return frozenset(filter(self.has, Feature))
 

@@ -1,4 +1,4 @@
-"""A stream of a Spark Connect client, whose end is JSON: `connect_program.py FOLDER REMOTE TRIGGER START_FROM [OPTIONS]`.
+"""A stream of a Spark Connect client, which prints JSON: `connect_program.py FOLDER REMOTE TRIGGER START_FROM OPTIONS`.
 
 The input is in FOLDER/in, one file for each hour. TRIGGER is `all` (process all input, then end) or `on` (run on);
 OPTIONS are those of the start, as JSON.
@@ -25,7 +25,7 @@ def hourly(sales: DataFrame) -> DataFrame:
     return counted.select(F.col("window.start").cast("string").alias("start"), "shop", "count")
 
 
-def main(folder: Path, remote: str, trigger: str, start_from: str, options: str = "{}") -> None:
+def main(folder: Path, remote: str, trigger: str, start_from: str, options: str) -> None:
     """Run the stream, and print what it began with and what is in its output."""
     spark = SparkSession.builder.remote(remote).getOrCreate()
     spark.conf.set("spark.sql.shuffle.partitions", "2")

@@ -31,7 +31,7 @@ from dagster_ckpt.recovery.plan import FinishRestore, RecoveryFacts, RecoveryPla
 from dagster_ckpt.recovery.planning import plan_recovery
 from dagster_ckpt.recovery.sink_survey import refuse_copies
 from dagster_ckpt.recovery.source_inputs import InputStatus, reasons, source_inputs
-from dagster_ckpt.recovery.undone_reads import with_undone_reads
+from dagster_ckpt.recovery.undone_reads import unfinished_upstream, with_undone_reads
 from dagster_ckpt.sinks.file_sink import FileSink, fork_output, unexpected_file
 from dagster_ckpt.sinks.file_sink_log import own_past
 from dagster_ckpt.sinks.registry import captured_sinks, logs_in_snapshot, other_sinks, sink_of, sinks_of
@@ -85,8 +85,14 @@ def fork(
     """
     if original.stream_id == stream.stream_id:
         raise OptionError(f"Stream {stream.stream_id!r} cannot be forked into itself. Name another one, or rewind it.")
+    facts = recovery_facts(original, start_from, predecessor_ended=True)
     # The first start of the fork judges nothing: the catalog does not know what it has read.
-    facts = with_undone_reads(original.catalog, recovery_facts(original, start_from, predecessor_ended=True))
+    if start_from.chooses_its_point and (unfinished := unfinished_upstream(original.catalog, facts.stream)):
+        raise RequestFailedError(
+            f"Stream {original.stream_id!r} reads {', '.join(unfinished)}, with an unfinished restore: the fork might "
+            "keep rows that it undoes. Start it first, or name a snapshot to fork from. Nothing was changed."
+        )
+    facts = with_undone_reads(original.catalog, facts)
     plan = _plan_fork(original, facts)
 
     def check() -> None:

@@ -204,6 +204,11 @@ def with_undone_reads(
     return replace(facts, undone=UndoneReads(points, frozenset(free), recorded, bool(went_back)))
 
 
+def unfinished_upstream(catalog: Catalog, stream: StreamRecord) -> list[str]:
+    """Streams upstream with a restore that is not finished: what that has undone of their output is not known yet."""
+    return sorted(name for name, each in Reader.of(catalog, stream).upstream.items() if not each.is_done)
+
+
 def reads_at_start(facts: RecoveryFacts, plan: RecoveryPlan) -> tuple[Read, ...]:
     """What a start records of its upstream streams, as the start and the count of the point that it begins with."""
     if not isinstance(plan, StartEmpty | Restore):

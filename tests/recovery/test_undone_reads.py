@@ -14,6 +14,7 @@ import pytest
 from dagster_ckpt.catalog.pending_restore import ToBatch, stored_pending
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.client.preflight import planned_start, start_facts, start_preview
+from dagster_ckpt.errors import RequestFailedError
 from dagster_ckpt.policies.retention import Latest, RetentionContext
 from dagster_ckpt.recovery import prepare as prepare_module
 from dagster_ckpt.recovery.facts import recovery_facts
@@ -86,6 +87,11 @@ def go_back(stage: Stage, plan: RecoveryPlan, accept_undone: str = "") -> None:
         prepare(stage.stream, plan, lease, accept_undone=accept_undone)
 
 
+def forked(stage: Stage, start_from: str) -> int:
+    into = replace(stage.stream, stream_id=f"from-{start_from}", name="scratch", asset_key="scratch")
+    return fork(stage.stream, into, StartFrom(start_from), origin="a test").batch_id
+
+
 def rewind(stage: Stage, to: str, accept_undone: str = "") -> None:
     start = StartFrom(to, discard_state=to == "empty")
     go_back(stage, planned_start(stage.stream, start), accept_undone)
@@ -112,15 +118,23 @@ def test_a_reader_of_undone_rows_goes_back_behind_them(chain: Chain) -> None:
 
 
 def test_a_fork_of_a_reader_begins_behind_undone_rows_too(chain: Chain) -> None:
-    def forked(start_from: str) -> int:
-        into = replace(chain.daily.stream, stream_id=f"from-{start_from}", name="scratch", asset_key="scratch")
-        return fork(chain.daily.stream, into, StartFrom(start_from), origin="a test").batch_id
-
     before, after = chain.daily.stream.catalog.snapshots.completed("daily")[1::-1]
     rewind(chain.orders, "orders-2")
 
-    assert (before.label, forked("latest")) == ("before", before.batch_id)
-    assert (after.label, forked(after.snapshot_id)) == ("after", after.batch_id)
+    assert (before.label, forked(chain.daily, "latest")) == ("before", before.batch_id)
+    assert (after.label, forked(chain.daily, after.snapshot_id)) == ("after", after.batch_id)
+
+
+def test_a_fork_waits_for_what_a_restore_upstream_undoes(chain: Chain) -> None:
+    set_stream(chain.daily.catalog, "orders", pending_restore=json.dumps(stored_pending(ToBatch(batch_id=1))))
+
+    with pytest.raises(RequestFailedError, match="'daily' reads orders, with an unfinished restore"):
+        forked(chain.daily, "latest")
+
+    after = chain.daily.catalog.snapshots.completed("daily")[0]
+    assert forked(chain.daily, after.snapshot_id) == after.batch_id
+    set_stream(chain.daily.catalog, "orders", pending_restore=None)
+    assert forked(chain.daily, "latest") == LiveDirectory(str(chain.daily.live)).positions().commit
 
 
 def test_a_reader_that_lags_goes_on(chain: Chain) -> None:

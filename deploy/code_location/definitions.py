@@ -80,7 +80,9 @@ defs = dg.Definitions.merge(
     stream_definitions(shop_counts, orders_table),
     dg.Definitions(
         resources={
-            "pyspark": SparkSessionResource(spark_config=spark_settings()),
+            "pyspark": SparkSessionResource(
+                spark_config=spark_settings(), class_archive=os.environ.get("SPARK_CLASS_ARCHIVE")
+            ),
             "checkpoint_catalog": CheckpointCatalogResource(url=dg.EnvVar("CATALOG_URL")),
             "checkpoint_storage": CheckpointStorageResource(path=dg.EnvVar("CHECKPOINT_STORAGE")),
             "state_backend": StateBackendResource(live_directory=dg.EnvVar("LIVE_DIRECTORY")),

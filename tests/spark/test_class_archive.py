@@ -178,6 +178,28 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "cannot be written" in refused.output
 
 
+@pytest.mark.parametrize("name", ["SPARK_CONF_DIR", "HADOOP_CONF_DIR", "spark.driver.extraClassPath"])
+def test_a_folder_on_the_class_path_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    (folder / "spark-defaults.conf").write_text("spark.executor.cores 1")
+    settings = {name: f"/opt/jars/*:{folder}"} if name.startswith("spark.") else {}
+    if not settings:
+        monkeypatch.setenv(name, str(folder))
+    monkeypatch.setattr(class_archive, "_run", lambda *_, **__: pytest.fail("it runs queries"))
+    archive, reports = tmp_path / "spark.jsa", list[str]()
+
+    given = [word for pair in settings.items() for word in ("--conf", "=".join(pair))]
+    refused = CliRunner().invoke(commands(), ["class-archive", str(archive), *given])
+    timer = look_after_archive(cast("SparkSession", None), archive, settings, reports.append, delay_s=0)
+
+    assert refused.exit_code != 0
+    assert f"{folder} ({name})" in refused.output.replace("\n", " ")
+    assert (timer, [f"{folder} ({name})" in each for each in reports]) == (None, [True])
+
+
 def test_another_file_is_not_replaced(tmp_path: Path) -> None:
     mine = tmp_path / "rows.csv"
     mine.write_text("1,2")

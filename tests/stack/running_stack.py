@@ -149,7 +149,7 @@ def running_stack(folder: Path) -> Iterator[Stack]:
             "KAFKA_SERVERS": kafka.servers,
             "SPARK_MASTER": f"spark://127.0.0.1:{master_port}",
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_CONF_DIR": str(_spark_configuration(folder / "conf")),
+            "PYSPARK_SUBMIT_ARGS": f"--properties-file {_spark_settings(folder)} pyspark-shell",
             "SPARK_JARS_FOLDER": str(_jars(folder / "jars", kafka)),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT, DEPLOY))),
@@ -201,10 +201,11 @@ def dagster_home(folder: Path, postgres_port: int, grpc_port: int) -> Path:
     return folder
 
 
-def _spark_configuration(folder: Path) -> Path:
+def _spark_settings(folder: Path) -> Path:
     small = "".join(f"{name} {value}\n" for name, value in SMALL.items())
-    (_folder(folder) / "spark-defaults.conf").write_text((DEPLOY / "spark-defaults.conf").read_text() + small)
-    return folder
+    file = _folder(folder) / "spark-defaults.conf"
+    file.write_text((DEPLOY / "spark-defaults.conf").read_text() + small)
+    return file
 
 
 def _jars(folder: Path, kafka: Kafka) -> Path:

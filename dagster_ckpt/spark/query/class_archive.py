@@ -60,12 +60,15 @@ def look_after_archive(
     *,
     delay_s: float = DELAY_S,
 ) -> threading.Timer | None:
-    """Write a missing archive after a while, in the background; report one that the session's Java ignores.
+    """Write a missing archive after a while, in the background; report why the session's Java can use none.
 
     Args:
         report: Gets a sentence; may be called by another thread.
         settings: Those that the session was started with.
     """
+    if (reason := _folder_in_the_way(settings)) is not None:
+        report(f"Spark starts without an archive of Java's classes. {reason}")
+        return None
     if archive.exists():
         if _is_ignored(spark, archive):
             report(
@@ -79,6 +82,25 @@ def look_after_archive(
     timer.daemon = True
     timer.start()
     return timer
+
+
+def _folder_in_the_way(settings: Mapping[str, str]) -> str | None:
+    """Why Java archives no class, as a sentence; None if no folder with files is on the class path."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    # As Spark's launcher builds it (AbstractCommandBuilder).
+    named = {name: os.environ.get(name, "") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")}
+    named["SPARK_CONF_DIR"] = os.environ.get("SPARK_CONF_DIR") or f"{_find_spark_home()}/conf"  # type: ignore[no-untyped-call]
+    named["spark.driver.extraClassPath"] = settings.get("spark.driver.extraClassPath", "")
+    for name, paths in named.items():
+        for path in map(Path, filter(None, paths.split(os.pathsep))):
+            if path.is_dir() and any(path.iterdir()):
+                return (
+                    f"Java makes and reads none while a folder with files is on its class path: {path} ({name}). "
+                    "Take it off the class path: a file of settings such as spark-defaults.conf can be given as "
+                    "PYSPARK_SUBMIT_ARGS='--properties-file FILE pyspark-shell', other files as a jar."
+                )
+    return None
 
 
 def _is_ignored(spark: SparkSession, archive: Path) -> bool:
@@ -113,13 +135,15 @@ def write_class_archive(archive: Path, settings: Mapping[str, str], *, in_backgr
         Whether it was written.
 
     Raises:
-        UnsupportedSparkError: The queries failed, or this Java writes no archive.
+        UnsupportedSparkError: The queries failed, or this Java writes no archive, as with a folder on its class path.
         StorageAccessError: The folder cannot be written, or another file is there.
     """
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
         if archive.exists() and not _is_archive(archive):
             raise StorageAccessError(f"{archive} is another file, which is not replaced. Name another path.")
+        if (reason := _folder_in_the_way(settings)) is not None:
+            raise UnsupportedSparkError(f"No archive was written to {archive}. {reason}")
         with _alone(archive, wait=not in_background) as unfinished:
             if unfinished is None or (in_background and archive.exists()):
                 return False

@@ -36,12 +36,13 @@ from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
 from dagster_ckpt.spark.query.description import pairs_of
 from dagster_ckpt.spark.query.session import is_classic_session
 from dagster_ckpt.spark.versions import RELEASES, Feature, release_of
-from dagster_ckpt.state.reading import OF_CONDITIONS, StateFrame, StateKind, StateName, StateReader, cause_in
+from dagster_ckpt.state.reading import OF_CONDITIONS, StateFrame, StateKind, StateName, StateReader, cause_in, unstored
 from dagster_ckpt.state.stopped_state import StateIds, StateShape, state_session
 from dagster_ckpt.state.unsafe_rows import Graft
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 _STORE_IN_PLAN = re.compile(r"\[operatorId=(\d+)\]\[storeName=([^\]]+)\]")
@@ -443,11 +444,20 @@ _LOG = logging.getLogger(__name__)
 _ADVICE = "A newer Spark reads it for this one: run `dagster-ckpt rewriter install` once."
 
 
+@dataclass(frozen=True)
+class _StoredFrame:
+    """Rows of a state as Parquet files, which keep no nulls without a type."""
+
+    kind: StateKind
+    place: str
+    schema: StructType
+
+
 class StateElsewhere(StateReader):
     """From Parquet files; their folder must exist while frames are computed."""
 
     def __init__(
-        self, spark: SparkSession, live: LiveDirectory, batch_id: int, places: Mapping[StateName, tuple[StateKind, str]]
+        self, spark: SparkSession, live: LiveDirectory, batch_id: int, places: Mapping[StateName, _StoredFrame]
     ) -> None:
         self.live, self.batch_id, self.format_version = live, batch_id, 1
         self._spark, self._places = spark, places
@@ -457,8 +467,9 @@ class StateElsewhere(StateReader):
         return tuple(self._places)
 
     def frame(self, name: StateName) -> StateFrame:
-        kind, place = self._places[name]
-        return StateFrame(name, kind, self._spark.read.parquet(f"file://{place}"))
+        stored = self._places[name]
+        kinds = {each.name: each.dataType for each in stored.schema.fields}
+        return StateFrame(name, stored.kind, unstored(self._spark.read.parquet(f"file://{stored.place}"), kinds))
 
 
 @contextmanager
@@ -488,9 +499,9 @@ def readers_of(
 def _read(
     rewriter: Rewriter, order: Mapping[str, Any], spark: SparkSession, live: LiveDirectory, report: Report
 ) -> dict[int, StateReader]:
-    places: dict[int, dict[StateName, tuple[StateKind, str]]] = {batch_id: {} for batch_id in order["batches"]}
-    for batch_id, operator_id, operator, state, partitions, kind, place in ask(rewriter, order, no_op, report)[
-        "states"
-    ]:
-        places[batch_id][StateName(operator_id, operator, state, partitions)] = (StateKind(kind), place)
+    from pyspark.sql.types import StructType
+
+    places: dict[int, dict[StateName, _StoredFrame]] = {batch_id: {} for batch_id in order["batches"]}
+    for batch_id, *name, kind, place, schema in ask(rewriter, order, no_op, report)["states"]:
+        places[batch_id][StateName(*name)] = _StoredFrame(StateKind(kind), place, StructType.fromJson(schema))
     return {batch_id: StateElsewhere(spark, live, batch_id, found) for batch_id, found in places.items()}

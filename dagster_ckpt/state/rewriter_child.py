@@ -76,7 +76,7 @@ def _read(spark: SparkSession, order: Mapping[str, Any]) -> dict[str, object]:
             for number, name in enumerate(reader.states):
                 frame, place = reader.frame(name), f"{order['folder']}/{batch_id}/{number}"
                 storable(frame.rows).write.parquet(place)
-                found.append([batch_id, *name.as_record(), frame.kind.value, place])
+                found.append([batch_id, *name.as_record(), frame.kind.value, place, frame.rows.schema.jsonValue()])
     return {"states": found}
 
 

@@ -50,6 +50,8 @@ class Feature(StrEnum):
     STATE_CHECKSUMS = "checksums of state files", "4.1"
     # A query of Spark 4.0 fails: it expects ids for every partition.
     CHECKPOINT_FORMAT_2_OF_ONE_PARTITION = "state checkpoint format v2 of state in one partition", "4.1"
+    # See `snapshot_versions.py`.
+    ONE_SNAPSHOT_VERSION = "a version of RocksDB's snapshots that other releases read", "4.1"
     UPLOAD_THREAD_SHARE = "threads that only upload state", "4.3"
     NAMED_SOURCES = "named sources", "4.2"
     NAMED_SINKS = "named sinks", "4.2"

@@ -30,7 +30,7 @@ from dagster_ckpt.state.reading import (
     storable,
     unstored,
 )
-from dagster_ckpt.state.rewriter import OrderedEdit, Rewriter, rewrite_elsewhere, rewriter_for, settings_of
+from dagster_ckpt.state.rewriter import OrderedEdit, Rewriter, rewrite_elsewhere, rewriter_for
 from dagster_ckpt.state.rewriting import rewrite_state
 from dagster_ckpt.state.stopped_state import StateStoreName, StoppedState, readable, without_description
 from dagster_ckpt.state.unsafe_rows import FAMILY, KEY_BYTES, PARTITION_KEY, VALUE_BYTES, encoder, plain
@@ -180,8 +180,7 @@ def edit_rows(
             check = partial(_checked, planned, before, after, progress)
             what = f"check edited state: {target.url}"
             changes = in_job_group(spark.sparkContext, what, check, watch, progress)
-            if described.url != source.url:
-                without_description(target)
+            without_description(target, state)
         except BaseException:
             target.delete()
             raise
@@ -233,14 +232,7 @@ def _edit_elsewhere(
         report("another Spark edits the state")
         assert state.stored is not None
         answer = rewrite_elsewhere(
-            rewriter,
-            state.live,
-            target,
-            state.stored.shape,
-            edits=ordered,
-            settings=settings_of(spark),
-            watch=watch,
-            report=report,
+            rewriter, spark, state.live, target, state.stored.shape, edits=ordered, watch=watch, report=report
         )
     finally:
         given.delete()

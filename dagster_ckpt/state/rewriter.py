@@ -33,8 +33,9 @@ from dagster_ckpt.errors import CkptError, OptionError, StateRewriteError, Unsup
 from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
+from dagster_ckpt.spark.checkpoint_dir.snapshot_versions import give_snapshots_version
 from dagster_ckpt.spark.query.description import pairs_of
-from dagster_ckpt.spark.query.session import is_classic_session
+from dagster_ckpt.spark.query.session import active_in_thread, is_classic_session
 from dagster_ckpt.spark.versions import RELEASES, Feature, release_of
 from dagster_ckpt.state.reading import OF_CONDITIONS, StateFrame, StateKind, StateName, StateReader, cause_in, unstored
 from dagster_ckpt.state.stopped_state import StateIds, StateShape, state_session
@@ -279,13 +280,13 @@ class OrderedEdit:
 
 def rewrite_elsewhere(
     rewriter: Rewriter,
+    spark: SparkSession,
     source: LiveDirectory,
     target: LiveDirectory,
     shape: StateShape,
     *,
     graft: Graft | None = None,
     edits: Sequence[OrderedEdit] = (),
-    settings: Mapping[str, str],
     watch: Watch,
     report: Callable[[str], None],
 ) -> Mapping[str, Any]:
@@ -293,12 +294,17 @@ def rewrite_elsewhere(
 
     One that is not on a local disk is copied to this machine, rewritten there, and copied back: another Spark would
     need other jars for the same object store.
+
+    Args:
+        spark: The session of the query.
     """
+    settings = settings_of(spark)
     try:
         if source.local_path is not None and target.local_path is not None:
-            return ask(
-                rewriter, _order(source, target, shape, graft=graft, edits=edits, settings=settings), watch, report
-            )
+            order = _order(source, target, shape, graft=graft, edits=edits, settings=settings)
+            answer = ask(rewriter, order, watch, report)
+            _let_session_read(spark, target, shape, watch)
+            return answer
         with TemporaryDirectory(prefix="dagster-ckpt-rewrite-") as folder:
             near, rewritten = (LiveDirectory(f"{folder}/{name}") for name in ("source", "rewritten"))
             report(f"copying {source.url} to this machine")
@@ -312,15 +318,30 @@ def rewrite_elsewhere(
                 replace(each, rows=_near(each.rows, f"{folder}/rows/{number}")) if each.rows is not None else each
                 for number, each in enumerate(edits)
             ]
-            answer = ask(
-                rewriter, _order(near, rewritten, shape, graft=graft, edits=edits, settings=settings), watch, report
-            )
+            order = _order(near, rewritten, shape, graft=graft, edits=edits, settings=settings)
+            answer = ask(rewriter, order, watch, report)
+            _let_session_read(spark, rewritten, shape, watch)
             report(f"copying the rewritten state to {target.url}")
             clone(rewritten, target, watch=watch, marked=True)
             return answer
     except BaseException:
         target.delete()
         raise
+
+
+def _let_session_read(spark: SparkSession, rewritten: LiveDirectory, shape: StateShape, watch: Watch) -> None:
+    """Give snapshots the version that the query's Spark expects, if that is 4.0: see `snapshot_versions.py`."""
+    if shape.checkpoint_format == 1 or release_of(spark.version).has(Feature.ONE_SNAPSHOT_VERSION):
+        return
+    version = shape.checkpoint_format
+    if is_classic_session(spark):
+        session = state_session(spark, shape)
+        with active_in_thread(session):
+            # Fixed by the first use in a JVM: perhaps by this one, as by the query then.
+            jvm: Any = session._jvm
+            version = int(jvm.org.apache.spark.sql.execution.streaming.state.RocksDBCheckpointMetadata.VERSION())
+    give_snapshots_version(rewritten, version, watch)
+    rewritten.folder.flush_all()
 
 
 def _near(files: LiveDirectory, place: str) -> LiveDirectory:

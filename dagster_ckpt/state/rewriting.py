@@ -31,7 +31,6 @@ from dagster_ckpt.state.rewriter import (
     rewrite_elsewhere,
     rewriter_for,
     run_rewriter,
-    settings_of,
 )
 from dagster_ckpt.state.stopped_state import (
     StateIds,
@@ -42,6 +41,7 @@ from dagster_ckpt.state.stopped_state import (
     check_rewrite,
     copy_operators,
     described,
+    is_readable,
     refuse_existing,
     rows_of,
     state_session,
@@ -210,10 +210,10 @@ def rewrite_state(
     check_rewrite(state.stored, shape, changes_rows=change_rows is not None)
     if elsewhere is not None:
         return _elsewhere(elsewhere, spark, source, target, shape, watch=watch, report=report)
-    if any(not operator.metadata_version for operator in state.operators):
+    if not is_readable(state):
         with described(state, watch) as copy:
             made = rewrite_state(spark, copy, target, shape=shape, change_rows=change_rows, watch=watch, report=report)
-        without_description(target)
+        without_description(target, state)
         return made
     moves = change_rows is not None or shape.partitions != before.partitions
     progress = JobProgress(report)
@@ -295,12 +295,12 @@ def _grafted(
         )
     if elsewhere is not None:
         return _elsewhere(elsewhere, spark, source.live, target, shape, graft=graft, watch=watch, report=report)
-    if any(not operator.metadata_version for each in (source, made) for operator in each.operators):
+    if not (is_readable(source) and is_readable(made)):
         with described(source, watch) as old, described(made, watch) as new:
             written = _grafted(
                 spark, None, StoppedState.read(old), target, replace(graft, state=new), watch=watch, report=report
             )
-        without_description(target)
+        without_description(target, source, made)
         return written
     rewrite = _Rewrite(
         spark, made, target, shape, None, JobProgress(report), source.batch_id, source, graft.rows, graft.given
@@ -320,9 +320,7 @@ def _elsewhere(
     report: Report,
 ) -> Rewritten:
     began = time.monotonic()
-    answer = rewrite_elsewhere(
-        rewriter, source, target, shape, graft=graft, settings=settings_of(spark), watch=watch, report=report
-    )
+    answer = rewrite_elsewhere(rewriter, spark, source, target, shape, graft=graft, watch=watch, report=report)
     stores = {StateStoreName(*name): StoreDigest(rows, digest) for *name, rows, digest in answer["stores"]}
     took_ms = round(1000 * (time.monotonic() - began))
     return Rewritten(target, answer["batch_id"], answer["rewrite_id"], shape, stores, took_ms)

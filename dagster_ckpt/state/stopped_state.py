@@ -53,6 +53,11 @@ from dagster_ckpt.spark.checkpoint_dir.operators import (
     rewrite_schema_paths,
 )
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
+from dagster_ckpt.spark.checkpoint_dir.snapshot_versions import (
+    OF_OTHER_RELEASES,
+    give_snapshots_version,
+    is_of_spark_4_0,
+)
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB, CommittedState, state_files
 from dagster_ckpt.state.heap import HEAP_CODEC, HeapStore
 from dagster_ckpt.state.reading import session_like
@@ -376,10 +381,9 @@ _ANY_OTHER = "stateStoreSave"
 
 @contextmanager
 def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
-    """A copy of a directory of Spark 3.5, with the metadata of operators that Spark's reader of state needs.
+    """A copy of a directory of Spark 3.5 or 4.0, as Spark's reader of state needs it.
 
-    Deleted at the end. The metadata is left out of a result: Spark 3.5 has no use for it, and a later Spark that
-    continues the query writes its own.
+    With the metadata of operators, which 3.5 does not write, and snapshots that not only 4.0 reads. Deleted at the end.
     """
     copy = state.live.sibling(".described")
     copy.delete()
@@ -387,17 +391,30 @@ def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
         clone(state.live, copy, is_scratch=True, watch=watch)
         partitions = state.stored.shape.partitions if state.stored is not None else 1
         for operator in state.operators:
-            copy.folder.place(_metadata_path(operator.number), [_metadata(operator, partitions)])
+            if not operator.metadata_version:
+                copy.folder.place(_metadata_path(operator.number), [_metadata(operator, partitions)])
+        if _is_format_2(state):
+            give_snapshots_version(copy, OF_OTHER_RELEASES, watch)
         yield copy
     finally:
         copy.delete()
 
 
+def is_readable(state: StoppedState) -> bool:
+    """Whether Spark's reader of state can read the directory as it is."""
+    has_operators = all(operator.metadata_version for operator in state.operators)
+    return has_operators and not (_is_format_2(state) and is_of_spark_4_0(state.live))
+
+
+def _is_format_2(state: StoppedState) -> bool:
+    return state.stored is not None and state.stored.shape.checkpoint_format == 2
+
+
 @contextmanager
 def readable(live: LiveDirectory, watch: Watch = no_op) -> Iterator[LiveDirectory]:
-    """The directory, or a copy in which Spark's reader finds the operators; that is deleted at the end."""
+    """The directory, or a copy that Spark's reader can read; that is deleted at the end."""
     state = StoppedState.read(live)
-    if all(operator.metadata_version for operator in state.operators):
+    if is_readable(state):
         yield live
         return
     with described(state, watch) as copy:
@@ -417,7 +434,10 @@ def readable_at(live: LiveDirectory, batch_id: int) -> Iterator[LiveDirectory]:
         copy.delete()
 
 
-def without_description(target: LiveDirectory) -> None:
+def without_description(target: LiveDirectory, *described: StoppedState) -> None:
+    """Delete what was added to copies of these: 3.5 has no use for it, and a later Spark writes its own."""
+    if all(operator.metadata_version for state in described for operator in state.operators):
+        return
     for number in batch_ids(target.folder, STATE):
         target.sibling(f"/{STATE}/{number}/_metadata").folder.delete_all()
 

@@ -9,11 +9,12 @@ from enum import StrEnum
 from typing import Any
 
 from dagster_ckpt.config.state_backend import PinnedState
-from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError
+from dagster_ckpt.errors import LiveDirectoryError, UnknownLayoutError, UnsupportedSparkError
 from dagster_ckpt.spark.checkpoint_dir.cut import Cut, cut
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, STATE, LiveDirectory, Positions, batch_ids
 from dagster_ckpt.spark.checkpoint_dir.logs import (
     JOIN_FORMAT,
+    STATE_FORMAT,
     QueryMetadata,
     partitions_in,
     read_commit_entry,
@@ -21,6 +22,7 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
     read_offset_entry,
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import JOIN, NOTHING_KNOWN, ExecutionMode, KnownQuery, read_operators
+from dagster_ckpt.spark.checkpoint_dir.snapshot_versions import is_of_spark_4_0
 from dagster_ckpt.spark.versions import Feature, SparkRelease, oldest_release, written_by
 
 
@@ -126,10 +128,18 @@ def pinned_partitions(live: LiveDirectory) -> int | None:
 
 
 def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
-    """Refuse formats that only a later Spark reads. Damage is not reported."""
+    """Refuse formats that only another Spark reads. Damage is not reported."""
     with suppress(LiveDirectoryError, FileNotFoundError):
-        for feature in features_in_use(live):
+        needed = features_in_use(live)
+        for feature in needed:
             release.require(feature, f"Resuming the query of {live.url}")
+        is_later = Feature.CHECKPOINT_FORMAT_2 in needed and release.has(Feature.ONE_SNAPSHOT_VERSION)
+        if is_later and is_of_spark_4_0(live):
+            raise UnsupportedSparkError(
+                f"Spark 4.0 wrote the state in {live.url}, in checkpoint format v2, whose snapshots no other Spark "
+                f"reads. Convert it first: with Spark 4.0, set {STATE_FORMAT}=1, and start the stream once with "
+                "on_backend_change CONVERT. Nothing was changed."
+            )
 
 
 def features_in_use(live: LiveDirectory) -> list[Feature]:

@@ -1,0 +1,65 @@
+"""The version in the metadata of RocksDB's snapshots, whose content is the same in each.
+
+Spark 4.0 writes the checkpoint format (`RocksDBCheckpointMetadata.VERSION`), as the JVM has it when it first needs it,
+and reads only that. Other releases write 1, and read only that.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+
+from dagster_ckpt.errors import LiveDirectoryError
+from dagster_ckpt.io.file_io import FileIO, Hook
+from dagster_ckpt.spark.checkpoint_dir.layout import STATE, LiveDirectory
+from dagster_ckpt.spark.checkpoint_dir.version_files import read_member
+from dagster_ckpt.values.untrusted import reading
+
+OF_OTHER_RELEASES = 1
+_MEMBER = "metadata"
+
+
+def is_of_spark_4_0(live: LiveDirectory) -> bool:
+    """Whether only Spark 4.0 reads the snapshots; a directory has either kind. Damage is not reported."""
+    with suppress(LiveDirectoryError, FileNotFoundError):
+        for operator in live.folder.list(STATE):
+            for path in _snapshots(live.folder, f"{STATE}/{operator}/0"):
+                return _line(live, path, live.folder.read(path)) != _line_of(OF_OTHER_RELEASES)
+    return False
+
+
+def give_snapshots_version(live: LiveDirectory, version: int, watch: Hook) -> None:
+    """In a directory that no query uses. The caller deletes it on an error, and flushes it."""
+    folder = live.folder
+    for path in list(_snapshots(folder, STATE)):
+        watch()
+        data = folder.read(path)
+        if _line(live, path, data) != _line_of(version):
+            folder.write(path, [_with_line(data, _line_of(version))])
+            place, _, name = path.rpartition("/")
+            # Hadoop's checksum of what was there.
+            folder.delete(f"{place}/.{name}.crc")
+
+
+def _snapshots(folder: FileIO, place: str) -> Iterator[str]:
+    return (path for path, _ in folder.find(place) if path.endswith(".zip"))
+
+
+def _line_of(version: int) -> bytes:
+    return b"v%d" % version
+
+
+def _line(live: LiveDirectory, path: str, data: bytes) -> bytes:
+    with reading(lambda why: LiveDirectoryError(f"{live.url}/{path} is not a readable RocksDB snapshot: {why}.")):
+        return read_member(data, _MEMBER).partition(b"\n")[0].strip()
+
+
+def _with_line(data: bytes, line: bytes) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new:
+        for each in old.namelist():
+            content = old.read(each)
+            new.writestr(each, line + b"\n" + content.partition(b"\n")[2] if each == _MEMBER else content)
+    return made.getvalue()

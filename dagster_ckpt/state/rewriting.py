@@ -24,6 +24,7 @@ from dagster_ckpt.spark.checkpoint_dir.operators import LIMIT, Operator
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP, ROCKSDB
 from dagster_ckpt.spark.jobs import JobProgress, in_job_group
+from dagster_ckpt.spark.versions import Feature, release_of
 from dagster_ckpt.state.heap import HeapStore
 from dagster_ckpt.state.rewriter import (
     Report,
@@ -208,6 +209,9 @@ def rewrite_state(
     before = state.stored.shape
     shape = shape or before
     check_rewrite(state.stored, shape, changes_rows=change_rows is not None)
+    if shape.checkpoint_format == 2 and any(operator.single_partition for operator in state.operators):
+        feature = Feature.CHECKPOINT_FORMAT_2_OF_ONE_PARTITION
+        release_of(spark.version).require(feature, f"Rewriting the state of {source.url} as {shape}")
     if elsewhere is not None:
         return _elsewhere(elsewhere, spark, source, target, shape, watch=watch, report=report)
     if not is_readable(state):

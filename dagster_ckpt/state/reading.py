@@ -173,8 +173,11 @@ class StateReader:
             return _frame(name, StateKind.MAP, rows, columns)
         if "expiration_timestamp_ms" in rows.columns:
             return _frame(name, StateKind.TIMERS, rows, {KEY: "key", VALUE: "expiration_timestamp_ms"})
-        kind = StateKind.JOIN_SIDE if "joinSide" in name.options else StateKind.VALUE
-        return _frame(name, kind, rows, {KEY: "key", VALUE: "value"})
+        if "joinSide" not in name.options:
+            return _frame(name, StateKind.VALUE, rows, {KEY: "key", VALUE: "value"})
+        if not release_of(self._spark.version).has(Feature.STATE_READER_FORMAT_2):
+            rows = rows.withColumn(VALUE, _without_hidden_field(VALUE, rows.schema[VALUE].dataType))
+        return _frame(name, StateKind.JOIN_SIDE, rows, {KEY: "key", VALUE: "value"})
 
     def count(self) -> list[StateRows]:
         counted = []
@@ -258,6 +261,17 @@ def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[s
 
     selected = [F.col(source).alias(column) for column, source in columns.items()]
     return StateFrame(name, kind, rows.select(*selected, F.col("partition_id").alias(PARTITION)))
+
+
+def _without_hidden_field(column: str, kind: DataType) -> Column:
+    """Of Spark 4.0's reader: whether a row was matched, which is not in its type, but counts where bytes are compared."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructField, StructType
+
+    assert isinstance(kind, StructType)
+    # A struct is only built again for a cast that changes it.
+    renamed = StructType([StructField(f"_{number}", each.dataType) for number, each in enumerate(kind.fields)])
+    return F.col(column).cast(renamed).cast(kind)
 
 
 def storable(rows: DataFrame) -> DataFrame:

@@ -264,13 +264,15 @@ def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[s
 
 
 def _without_hidden_field(column: str, kind: DataType) -> Column:
-    """Of Spark 4.0's reader: whether a row was matched, which is not in its type, but counts where bytes are compared."""
+    """Whether a row was matched: in rows of Spark 4.0's reader, not in their type, and seen where bytes are compared."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructField, StructType
 
     assert isinstance(kind, StructType)
     # A struct is only built again for a cast that changes it.
-    renamed = StructType([StructField(f"_{number}", each.dataType) for number, each in enumerate(kind.fields)])
+    renamed = StructType(
+        [StructField(f"_{number}", each.dataType, each.nullable) for number, each in enumerate(kind.fields)]
+    )
     return F.col(column).cast(renamed).cast(kind)
 
 

@@ -264,7 +264,7 @@ def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[s
 
 
 def _without_hidden_field(column: str, kind: DataType) -> Column:
-    """Whether a row was matched: in rows of Spark 4.0's reader, not in their type, and seen where bytes are compared."""
+    """Whether a row was matched: in rows of Spark 4.0's reader, not in their type, and seen if bytes are compared."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructField, StructType
 

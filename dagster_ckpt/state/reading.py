@@ -176,7 +176,8 @@ class StateReader:
         if "joinSide" not in name.options:
             return _frame(name, StateKind.VALUE, rows, {KEY: "key", VALUE: "value"})
         if not release_of(self._spark.version).has(Feature.STATE_READER_FORMAT_2):
-            rows = rows.withColumn(VALUE, _without_hidden_field(VALUE, rows.schema[VALUE].dataType))
+            for column in (KEY, VALUE):
+                rows = rows.withColumn(column, _built_again(column, rows.schema[column].dataType))
         return _frame(name, StateKind.JOIN_SIDE, rows, {KEY: "key", VALUE: "value"})
 
     def count(self) -> list[StateRows]:
@@ -263,13 +264,13 @@ def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[s
     return StateFrame(name, kind, rows.select(*selected, F.col("partition_id").alias(PARTITION)))
 
 
-def _without_hidden_field(column: str, kind: DataType) -> Column:
-    """Whether a row was matched: in rows of Spark 4.0's reader, not in their type, and seen if bytes are compared."""
+def _built_again(column: str, kind: DataType) -> Column:
+    """Without fields that its type lacks, as Spark 4.0's reader of joins gives them: they count if bytes are compared."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructField, StructType
 
     assert isinstance(kind, StructType)
-    # A struct is only built again for a cast that changes it.
+    # Only a cast that changes it builds a struct.
     renamed = StructType(
         [StructField(f"_{number}", each.dataType, each.nullable) for number, each in enumerate(kind.fields)]
     )

@@ -265,7 +265,7 @@ def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[s
 
 
 def _built_again(column: str, kind: DataType) -> Column:
-    """Without fields that its type lacks, as Spark 4.0's reader of joins gives them: they count if bytes are compared."""
+    """Without fields that its type lacks: Spark 4.0's reader of joins gives them, and comparisons of bytes see them."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructField, StructType
 

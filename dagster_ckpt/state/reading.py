@@ -176,8 +176,7 @@ class StateReader:
         if "joinSide" not in name.options:
             return _frame(name, StateKind.VALUE, rows, {KEY: "key", VALUE: "value"})
         if not release_of(self._spark.version).has(Feature.STATE_READER_FORMAT_2):
-            for column in (KEY, VALUE):
-                rows = rows.withColumn(column, _built_again(column, rows.schema[column].dataType))
+            rows = rows.withColumn(VALUE, _built_again(VALUE, rows.schema[VALUE].dataType))
         return _frame(name, StateKind.JOIN_SIDE, rows, {KEY: "key", VALUE: "value"})
 
     def count(self) -> list[StateRows]:
@@ -267,14 +266,12 @@ def _frame(name: StateName, kind: StateKind, rows: DataFrame, columns: Mapping[s
 def _built_again(column: str, kind: DataType) -> Column:
     """Without fields that its type lacks: Spark 4.0's reader of joins gives them, and comparisons of bytes see them."""
     from pyspark.sql import functions as F
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import StructType
 
     assert isinstance(kind, StructType)
-    # Only a cast that changes it builds a struct.
-    renamed = StructType(
-        [StructField(f"_{number}", each.dataType, each.nullable) for number, each in enumerate(kind.fields)]
-    )
-    return F.col(column).cast(renamed).cast(kind)
+    if len(set(kind.names)) < len(kind.names):
+        return F.col(column)
+    return F.struct(*(F.col(column).getField(name).alias(name) for name in kind.names))
 
 
 def storable(rows: DataFrame) -> DataFrame:

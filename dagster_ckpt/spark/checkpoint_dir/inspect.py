@@ -138,7 +138,7 @@ def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
             raise UnsupportedSparkError(
                 f"Spark 4.0 wrote the state in {live.url}, in checkpoint format v2, whose snapshots no other Spark "
                 f"reads. Convert it first: with Spark 4.0, set {STATE_FORMAT}=1, and start the stream once with "
-                "on_backend_change CONVERT. Nothing was changed."
+                "on_backend_change CONVERT."
             )
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -51,7 +51,8 @@ def rewritten(
     by: Rewriter, folder: Path, *, watch: object = lambda: None, report: object = lambda _message: None
 ) -> Mapping[str, Any]:
     source, target = LiveDirectory(f"{folder}/source"), LiveDirectory(f"{folder}/target")
-    return rewrite_elsewhere(by, source, target, SHAPE, settings={"a": "b"}, watch=watch, report=report)  # type: ignore[arg-type]
+    with patch.object(rewriters, "settings_of", return_value={"a": "b"}):
+        return rewrite_elsewhere(by, Session(), source, target, SHAPE, watch=watch, report=report)  # type: ignore[arg-type]
 
 
 def test_progress_and_result_are_passed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -184,10 +185,18 @@ class Session:
     version = "3.5.9"
 
 
-def test_without_a_rewriter_a_refusal_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("is_classic", "what"),
+    [(True, r"has Spark 3\.5\.9"), (False, "is a client of Spark Connect")],
+    ids=["old", "connect"],
+)
+def test_without_a_rewriter_a_refusal_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_classic: bool, what: str
+) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(UnsupportedSparkError, match=r"has Spark 3\.5\.9\. .* `dagster-ckpt rewriter install`"):
+    monkeypatch.setattr(rewriters, "is_classic_session", lambda _: is_classic)
+    with pytest.raises(UnsupportedSparkError, match=rf"{what}\. .* `dagster-ckpt rewriter install`"):
         rewriter_for(Session())  # type: ignore[arg-type]
     (tmp_path / "dagster_ckpt/rewriter").mkdir(parents=True)
     assert rewriter_for(Session()) == Rewriter(tmp_path / "dagster_ckpt/rewriter")  # type: ignore[arg-type]

@@ -39,8 +39,9 @@ def give_snapshots_version(live: LiveDirectory, version: int, watch: Hook) -> No
         if _line(live, path, data) != _line_of(version):
             folder.write(path, [_with_line(data, _line_of(version))])
             place, _, name = path.rpartition("/")
-            # Hadoop's checksum of what was there.
-            folder.delete(f"{place}/.{name}.crc")
+            # Hadoop's checksum of what was there, and Spark's.
+            for checksum in (f"{place}/.{name}.crc", f"{path}.crc", f"{place}/.{name}.crc.crc"):
+                folder.delete(checksum)
 
 
 def _snapshots(folder: FileIO, place: str) -> Iterator[str]:

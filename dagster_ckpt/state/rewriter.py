@@ -34,6 +34,7 @@ from dagster_ckpt.io.file_io import no_op
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch, clone
 from dagster_ckpt.spark.checkpoint_dir.snapshot_versions import give_snapshots_version
+from dagster_ckpt.spark.checkpoint_dir.state_files import ROCKSDB
 from dagster_ckpt.spark.query.description import pairs_of
 from dagster_ckpt.spark.query.session import active_in_thread, is_classic_session
 from dagster_ckpt.spark.versions import RELEASES, Feature, release_of
@@ -331,7 +332,7 @@ def rewrite_elsewhere(
 
 def _let_session_read(spark: SparkSession, rewritten: LiveDirectory, shape: StateShape, watch: Watch) -> None:
     """Give snapshots the version that the query's Spark expects, if that is 4.0: see `snapshot_versions.py`."""
-    if shape.checkpoint_format == 1 or release_of(spark.version).has(Feature.ONE_SNAPSHOT_VERSION):
+    if shape.provider != ROCKSDB or release_of(spark.version).has(Feature.ONE_SNAPSHOT_VERSION):
         return
     version = shape.checkpoint_format
     if is_classic_session(spark):

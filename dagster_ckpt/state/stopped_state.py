@@ -393,7 +393,7 @@ def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
         for operator in state.operators:
             if not operator.metadata_version:
                 copy.folder.place(_metadata_path(operator.number), [_metadata(operator, partitions)])
-        if _is_format_2(state):
+        if is_of_spark_4_0(state.live):
             give_snapshots_version(copy, OF_OTHER_RELEASES, watch)
         yield copy
     finally:
@@ -403,11 +403,7 @@ def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
 def is_readable(state: StoppedState) -> bool:
     """Whether Spark's reader of state can read the directory as it is."""
     has_operators = all(operator.metadata_version for operator in state.operators)
-    return has_operators and not (_is_format_2(state) and is_of_spark_4_0(state.live))
-
-
-def _is_format_2(state: StoppedState) -> bool:
-    return state.stored is not None and state.stored.shape.checkpoint_format == 2
+    return has_operators and not is_of_spark_4_0(state.live)
 
 
 @contextmanager

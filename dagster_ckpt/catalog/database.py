@@ -52,7 +52,7 @@ class _Effect:
     is_known: bool = True
 
 
-# A connection that was not used for so long may have been closed meanwhile.
+# The server may have closed a connection that was idle for longer.
 _IDLE_S = 1.0
 _USED_AT = "dagster_ckpt_used_at"
 

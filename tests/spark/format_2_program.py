@@ -1,4 +1,4 @@
-"""What a JVM of its own does with a query in checkpoint format v2: `format_2_program.py ACTION CHANGELOG LIVE MORE`.
+"""Runs one step of a query in checkpoint format v2 in a separate JVM: `format_2_program.py ACTION CHANGELOG LIVE MORE`.
 
 ACTION is `run` (MORE is the folder of the input; prints the rows of each batch), `count` (prints how many rows the
 state has) or `rescale` (to three partitions, in the directory MORE).

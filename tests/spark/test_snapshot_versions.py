@@ -14,7 +14,7 @@ import pytest
 
 from dagster_ckpt.errors import LiveDirectoryError, UnsupportedSparkError
 from dagster_ckpt.io.file_io import no_op
-from dagster_ckpt.spark.checkpoint_dir.inspect import refuse_unknown_state
+from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory, refuse_unknown_state
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.restore import clone
 from dagster_ckpt.spark.checkpoint_dir.snapshot_versions import give_snapshots_version, is_of_spark_4_0
@@ -49,13 +49,16 @@ def test_only_the_version_changes_and_changes_back(live: LiveDirectory) -> None:
     assert not is_of_spark_4_0(live)
     path = min(before)
     place, _, name = path.rpartition("/")
-    checksum = f"{place}/.{name}.crc"
-    live.folder.write(checksum, [b"of Hadoop"])
+    checksums = (f"{place}/.{name}.crc", f"{path}.crc", f"{place}/.{name}.crc.crc")
+    for checksum in checksums:
+        live.folder.write(checksum, [b'{"mainFileSize": 1}'])
+    assert inspect_live_directory(live).status is LiveStatus.BROKEN
 
     give_snapshots_version(live, 2, no_op)
 
     assert is_of_spark_4_0(live)
-    assert live.folder.size(checksum) is None
+    assert [live.folder.size(checksum) for checksum in checksums] == [None] * 3
+    assert inspect_live_directory(live).status is LiveStatus.GOOD
     for snapshot, members in snapshots(live).items():
         assert members["metadata"] == b"v2\n" + before[snapshot]["metadata"].partition(b"\n")[2]
         assert {**members, "metadata": b""} == {**before[snapshot], "metadata": b""}

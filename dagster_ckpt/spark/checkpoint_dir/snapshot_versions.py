@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
 from dagster_ckpt.errors import LiveDirectoryError
 from dagster_ckpt.io.file_io import FileIO, Hook
@@ -24,28 +24,31 @@ _MEMBER = "metadata"
 def is_of_spark_4_0(live: LiveDirectory) -> bool:
     """Whether only Spark 4.0 reads the snapshots; a directory has either kind. Damage is not reported."""
     with suppress(LiveDirectoryError, FileNotFoundError):
-        for operator in live.folder.list(STATE):
-            for path in _snapshots(live.folder, f"{STATE}/{operator}/0"):
-                return _line(live, path, live.folder.read(path)) != _line_of(OF_OTHER_RELEASES)
+        # With changelogs, not every partition has one.
+        path = next(_snapshots(live.folder), None)
+        return path is not None and _line(live, path, live.folder.read(path)) != _line_of(OF_OTHER_RELEASES)
     return False
 
 
 def give_snapshots_version(live: LiveDirectory, version: int, watch: Hook) -> None:
-    """In a directory that no query uses. The caller deletes it on an error, and flushes it."""
+    """In a new directory, of which no snapshot was taken: a snapshot keeps what it knows by the name of the file.
+
+    The caller deletes it on an error, and flushes it.
+    """
     folder = live.folder
-    for path in list(_snapshots(folder, STATE)):
+    for path in list(_snapshots(folder)):
         watch()
         data = folder.read(path)
         if _line(live, path, data) != _line_of(version):
-            folder.write(path, [_with_line(data, _line_of(version))])
+            folder.write(path, [_with_line(live, path, data, _line_of(version))])
             place, _, name = path.rpartition("/")
             # Hadoop's checksum of what was there, and Spark's.
             for checksum in (f"{place}/.{name}.crc", f"{path}.crc", f"{place}/.{name}.crc.crc"):
                 folder.delete(checksum)
 
 
-def _snapshots(folder: FileIO, place: str) -> Iterator[str]:
-    return (path for path, _ in folder.find(place) if path.endswith(".zip"))
+def _snapshots(folder: FileIO) -> Iterator[str]:
+    return (path for path, _ in folder.find(STATE) if path.endswith(".zip"))
 
 
 def _line_of(version: int) -> bytes:
@@ -53,14 +56,22 @@ def _line_of(version: int) -> bytes:
 
 
 def _line(live: LiveDirectory, path: str, data: bytes) -> bytes:
-    with reading(lambda why: LiveDirectoryError(f"{live.url}/{path} is not a readable RocksDB snapshot: {why}.")):
+    with _reading(live, path):
         return read_member(data, _MEMBER).partition(b"\n")[0].strip()
 
 
-def _with_line(data: bytes, line: bytes) -> bytes:
+def _with_line(live: LiveDirectory, path: str, data: bytes, line: bytes) -> bytes:
     made = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        _reading(live, path),
+        zipfile.ZipFile(io.BytesIO(data)) as old,
+        zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for each in old.namelist():
-            content = old.read(each)
+            content = read_member(data, each)
             new.writestr(each, line + b"\n" + content.partition(b"\n")[2] if each == _MEMBER else content)
     return made.getvalue()
+
+
+def _reading(live: LiveDirectory, path: str) -> AbstractContextManager[None]:
+    return reading(lambda why: LiveDirectoryError(f"{live.url}/{path} is not a readable RocksDB snapshot: {why}."))

@@ -86,11 +86,12 @@ def look_after_archive(
 
 def _folder_in_the_way(settings: Mapping[str, str]) -> str | None:
     """Why Java archives no class, as a sentence; None if no folder with files is on the class path."""
-    from pyspark.find_spark_home import _find_spark_home
+    import pyspark
 
+    home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
     # As Spark's launcher builds it (AbstractCommandBuilder).
     named = {name: os.environ.get(name, "") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")}
-    named["SPARK_CONF_DIR"] = os.environ.get("SPARK_CONF_DIR") or f"{_find_spark_home()}/conf"  # type: ignore[no-untyped-call]
+    named["SPARK_CONF_DIR"] = os.environ.get("SPARK_CONF_DIR") or f"{home}/conf"
     named["spark.driver.extraClassPath"] = settings.get("spark.driver.extraClassPath", "")
     for name, paths in named.items():
         for path in map(Path, filter(None, paths.split(os.pathsep))):

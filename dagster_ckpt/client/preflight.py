@@ -42,7 +42,6 @@ from dagster_ckpt.recovery.source_check import refuse_gone_records
 from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.recovery.state_migration import (
     PlannedMigration,
-    refuse_gone_input,
     refuse_two_rewrites,
     state_migration,
 )
@@ -227,8 +226,7 @@ def check_start(
             migration = state_migration(record, plan, new, start_from, describe, rules=stream.state_migrations)
             if migration is not None:
                 refuse_two_rewrites(stream.stream_id, checked.rewrite)
-                if migration.decisions is None and plan.snapshot is None:
-                    refuse_gone_input(describe(), LiveDirectory(plan.directory or record.live_directory or ""))
+                migration.check_input(record, plan)
                 for message in migration.messages():
                     report(message)
             change = plan_change(record, plan, new) if migration is None else None

@@ -89,10 +89,10 @@ def gone_records(
         offset = delta_offset(text)
         if folder is not None and offset is not None:
             gone += gone_from(writer, folder, offset)
-    for table, text in zip(iceberg, offsets, strict=False):
+    for leaf, table, text in zip(streaming_leaves(writer), iceberg, offsets, strict=False):
         at = iceberg_offset(text)
         if table is not None and at is not None:
-            gone += expired_from(writer, table, at)
+            gone += expired_from(writer, table, at, source_options(leaf))
     return gone
 
 

@@ -28,6 +28,7 @@ from dagster_ckpt.spark.query.sources import (
     source_identities,
     source_options,
 )
+from dagster_ckpt.spark.query.table_sources import STARTING_TIMESTAMP, STARTING_VERSION, STREAM_FROM
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.start_from import Beginning, SourceMapping, StartPoint
 from dagster_ckpt.values.durations import utc_time
@@ -191,8 +192,8 @@ def _watermark(stream: StreamHandle, plan: Restore | Rewind) -> int:
 
 # Options that let a table begin elsewhere than at its oldest record.
 _CHOOSE = {
-    DELTA: ("startingversion", "startingtimestamp"),
-    ICEBERG: ("stream-from-timestamp",),
+    DELTA: (STARTING_VERSION, STARTING_TIMESTAMP),
+    ICEBERG: (STREAM_FROM,),
     "rate-micro-batch": ("startoffset",),
 }
 

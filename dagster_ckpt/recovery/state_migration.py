@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,9 +19,20 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files, files_
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, query_metadata, with_sources, with_watermark
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
-from dagster_ckpt.spark.query.description import session_of
+from dagster_ckpt.spark.query.description import session_of, streaming_leaves
 from dagster_ckpt.spark.query.plan import PlanDescription
-from dagster_ckpt.spark.query.sources import FILE, GENERATED, KAFKA, keyed, source_identities
+from dagster_ckpt.spark.query.sources import (
+    DELTA,
+    FILE,
+    GENERATED,
+    ICEBERG,
+    KAFKA,
+    SourceIdentity,
+    keyed,
+    source_identities,
+    source_options,
+)
+from dagster_ckpt.spark.query.table_sources import FROM_THE_FIRST, delta_beginning, delta_offset
 from dagster_ckpt.spark.query.trial_batch import describe_trial_error, run_trial
 from dagster_ckpt.state.migration import StateMigration, write_ruled_rows
 from dagster_ckpt.state.stopped_state import StateShape, StoppedState
@@ -74,6 +85,11 @@ class PlannedMigration:
         finally:
             place.delete()
             given.delete()
+
+    def check_input(self, record: StreamRecord, plan: RecoveryPlan) -> None:
+        """Refuse input that is gone before anything changes. What a snapshot has read is known once it is restored."""
+        if self.decisions is None and plan.snapshot is None:
+            refuse_gone_input(self.describe(), LiveDirectory(plan.directory or record.live_directory or ""))
 
     def messages(self) -> list[str]:
         if self.decisions is None:
@@ -134,18 +150,16 @@ def refuse_two_rewrites(stream_id: str, shape: StateShape | None) -> None:
 
 def refuse_gone_input(writer: DataStreamWriter, live: LiveDirectory) -> None:
     found: list[str] = []
-    for key, identity in keyed(source_identities(writer) or ()).items():
-        if identity.kind not in (FILE, KAFKA, *GENERATED):
-            raise StateRewriteError(
-                f"The state cannot be built from source {key} ({identity}): only files and Kafka can be read up to a "
-                "position once more. Nothing was changed."
-            )
+    sources = keyed(source_identities(writer) or ())
+    for key, identity in sources.items():
+        if identity.kind not in (FILE, KAFKA, DELTA, ICEBERG, *GENERATED):
+            raise _not_read_again(key, identity, "only files, Kafka, Delta and Iceberg can be read up to a position")
         if identity.kind == FILE:
             files = files_after(live.folder, key, -1)
             existing = existing_files([each.path for each in files], session_of(writer)) or {}
             found += [f"{each.path} is gone" for each in files if each.path not in existing]
             found += [f"{path} was written again" for path in changed(files, existing) if path in existing]
-    found += gone_records(writer, lambda: _beginnings(live))
+    found += gone_records(writer, lambda: _beginnings(writer, live, sources))
     if found:
         listed = "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
         raise InputGoneError(
@@ -155,16 +169,44 @@ def refuse_gone_input(writer: DataStreamWriter, live: LiveDirectory) -> None:
         )
 
 
-def _beginnings(live: LiveDirectory) -> dict[str, str | None]:
-    """Where each source began; Kafka's has that in its log."""
+def _not_read_again(key: str, identity: SourceIdentity, why: object) -> StateRewriteError:
+    return StateRewriteError(
+        f"The state cannot be built from source {key} ({identity}): {why}. Nothing was changed. The other way is a "
+        "function of a DataFrame (StateMigration)."
+    )
+
+
+def _beginnings(
+    writer: DataStreamWriter, live: LiveDirectory, sources: Mapping[str, SourceIdentity]
+) -> dict[str, str | None]:
+    """Where each source begins that reads once more, in the order of the offset log.
+
+    Kafka's and Iceberg's have that in their logs. A Delta table is read from where the code says.
+    """
+    newest = live.positions().commit
+    path = f"{OFFSETS}/{newest}"
+    ends = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}").sources if newest is not None else {}
     found: dict[str, str | None] = {}
-    for name in live.folder.list(SOURCES):
-        try:
-            lines: Sequence[str] = live.folder.read(f"{SOURCES}/{name}/0").decode("utf-8", "replace").split("\n")
-        except FileNotFoundError:
-            continue
-        found[name] = lines[1] if len(lines) == 2 else None
+    for (key, identity), leaf in zip(sources.items(), streaming_leaves(writer), strict=False):
+        found[key] = None
+        if identity.kind == KAFKA:
+            _, _, found[key] = (_logged(live, f"{key}/0") or "").partition("\n")
+        elif identity.kind == ICEBERG:
+            # It would begin at the oldest snapshot of today.
+            found[key] = _logged(live, f"{key}/offsets/0") or FROM_THE_FIRST
+        elif identity.kind == DELTA and (end := delta_offset(ends.get(key))) is not None:
+            try:
+                found[key] = delta_beginning(source_options(leaf), end).as_text()
+            except StateRewriteError as error:
+                raise _not_read_again(key, identity, error) from None
     return found
+
+
+def _logged(live: LiveDirectory, name: str) -> str | None:
+    try:
+        return live.folder.read(f"{SOURCES}/{name}").decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
 
 
 _BATCH_S = 24 * 3600.0

@@ -25,6 +25,7 @@ REWRITES = installed_release().has(Feature.STATE_REWRITER) or Rewriter.find() is
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.kafka,
+    pytest.mark.state,
     pytest.mark.skipif(not REWRITES, reason="no Spark that rewrites state: see make test-state"),
 ]
 TOPIC = "bootstrapped"
@@ -38,7 +39,6 @@ def produce(servers: str, first: int, end: int) -> None:
     producer.flush()
 
 
-@pytest.mark.thorough(sample="tests/kafka/test_kafka_source.py")
 def test_state_is_built_from_all_records_up_to_the_newest_batch(kafka: Kafka, tmp_path: Path) -> None:
     jars = ",".join(map(str, kafka.jars))
     environment = {

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.spark.query.table_sources import DeltaOffset, delta_offset, gone
+from dagster_ckpt.errors import StateRewriteError
+from dagster_ckpt.spark.query.table_sources import DeltaOffset, delta_beginning, delta_offset, gone
 
 ID = "2c4d"
 
@@ -60,13 +61,13 @@ CASES: dict[str, tuple[DeltaOffset, Files, str]] = {
     "the log begins later": (
         DeltaOffset(ID, 2, -1, False),
         Files(without([0, 1, 2], whole(4)), (3,)),
-        "continues at version 2, and the log begins at 3: versions 2 to 2 are gone",
+        "reads from version 2 on, and the log begins at 3: versions 2 to 2 are gone",
     ),
     "no log": (DeltaOffset(ID, 2, -1, False), Files({}), "no longer exists"),
     "an older copy": (
         DeltaOffset(ID, 9, -1, False),
         Files(whole(4)),
-        "ends at version 4, and the query continues at 9",
+        "ends at version 4, and the query reads from 9 on",
     ),
     "another table": (DeltaOffset("other", 2, -1, False), Files(whole(4)), "is not the one that the query has read"),
     "replaced later": (
@@ -100,10 +101,26 @@ CASES: dict[str, tuple[DeltaOffset, Files, str]] = {
         Files(without([0, 1], whole(4)), (2,)),
         "",
     ),
+    "the table as it was, optimized": (DeltaOffset(ID, 3, -1, True), Files(OPTIMIZED), ""),
+    "the table as it was, optimized and vacuumed": (
+        DeltaOffset(ID, 3, -1, True),
+        Files(OPTIMIZED, deleted=("f1", "f2", "f3", "f4")),
+        "4 data files that it would read were deleted (VACUUM), such as",
+    ),
+    "the table as it was, read in part": (
+        DeltaOffset(ID, 3, 1, True),
+        Files(OPTIMIZED, deleted=("f1", "f2")),
+        "",
+    ),
+    "the table as it was after it was optimized": (
+        DeltaOffset(ID, 5, -1, True),
+        Files(OPTIMIZED, deleted=("f1", "f2", "f3", "f4")),
+        "",
+    ),
     "the table as it was, which cannot be told": (
         DeltaOffset(ID, 3, 7, True),
         Files(without([0, 1, 2, 3], whole(5)), (4,)),
-        "continues at version 3, and the log begins at 4",
+        "reads from version 3 on, and the log begins at 4",
     ),
 }
 
@@ -141,3 +158,40 @@ def test_only_files_that_a_later_commit_removed_are_looked_for() -> None:
 )
 def test_the_offset_of_a_delta_source_is_known(text: str | None, offset: DeltaOffset | None) -> None:
     assert delta_offset(text) == offset
+
+
+def test_an_offset_is_written_as_it_is_read() -> None:
+    assert delta_offset(DeltaOffset(ID, 3, 7, True).as_text()) == DeltaOffset(ID, 3, 7, True)
+
+
+END = DeltaOffset(ID, 7, 2, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "end", "begins"),
+    [
+        ({}, END, DeltaOffset(ID, 6, -1, True)),
+        ({"skipchangecommits": "false"}, END, DeltaOffset(ID, 6, -1, True)),
+        ({}, DeltaOffset(ID, 7, 2, True), DeltaOffset(ID, 7, -1, True)),
+        ({"startingversion": "3", "skipchangecommits": "true"}, END, DeltaOffset(ID, 3, -1, False)),
+    ],
+)
+def test_a_table_is_read_once_more_from_where_its_source_begins(
+    options: dict[str, str], end: DeltaOffset, begins: DeltaOffset
+) -> None:
+    assert delta_beginning(options, end) == begins
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"startingversion": "latest"}, "with startingVersion=latest it is not recorded"),
+        ({"startingtimestamp": "2026-01-01"}, "with startingTimestamp it is not recorded"),
+        ({"startingversion": "8"}, "startingVersion is 8, and it has read only up to version 7"),
+        ({"skipchangecommits": "True"}, "with skipChangeCommits it may have read other rows"),
+        ({"readchangefeed": "true"}, "with readChangeFeed it may have read other rows"),
+    ],
+)
+def test_a_table_is_not_read_once_more_where_other_rows_may_come(options: dict[str, str], why: str) -> None:
+    with pytest.raises(StateRewriteError, match=why):
+        delta_beginning(options, END)

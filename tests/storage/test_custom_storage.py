@@ -37,7 +37,7 @@ def test_the_example_of_the_documentation_passes_the_contract(tmp_path: Path) ->
             "test_blob_table.py",
         ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         timeout=300,

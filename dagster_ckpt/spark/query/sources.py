@@ -18,7 +18,13 @@ from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
 from dagster_ckpt.spark.query.description import pairs_of, repeated_leaves, session_of, streaming_leaves
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
-from dagster_ckpt.spark.query.table_sources import delta_folder, delta_offset, iceberg_offset, iceberg_table
+from dagster_ckpt.spark.query.table_sources import (
+    CHANGE_OPTIONS,
+    delta_folder,
+    delta_offset,
+    iceberg_offset,
+    iceberg_table,
+)
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json, reading
 
@@ -37,7 +43,7 @@ _DECIDING = {
         *("pathglobfilter", "recursivefilelookup", "modifiedafter", "modifiedbefore"),
         *("filenameonly", "maxfileage", "cleansource", "sourcearchivedir"),
     ),
-    DELTA: ("ignorechanges", "ignoredeletes", "skipchangecommits", "readchangefeed", "readchangedata"),
+    DELTA: tuple(CHANGE_OPTIONS),
     KAFKA: ("kafka.isolation.level",),
     ICEBERG: ("streaming-skip-overwrite-snapshots", "streaming-skip-delete-snapshots", "branch"),
 }

@@ -2,18 +2,19 @@
 
 A Delta source needs the commits from its version on (`delta.logRetentionDuration`) and the data files that they add,
 even if a later commit has removed them (`VACUUM`). An Iceberg source continues at a snapshot, which must be in the
-history of the table.
+history of the table; one that began with an empty table continues at the oldest snapshot that there is.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
-from dagster_ckpt.errors import StorageAccessError
+from dagster_ckpt.errors import StateRewriteError, StorageAccessError
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
 from dagster_ckpt.spark.query.output import is_delta, is_iceberg
 from dagster_ckpt.values.redaction import without_secrets
@@ -46,6 +47,17 @@ class DeltaOffset:
     index: int
     is_initial: bool
 
+    def as_text(self) -> str:
+        """What `delta_offset` reads."""
+        return json.dumps(
+            {
+                "reservoirId": self.table_id,
+                "reservoirVersion": self.version,
+                "index": self.index,
+                "isStartingVersion": self.is_initial,
+            }
+        )
+
 
 def delta_offset(text: str | None) -> DeltaOffset | None:
     try:
@@ -75,6 +87,47 @@ def delta_folder(leaf: Any) -> str | None:
     return str(path.get()) if path.isDefined() else None
 
 
+STARTING_VERSION, STARTING_TIMESTAMP = "startingversion", "startingtimestamp"
+# With these, a source has read other rows than its table shows.
+CHANGE_OPTIONS = {
+    "ignorechanges": "ignoreChanges",
+    "ignoredeletes": "ignoreDeletes",
+    "skipchangecommits": "skipChangeCommits",
+    "readchangefeed": "readChangeFeed",
+    "readchangedata": "readChangeData",
+}
+
+
+def delta_beginning(options: Mapping[str, str], end: DeltaOffset) -> DeltaOffset:
+    """Where a source begins that reads a table once more, up to a position (`DeltaSource.extractStartingState`).
+
+    Without an option it reads the table as it was then: the rows of all commits, if none has changed or deleted rows.
+
+    Args:
+        options: Those of the source, in lower case.
+
+    Raises:
+        StateRewriteError: What the query has read may be something else.
+    """
+    chosen = options.get(STARTING_VERSION)
+    if STARTING_TIMESTAMP in options or (chosen is not None and not chosen.isdecimal()):
+        option = "startingTimestamp" if STARTING_TIMESTAMP in options else f"startingVersion={chosen}"
+        raise StateRewriteError(
+            f"with {option} it is not recorded at which version it began. Give that version as startingVersion"
+        )
+    if chosen is not None:
+        if int(chosen) > end.version:
+            raise StateRewriteError(f"startingVersion is {chosen}, and it has read only up to version {end.version}")
+        return DeltaOffset(end.table_id, int(chosen), -1, is_initial=False)
+    for option, name in CHANGE_OPTIONS.items():
+        if options.get(option, "").lower() == "true":
+            raise StateRewriteError(
+                f"with {name} it may have read other rows than the table had at once. Say with startingVersion at "
+                "which version it began"
+            )
+    return DeltaOffset(end.table_id, end.version if end.is_initial else end.version - 1, -1, is_initial=True)
+
+
 class TableFiles(Protocol):
     def log(self) -> Sequence[str]:
         """Empty without a log."""
@@ -95,7 +148,7 @@ def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
     newest, next_read = max(versions), offset.version
     if next_read > newest + 1:
         yield (
-            f"The Delta table {folder} ends at version {newest}, and the query continues at {next_read}: it was "
+            f"The Delta table {folder} ends at version {newest}, and the query reads from {next_read} on: it was "
             "re-created or brought back from a copy."
         )
         return
@@ -104,7 +157,7 @@ def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
     if missing:
         begins = min(version for version in versions if set(range(version, newest + 1)) <= versions)
         yield (
-            f"The Delta table {folder}: the query continues at version {next_read}, and the log begins at {begins}: "
+            f"The Delta table {folder}: the query reads from version {next_read} on, and the log begins at {begins}: "
             f"versions {missing[0]} to {missing[-1]} are gone (delta.logRetentionDuration)."
         )
         return
@@ -129,8 +182,12 @@ def _gone_files(folder: str, offset: DeltaOffset, newest: int, files: TableFiles
         new = [action["add"]["path"] for action in actions if _adds_rows(action)]
         if version == offset.version:
             new = [] if offset.is_initial else new[max(0, offset.index + 1) :]
+        gone_since = {action["remove"]["path"] for action in actions if "remove" in action}
+        if offset.is_initial and offset.index < 0 and version > offset.version:
+            # Of the table as it was, all of which is read.
+            new += [path for path in gone_since if path not in added]
         added |= dict.fromkeys(new, version)
-        removed |= {action["remove"]["path"] for action in actions if "remove" in action}
+        removed |= gone_since
     if ids - {offset.table_id}:
         yield f"The Delta table {folder} is not the one that the query has read: it was re-created or replaced."
         return
@@ -138,8 +195,8 @@ def _gone_files(folder: str, offset: DeltaOffset, newest: int, files: TableFiles
     if deleted:
         listed = ", ".join(unquote(path) for path in deleted[:_SHOWN])
         yield (
-            f"The Delta table {folder}: the query continues at version {offset.version}, and {len(deleted)} data files "
-            f"that it would read were deleted (VACUUM), such as {listed}."
+            f"The Delta table {folder}: the query reads from version {offset.version} on, and {len(deleted)} data "
+            f"files that it would read were deleted (VACUUM), such as {listed}."
         )
 
 
@@ -187,6 +244,8 @@ class _HadoopFiles:
 
 
 _BEFORE_THE_FIRST = -1
+FROM_THE_FIRST = json.dumps({"snapshot_id": _BEFORE_THE_FIRST, "position": -1})
+STREAM_FROM = "stream-from-timestamp"
 
 
 @dataclass(frozen=True)
@@ -227,14 +286,21 @@ def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:
     return [iceberg_table(leaf) for leaf in streaming_leaves(writer)]
 
 
-def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) -> list[str]:
-    if offset.is_before_the_first:
-        return []
+def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset, options: Mapping[str, str]) -> list[str]:
+    """Why a source with these options (names in lower case) would not read everything from an offset on."""
     jvm: Any = session_of(writer)._jvm
     try:
         table.refresh()
         name, current = str(table.name()), table.currentSnapshot()
         util = jvm.org.apache.iceberg.util.SnapshotUtil
+        if offset.is_before_the_first:
+            oldest = util.oldestAncestor(table) if current is not None else None
+            if oldest is None or oldest.parentId() is None or _is_older(oldest, options.get(STREAM_FROM)):
+                return []
+            return [
+                f"The Iceberg table {name}: the query reads from its first snapshot on, which no longer exists "
+                "(expire_snapshots)."
+            ]
         if current is not None and bool(util.isAncestorOf(table, current.snapshotId(), offset.snapshot_id)):
             return []
         known = {int(each.snapshotId()) for each in table.snapshots()}
@@ -247,4 +313,9 @@ def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset) ->
         if offset.snapshot_id in known
         else "no longer exists (expire_snapshots), or the table was created again"
     )
-    return [f"The Iceberg table {name}: the query continues at snapshot {offset.snapshot_id}, which {why}."]
+    return [f"The Iceberg table {name}: the query reads from snapshot {offset.snapshot_id} on, which {why}."]
+
+
+def _is_older(snapshot: Any, timestamp: str | None) -> bool:
+    """Than where the source begins: older ones may be gone."""
+    return timestamp is not None and timestamp.isdecimal() and int(snapshot.timestampMillis()) < int(timestamp)

@@ -25,16 +25,16 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, with_offsets
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
-from dagster_ckpt.spark.query.kafka_source import KafkaSource, TopicOffsets, kafka_sources, kept_offsets, offsets_at
-from dagster_ckpt.spark.query.sources import SourceIdentity, keyed, source_options
+from dagster_ckpt.spark.query.kafka_source import KafkaSource, TopicOffsets, kafka_source, kept_offsets, offsets_at
+from dagster_ckpt.spark.query.sources import SourceIdentity, keyed, offsets_of_sources, source_options
 from dagster_ckpt.spark.query.table_sources import (
     DeltaOffset,
+    delta_folder,
     delta_offset,
-    delta_sources,
     expired_from,
     gone_from,
     iceberg_offset,
-    iceberg_sources,
+    iceberg_table,
 )
 from dagster_ckpt.stream.edges import EdgeKind, edges_to
 from dagster_ckpt.stream.handle import StreamHandle
@@ -70,30 +70,24 @@ def gone_records(
     read_to: Callable[[], Mapping[str, str | None]],
     chosen: SourceOffsets | None = None,
 ) -> list[str]:
-    sources, tables, iceberg = kafka_sources(writer), delta_sources(writer), iceberg_sources(writer)
-    if all(each is None for each in (*sources, *tables, *iceberg)):
+    """`read_to` gives the offset of each source by its name in the offset log."""
+    if not any(_forgets(leaf) for leaf in streaming_leaves(writer)):
         return []
-    offsets = list(read_to().values())
-    positions = [topic_offsets(offset) for offset in offsets]
-    if chosen is not None:
-        named = {str(index): position for index, position in enumerate(positions) if position is not None}
-        after = moved(named, chosen)
-        positions = [after.get(str(index), position) for index, position in enumerate(positions)]
-    gone = [
-        message
-        for source, position in zip(sources, positions, strict=False)
-        if source is not None and position
-        for message in _gone(writer, source, position)
-    ]
-    for folder, text in zip(tables, offsets, strict=False):
-        offset = delta_offset(text)
-        if folder is not None and offset is not None:
+    gone: list[str] = []
+    for leaf, name, text in offsets_of_sources(writer, read_to()):
+        source, folder, table = kafka_source(leaf), delta_folder(leaf), iceberg_table(leaf)
+        if source is not None and (position := topic_offsets(text)):
+            after = moved({name: position}, chosen) if chosen is not None else {}
+            gone += _gone(writer, source, after.get(name, position))
+        elif folder is not None and (offset := delta_offset(text)) is not None:
             gone += gone_from(writer, folder, offset)
-    for leaf, table, text in zip(streaming_leaves(writer), iceberg, offsets, strict=False):
-        at = iceberg_offset(text)
-        if table is not None and at is not None:
+        elif table is not None and (at := iceberg_offset(text)) is not None:
             gone += expired_from(writer, table, at, source_options(leaf))
     return gone
+
+
+def _forgets(leaf: Any) -> bool:
+    return any(of(leaf) is not None for of in (kafka_source, delta_folder, iceberg_table))
 
 
 def resolved_offsets(
@@ -102,14 +96,15 @@ def resolved_offsets(
     if not isinstance(plan, Restore | Rewind) or plan.source_offsets is None or plan.to_batch is None:
         return plan
     chosen = plan.source_offsets
-    positions = [topic_offsets(offset) for offset in _offsets_to_read(stream, plan, plan.to_batch).values()]
-    check_known(chosen, {str(index): position for index, position in enumerate(positions) if position is not None})
+    offsets = _offsets_to_read(stream, plan, plan.to_batch)
+    check_known(chosen, _positions(offsets))
     if not chosen.times:
         return plan
     found: dict[str, dict[str, int]] = {topic: dict(known) for topic, known in chosen.partitions.items()}
     if describe is not None:
         writer = describe()
-        for source, position in zip(kafka_sources(writer), positions, strict=False):
+        for leaf, _, text in offsets_of_sources(writer, offsets):
+            source, position = kafka_source(leaf), topic_offsets(text)
             if source is None or position is None:
                 continue
             for topic in chosen.times.keys() & position.keys():
@@ -177,6 +172,10 @@ def topic_offsets(text: str | None) -> TopicOffsets | None:
         return None
 
 
+def _positions(offsets: Mapping[str, str | None]) -> dict[str, TopicOffsets]:
+    return {name: found for name, text in offsets.items() if (found := topic_offsets(text)) is not None}
+
+
 def check_known(chosen: SourceOffsets, positions: Mapping[str, TopicOffsets]) -> None:
     known = {(topic, each) for position in positions.values() for topic, read in position.items() for each in read}
     topics = sorted({topic for topic, _ in known})
@@ -201,7 +200,7 @@ def move_sources(live: LiveDirectory, chosen: SourceOffsets) -> None:
     path = f"{OFFSETS}/{batch_id}"
     data = live.folder.read(path)
     entry = parse_offset_entry(data, f"{live.url}/{path}")
-    positions = {name: found for name, text in entry.sources.items() if (found := topic_offsets(text)) is not None}
+    positions = _positions(entry.sources)
     check_known(chosen, positions)
     # The batch in flight was planned from the old position.
     live.folder.delete(f"{OFFSETS}/{batch_id + 1}")
@@ -247,8 +246,8 @@ def continue_behind_roll_backs(
     Raises:
         RowsAtRiskError: A source would read undone rows and cannot skip them.
     """
-    folders, positions = _appending_tables(writer), live.positions()
-    if positions.commit is None or not any(folders):
+    positions = live.positions()
+    if positions.commit is None or not any(map(_appending_table, streaming_leaves(writer))):
         return []
     session, newest = session_of(writer), max(positions.commit, positions.offset or 0)
     messages: list[str] = []
@@ -263,7 +262,8 @@ def continue_behind_roll_backs(
             continue
         changed: dict[str, Mapping[str, Any]] = {}
         offsets = parse_offset_entry(data, f"{live.url}/{path}").sources
-        for folder, (name, text) in zip(folders, offsets.items(), strict=False):
+        for leaf, name, text in offsets_of_sources(writer, offsets):
+            folder = _appending_table(leaf)
             ahead = _undone_ahead(folder, text)
             if batch == newest:
                 behind[name] = ahead.roll_back if ahead is not None else _version(text)
@@ -293,14 +293,9 @@ def continue_behind_roll_backs(
     return obstacles or messages
 
 
-def _appending_tables(writer: DataStreamWriter) -> list[str | None]:
-    """Folders of Delta sources that read new rows, in the order of the offset log; None for others.
-
-    A source that reads changes also reads those of the roll-back.
-    """
-    reads_changes = [not _READ_CHANGES.isdisjoint(source_options(leaf)) for leaf in streaming_leaves(writer)]
-    folders = delta_sources(writer)
-    return [None if changes else folder for folder, changes in zip(folders, reads_changes, strict=True)]
+def _appending_table(leaf: Any) -> str | None:
+    """Folder of a Delta source that reads new rows. One that reads changes also reads those of the roll-back."""
+    return None if not _READ_CHANGES.isdisjoint(source_options(leaf)) else delta_folder(leaf)
 
 
 def _version(text: str | None) -> int:

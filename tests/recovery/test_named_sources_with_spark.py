@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from dagster_ckpt.errors import SourceChangedError
 from dagster_ckpt.recovery.compatibility import Compatibility
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.query.sources import offsets_of_sources, source_options
 from dagster_ckpt.spark.versions import NAMES_SOURCES, OFFSET_LOG_VERSION, Feature
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.recovery.test_source_changes_with_spark import Release
 from tests.support.needs import needs
-from tests.support.small_spark import small_spark
+from tests.support.small_spark import lay_file, small_spark
 
 pytestmark = [pytest.mark.spark, needs(Feature.NAMED_SOURCES)]
 NAMED = {NAMES_SOURCES: "true", OFFSET_LOG_VERSION: "2"}
@@ -43,8 +46,13 @@ class NamedRelease(Release):
 
 
 @pytest.fixture
-def release(spark: SparkSession, tmp_path: Path) -> Iterator[NamedRelease]:
-    yield NamedRelease(spark, tmp_path, "counts")
+def release(spark: SparkSession, tmp_path: Path) -> NamedRelease:
+    return NamedRelease(spark, tmp_path, "counts")
+
+
+@pytest.fixture(autouse=True)
+def unnamed_afterwards(spark: SparkSession) -> Iterator[None]:
+    yield
     for setting in NAMED:
         spark.conf.unset(setting)
 
@@ -64,6 +72,28 @@ def test_names_need_no_mapping(spark: SparkSession, release: NamedRelease) -> No
     release.run("CBA")
 
     assert release.result() == release.expected([release.rows_of(a=[0, 1], b=[0, 1], c=[0, 1])])
+
+
+def test_each_source_is_known_by_its_name_in_whatever_order_spark_writes_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark's map of offsets keeps the order of four."""
+    names = ["zeta", "delta", "kappa", "alpha", "omega", "gamma", "sigma"]
+    use_names(spark)
+
+    def read(name: str) -> DataFrame:
+        (tmp_path / name).mkdir()
+        lay_file(tmp_path / name, 0, [{"n": 1}])
+        return spark.readStream.schema("n long").name(name).json(f"{tmp_path}/{name}")
+
+    writer = reduce(DataFrame.union, map(read, names)).writeStream.format("noop").trigger(availableNow=True)
+    writer.option("checkpointLocation", f"{tmp_path}/live").start().awaitTermination()
+    read_to = parse_offset_entry((tmp_path / "live/offsets/0").read_bytes(), "offsets/0").sources
+
+    found = [(name, source_options(leaf)["path"]) for leaf, name, _ in offsets_of_sources(writer, read_to)]
+
+    assert found == [(name, f"{tmp_path}/{name}") for name in names]
+    assert list(read_to) != names
 
 
 def test_a_name_that_is_gone_is_dropped_by_a_mapping(spark: SparkSession, release: NamedRelease) -> None:

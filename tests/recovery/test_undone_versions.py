@@ -23,7 +23,11 @@ class Reader:
         self.table = DeltaTable(root / "table")
         self.live = LiveDirectory(str(root / "live"))
         self.index: int | None = 1
-        patch.setattr(source_check, "_appending_tables", lambda _writer: [str(self.table.folder)])
+        patch.setattr(source_check, "streaming_leaves", lambda _writer: ["a leaf"])
+        patch.setattr(
+            source_check, "offsets_of_sources", lambda _writer, read: [("a leaf", *each) for each in read.items()]
+        )
+        patch.setattr(source_check, "_appending_table", lambda _leaf: str(self.table.folder))
         patch.setattr(source_check, "session_of", lambda _writer: None)
         patch.setattr(source_check, "last_of_read", lambda *_: self.index)
         for version in range(5):

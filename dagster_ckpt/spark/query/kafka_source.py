@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import StorageAccessError
-from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json
 
@@ -50,10 +50,6 @@ class ReadTopics:
     pattern: str | None
     cluster_id: str | None = None
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-
-
-def kafka_sources(writer: DataStreamWriter) -> list[KafkaSource | None]:
-    return [kafka_source(leaf) for leaf in streaming_leaves(writer)]
 
 
 def kafka_source(leaf: Any) -> KafkaSource | None:

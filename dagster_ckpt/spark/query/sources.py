@@ -163,6 +163,22 @@ def _sides(writer: DataStreamWriter, leaves: Sequence[Any]) -> dict[int, str]:
     return found
 
 
+def offsets_of_sources(
+    writer: DataStreamWriter, offsets: Mapping[str, str | None]
+) -> list[tuple[Any, str, str | None]]:
+    """Each source with its name in an offset log and its offset there; empty over Spark Connect.
+
+    The log may have another order: Spark keeps offsets with names in a map, which hashes from the fifth on.
+    """
+    found = []
+    for index, leaf in enumerate(streaming_leaves(writer)):
+        own = _name(leaf)
+        name = own if own is not None and own in offsets else str(index)
+        if name in offsets:
+            found.append((leaf, name, offsets[name]))
+    return found
+
+
 def source_options(leaf: Any) -> dict[str, str]:
     """Names in lower case; values may be secrets."""
     if str(leaf.getClass().getSimpleName()) == "StreamingRelation":

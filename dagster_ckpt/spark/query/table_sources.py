@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
 from dagster_ckpt.errors import StateRewriteError, StorageAccessError
-from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.output import is_delta, is_iceberg
 from dagster_ckpt.values.redaction import without_secrets
 from dagster_ckpt.values.untrusted import from_json
@@ -70,11 +70,6 @@ def delta_offset(text: str | None) -> DeltaOffset | None:
         )
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def delta_sources(writer: DataStreamWriter) -> list[str | None]:
-    """Folders in the order of the offset log; None for other sources."""
-    return [delta_folder(leaf) for leaf in streaming_leaves(writer)]
 
 
 def delta_folder(leaf: Any) -> str | None:
@@ -279,11 +274,6 @@ def iceberg_table(leaf: Any) -> Any | None:
         return None
     table = leaf.table()
     return table.table() if is_iceberg(table) else None
-
-
-def iceberg_sources(writer: DataStreamWriter) -> list[Any | None]:
-    """In the order of the offset log; None for other sources."""
-    return [iceberg_table(leaf) for leaf in streaming_leaves(writer)]
 
 
 def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset, options: Mapping[str, str]) -> list[str]:

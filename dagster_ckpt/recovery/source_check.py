@@ -26,7 +26,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, with_offsets
 from dagster_ckpt.spark.query.description import session_of, streaming_leaves
 from dagster_ckpt.spark.query.kafka_source import KafkaSource, TopicOffsets, kafka_source, kept_offsets, offsets_at
-from dagster_ckpt.spark.query.sources import SourceIdentity, keyed, offsets_of_sources, source_options
+from dagster_ckpt.spark.query.sources import SourceIdentity, keyed, source_options, sources_in_entry
 from dagster_ckpt.spark.query.table_sources import (
     DeltaOffset,
     delta_folder,
@@ -74,16 +74,16 @@ def gone_records(
     if not any(_forgets(leaf) for leaf in streaming_leaves(writer)):
         return []
     gone: list[str] = []
-    for leaf, name, text in offsets_of_sources(writer, read_to()):
-        source, folder, table = kafka_source(leaf), delta_folder(leaf), iceberg_table(leaf)
+    for leaf, name, text in sources_in_entry(writer, read_to()):
+        source, folder, table = kafka_source(leaf.node), delta_folder(leaf.node), iceberg_table(leaf.node)
         if source is not None and (position := topic_offsets(text)):
             after = moved({name: position}, chosen) if chosen is not None else {}
             gone += _gone(writer, source, after.get(name, position))
         elif folder is not None and (offset := delta_offset(text)) is not None:
             gone += gone_from(writer, folder, offset)
         elif table is not None and (at := iceberg_offset(text)) is not None:
-            gone += expired_from(writer, table, at, source_options(leaf))
-    return gone
+            gone += expired_from(writer, table, at, source_options(leaf.node))
+    return list(dict.fromkeys(gone))
 
 
 def _forgets(leaf: Any) -> bool:
@@ -103,8 +103,8 @@ def resolved_offsets(
     found: dict[str, dict[str, int]] = {topic: dict(known) for topic, known in chosen.partitions.items()}
     if describe is not None:
         writer = describe()
-        for leaf, _, text in offsets_of_sources(writer, offsets):
-            source, position = kafka_source(leaf), topic_offsets(text)
+        for leaf, _, text in sources_in_entry(writer, offsets):
+            source, position = kafka_source(leaf.node), topic_offsets(text)
             if source is None or position is None:
                 continue
             for topic in chosen.times.keys() & position.keys():
@@ -262,8 +262,8 @@ def continue_behind_roll_backs(
             continue
         changed: dict[str, Mapping[str, Any]] = {}
         offsets = parse_offset_entry(data, f"{live.url}/{path}").sources
-        for leaf, name, text in offsets_of_sources(writer, offsets):
-            folder = _appending_table(leaf)
+        for leaf, name, text in sources_in_entry(writer, offsets):
+            folder = _appending_table(leaf.node)
             ahead = _undone_ahead(folder, text)
             if batch == newest:
                 behind[name] = ahead.roll_back if ahead is not None else _version(text)

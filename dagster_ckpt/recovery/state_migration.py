@@ -19,7 +19,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files, files_
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, query_metadata, with_sources, with_watermark
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
-from dagster_ckpt.spark.query.description import session_of, streaming_leaves
+from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.plan import PlanDescription
 from dagster_ckpt.spark.query.sources import (
     DELTA,
@@ -31,6 +31,7 @@ from dagster_ckpt.spark.query.sources import (
     keyed,
     source_identities,
     source_options,
+    sources_in_entry,
 )
 from dagster_ckpt.spark.query.table_sources import FROM_THE_FIRST, delta_beginning, delta_offset
 from dagster_ckpt.spark.query.trial_batch import describe_trial_error, run_trial
@@ -179,7 +180,7 @@ def _not_read_again(key: str, identity: SourceIdentity, why: object) -> StateRew
 def _beginnings(
     writer: DataStreamWriter, live: LiveDirectory, sources: Mapping[str, SourceIdentity]
 ) -> dict[str, str | None]:
-    """Where each source begins that reads once more, in the order of the offset log.
+    """Where each source begins that reads once more, by its name in the offset log.
 
     Kafka's and Iceberg's have that in their logs. A Delta table is read from where the code says.
     """
@@ -187,18 +188,18 @@ def _beginnings(
     path = f"{OFFSETS}/{newest}"
     ends = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}").sources if newest is not None else {}
     found: dict[str, str | None] = {}
-    for (key, identity), leaf in zip(sources.items(), streaming_leaves(writer), strict=False):
-        found[key] = None
+    for leaf, name, end in sources_in_entry(writer, ends):
+        identity, log = sources[leaf.log], leaf.log
         if identity.kind == KAFKA:
-            _, _, found[key] = (_logged(live, f"{key}/0") or "").partition("\n")
+            _, _, found[name] = (_logged(live, f"{log}/0") or "").partition("\n")
         elif identity.kind == ICEBERG:
             # It would begin at the oldest snapshot of today.
-            found[key] = _logged(live, f"{key}/offsets/0") or FROM_THE_FIRST
-        elif identity.kind == DELTA and (end := delta_offset(ends.get(key))) is not None:
+            found[name] = _logged(live, f"{log}/offsets/0") or FROM_THE_FIRST
+        elif identity.kind == DELTA and (ended := delta_offset(end)) is not None:
             try:
-                found[key] = delta_beginning(source_options(leaf), end).as_text()
+                found[name] = delta_beginning(source_options(leaf.node), ended).as_text()
             except StateRewriteError as error:
-                raise _not_read_again(key, identity, error) from None
+                raise _not_read_again(log, identity, error) from None
     return found
 
 

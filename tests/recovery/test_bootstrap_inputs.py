@@ -12,7 +12,7 @@ from dagster_ckpt.errors import InputGoneError, StateRewriteError
 from dagster_ckpt.recovery import state_migration
 from dagster_ckpt.recovery.state_migration import refuse_gone_input
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.query.sources import DELTA, FILE, ICEBERG, KAFKA, SourceIdentity
+from dagster_ckpt.spark.query.sources import DELTA, FILE, ICEBERG, KAFKA, Leaf, SourceIdentity
 from dagster_ckpt.spark.query.table_sources import DeltaOffset, IcebergOffset, delta_offset, iceberg_offset
 from tests.support.rewind_history import History
 
@@ -30,7 +30,10 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveDirect
 
 def reads(monkeypatch: pytest.MonkeyPatch, *kinds: str, **options: str) -> None:
     monkeypatch.setattr(state_migration, "source_identities", lambda _writer: [SourceIdentity(kind) for kind in kinds])
-    monkeypatch.setattr(state_migration, "streaming_leaves", lambda _writer: kinds)
+    leaves = [Leaf(kind, str(at), at, str(at), is_again=False) for at, kind in enumerate(kinds)]
+    monkeypatch.setattr(
+        state_migration, "sources_in_entry", lambda _, ends: [(leaf, leaf.name, ends.get("0")) for leaf in leaves]
+    )
     monkeypatch.setattr(state_migration, "source_options", lambda _leaf: options)
 
 

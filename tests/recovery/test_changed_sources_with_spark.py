@@ -13,6 +13,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from dagster_ckpt import Client, run_stream
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import OptionError, SourceChangedError
+from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
+from dagster_ckpt.spark.query.sources import source_options, sources_in_entry
+from dagster_ckpt.spark.query.trial_batch import sources_to_read
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.log_lines import collecting
 from tests.support.small_spark import lay_file, small_spark
@@ -203,3 +206,36 @@ def test_a_folder_that_is_read_twice_through_one_frame_is_refused(letters: Lette
     letters.feed("in", 1, 1)
     letters.run("in", "in")
     assert sorted(letters.rows) == [0, 0, 1, 1]
+
+
+def numbers(spark: SparkSession, rows: int) -> DataFrame:
+    return spark.readStream.format("rate-micro-batch").options(rowsPerBatch=rows, numPartitions=1).load()
+
+
+def test_a_folder_is_not_read_behind_another_source_that_is_read_twice(letters: Letters) -> None:
+    """Its offset is the third one, and its log the second."""
+    letters.feed("in", 0, 0)
+
+    def twice(spark: SparkSession) -> DataStreamWriter:
+        frame = numbers(spark, 1).select("value")
+        rows = frame.union(frame).union(letters._read(spark, "in").selectExpr("CAST(1 AS BIGINT)"))
+        return rows.writeStream.foreachBatch(letters._keep).trigger(availableNow=True)
+
+    with pytest.raises(OptionError, match=r"reads rate-micro-batch twice through one DataFrame"):
+        run_stream("letters", twice, **letters.places, spark=letters.spark)
+
+
+def test_a_source_behind_one_that_is_read_twice_has_its_own_offset(spark: SparkSession, tmp_path: Path) -> None:
+    frame = numbers(spark, 1)
+    writer = frame.union(frame).union(numbers(spark, 5)).writeStream.format("noop").trigger(once=True)
+    writer.option("checkpointLocation", str(tmp_path / "live")).start().awaitTermination()
+    read_to = parse_offset_entry((tmp_path / "live/offsets/0").read_bytes(), "offsets/0").sources
+
+    found = [
+        (source_options(leaf.node)["rowsperbatch"], name, leaf.log)
+        for leaf, name, _ in sources_in_entry(writer, read_to)
+    ]
+
+    assert found == [("1", "0", "0"), ("1", "1", "0"), ("5", "2", "1")]
+    assert read_to["0"] == read_to["1"] != read_to["2"]
+    assert [(each.key, each.name) for each in sources_to_read(writer)] == [("0", "0"), ("1", "2")]

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from dagster_ckpt.errors import SourceChangedError
 from dagster_ckpt.recovery.compatibility import Compatibility
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.sources import offsets_of_sources, source_options
+from dagster_ckpt.spark.query.sources import source_options, sources_in_entry
 from dagster_ckpt.spark.versions import NAMES_SOURCES, OFFSET_LOG_VERSION, Feature
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.recovery.test_source_changes_with_spark import Release
@@ -90,7 +90,7 @@ def test_each_source_is_known_by_its_name_in_whatever_order_spark_writes_them(
     writer.option("checkpointLocation", f"{tmp_path}/live").start().awaitTermination()
     read_to = parse_offset_entry((tmp_path / "live/offsets/0").read_bytes(), "offsets/0").sources
 
-    found = [(name, source_options(leaf)["path"]) for leaf, name, _ in offsets_of_sources(writer, read_to)]
+    found = [(name, source_options(leaf.node)["path"]) for leaf, name, _ in sources_in_entry(writer, read_to)]
 
     assert found == [(name, f"{tmp_path}/{name}") for name in names]
     assert list(read_to) != names

@@ -12,8 +12,11 @@ import pytest
 from dagster_ckpt.errors import RowsAtRiskError
 from dagster_ckpt.recovery import source_check
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.spark.query.sources import Leaf
 from tests.sinks.test_reads_of_tables import ID, DeltaTable
 from tests.support.stream_graph import place
+
+LEAF = Leaf("a leaf", "0", 0, "0", is_again=False)
 
 
 class Reader:
@@ -24,9 +27,7 @@ class Reader:
         self.live = LiveDirectory(str(root / "live"))
         self.index: int | None = 1
         patch.setattr(source_check, "streaming_leaves", lambda _writer: ["a leaf"])
-        patch.setattr(
-            source_check, "offsets_of_sources", lambda _writer, read: [("a leaf", *each) for each in read.items()]
-        )
+        patch.setattr(source_check, "sources_in_entry", lambda _, read: [(LEAF, *each) for each in read.items()])
         patch.setattr(source_check, "_appending_table", lambda _leaf: str(self.table.folder))
         patch.setattr(source_check, "session_of", lambda _writer: None)
         patch.setattr(source_check, "last_of_read", lambda *_: self.index)

@@ -63,25 +63,20 @@ def is_described_query(candidate: object) -> bool:
     return isinstance(candidate, ClassicWriter)
 
 
-def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
-    """In the order of the offset log; empty over Spark Connect."""
-    return _leaves(writer)[0]
-
-
-def repeated_leaves(writer: DataStreamWriter) -> list[Any]:
-    """Those that a query reads again: Spark makes one source of equal ones, and writes its offset for each."""
-    return _leaves(writer)[1]
-
-
-def _leaves(writer: DataStreamWriter) -> tuple[list[Any], list[Any]]:
-    found: list[Any] = []
-    again: list[Any] = []
+def read_leaves(writer: DataStreamWriter) -> list[Any]:
+    """In the order of the plan; empty over Spark Connect."""
     if not is_described_query(writer):
-        return found, again
-    for leaf in items_of(writer._df._jdf.queryExecution().analyzed().collectLeaves()):
-        if bool(leaf.isStreaming()):
-            (again if any(leaf.equals(each) for each in found) else found).append(leaf)
-    return found, again
+        return []
+    leaves = items_of(writer._df._jdf.queryExecution().analyzed().collectLeaves())
+    return [leaf for leaf in leaves if bool(leaf.isStreaming())]
+
+
+def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
+    """The sources of a query: Spark makes one of relations that are equal."""
+    found: list[Any] = []
+    for leaf in read_leaves(writer):
+        found += [] if any(leaf.equals(each) for each in found) else [leaf]
+    return found
 
 
 def session_of(writer: DataStreamWriter) -> SparkSession:

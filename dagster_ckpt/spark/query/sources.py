@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -16,7 +16,7 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.description import pairs_of, repeated_leaves, session_of, streaming_leaves
+from dagster_ckpt.spark.query.description import pairs_of, read_leaves, session_of, streaming_leaves
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
 from dagster_ckpt.spark.query.table_sources import (
     CHANGE_OPTIONS,
@@ -114,15 +114,57 @@ def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | 
         return None
 
 
+class Leaf(NamedTuple):
+    """A source of the logical plan.
+
+    Attributes:
+        name: In the offset log, if that has names: its own, else its position.
+        position: There. A relation that is read again through the same DataFrame has a further one.
+        log: Name of its log of what was read, in the folder `sources`; relations that are equal share one.
+        is_again: Another one before it is equal.
+    """
+
+    node: Any
+    name: str
+    position: int
+    log: str
+    is_again: bool
+
+
+def leaves_of(writer: DataStreamWriter) -> list[Leaf]:
+    """In the order of the plan; empty over Spark Connect."""
+    found: list[Leaf] = []
+    logs: list[Any] = []
+    for position, node in enumerate(read_leaves(writer)):
+        number = next((at for at, other in enumerate(logs) if node.equals(other)), len(logs))
+        is_again = number < len(logs)
+        logs += [] if is_again else [node]
+        own = _name(node)
+        found.append(Leaf(node, own or str(position), position, own or str(number), is_again))
+    return found
+
+
+def sources_in_entry(writer: DataStreamWriter, offsets: Mapping[str, str | None]) -> list[tuple[Leaf, str, str | None]]:
+    """Each with its name in an entry of the offset log, and its offset.
+
+    From the fifth one on, Spark writes offsets with names in any order.
+    """
+    named = [(leaf, leaf.name if leaf.name in offsets else str(leaf.position)) for leaf in leaves_of(writer)]
+    return [(leaf, name, offsets[name]) for leaf, name in named if name in offsets]
+
+
 def _refuse_repeated_files(writer: DataStreamWriter) -> None:
-    for leaf in repeated_leaves(writer):
-        identity = _identity(writer, leaf)
-        if identity.kind == FILE:
+    leaves = leaves_of(writer)
+    for leaf in leaves:
+        if not leaf.is_again:
+            continue
+        read, later = _identity(writer, leaf.node), leaves[leaf.position + 1 :]
+        if read.kind == FILE or any(_identity(writer, each.node).kind == FILE for each in later):
             raise OptionError(
-                f"The query reads {identity.identity[PATH]} twice through one DataFrame, as a join or union with "
+                f"The query reads {read.identity.get(PATH, read)} twice through one DataFrame, as a join or union with "
                 "itself. Spark then writes two offsets and one log of the files that were read, and a lost log could "
-                "not be told from that. Nothing was started. Call spark.readStream once for each use of the folder: "
-                "each DataFrame then has a log of its own."
+                "not be told from that. Nothing was started. Call spark.readStream once for each use: each DataFrame "
+                "then has a log of its own."
             )
 
 
@@ -160,22 +202,6 @@ def _sides(writer: DataStreamWriter, leaves: Sequence[Any]) -> dict[int, str]:
 
     if len(leaves) > 1:
         visit(writer._df._jdf.queryExecution().analyzed(), ())
-    return found
-
-
-def offsets_of_sources(
-    writer: DataStreamWriter, offsets: Mapping[str, str | None]
-) -> list[tuple[Any, str, str | None]]:
-    """Each source with its name in an offset log and its offset there; empty over Spark Connect.
-
-    The log may have another order: Spark keeps offsets with names in a map, which hashes from the fifth on.
-    """
-    found = []
-    for index, leaf in enumerate(streaming_leaves(writer)):
-        own = _name(leaf)
-        name = own if own is not None and own in offsets else str(index)
-        if name in offsets:
-            found.append((leaf, name, offsets[name]))
     return found
 
 

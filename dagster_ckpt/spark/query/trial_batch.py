@@ -26,10 +26,10 @@ from dagster_ckpt.spark.checkpoint_dir.logs import (
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.checkpoint_dir.restore import clone, give_query_id
-from dagster_ckpt.spark.query.description import described_field, session_of, streaming_leaves
+from dagster_ckpt.spark.query.description import described_field, session_of
 from dagster_ckpt.spark.query.query import QueryProgress, SupervisedQuery
 from dagster_ckpt.spark.query.session import is_classic_session, jvm_class
-from dagster_ckpt.spark.query.sources import SourceIdentity, keyed, source_identities
+from dagster_ckpt.spark.query.sources import SourceIdentity, keyed, leaves_of, source_identities
 from dagster_ckpt.values.redaction import without_secrets
 
 if TYPE_CHECKING:
@@ -166,9 +166,10 @@ def _message(error: str) -> str:
 
 @dataclass(frozen=True)
 class SourceToRead:
-    """`key` is its name in the offset log; `rows` are all that it will ever read."""
+    """`key` is the name of its log, `name` that in the offset log; `rows` are all that it will ever read."""
 
     key: str
+    name: str
     identity: SourceIdentity
     rows: DataFrame
 
@@ -238,10 +239,10 @@ def sources_to_read(writer: DataStreamWriter) -> list[SourceToRead]:
     session = session_of(writer)
     named = keyed(source_identities(writer) or ())
     of_rows = jvm_class(session, "Dataset").ofRows
-    leaves = zip(named.items(), streaming_leaves(writer), strict=True)
     return [
-        SourceToRead(key, identity, _frame(session, of_rows(session._jsparkSession, leaf)))
-        for (key, identity), leaf in leaves
+        SourceToRead(leaf.log, leaf.name, named[leaf.log], _frame(session, of_rows(session._jsparkSession, leaf.node)))
+        for leaf in leaves_of(writer)
+        if not leaf.is_again
     ]
 
 
@@ -251,13 +252,13 @@ def directory_of_source(scratch: LiveDirectory, source: SourceToRead, batch_id: 
     names = [f"{OFFSETS}/{each}" for each in (batch_id - 1, batch_id) if each >= 0]
     entries = {name: scratch.folder.read(name) for name in names}
     offsets = [parse_offset_entry(data, f"{scratch.url}/{name}").sources for name, data in entries.items()]
-    if source.key not in offsets[-1]:
+    if source.name not in offsets[-1]:
         raise LiveDirectoryError(
             f"{scratch.url}: batch {batch_id} was planned for the sources {', '.join(offsets[-1])}, but the query has "
             f"a source {source.key} ({source.identity}). Debug the batch with the code that ran it."
         )
-    until = offsets[-1][source.key]
-    if until is None or (len(offsets) > 1 and offsets[0].get(source.key) == until):
+    until = offsets[-1][source.name]
+    if until is None or (len(offsets) > 1 and offsets[0].get(source.name) == until):
         yield None
         return
     alone = scratch.sibling(f".source-{source.key}")
@@ -271,7 +272,7 @@ def directory_of_source(scratch: LiveDirectory, source: SourceToRead, batch_id: 
         for path, _ in scratch.folder.find(prefix.rstrip("/")):
             folder.place(f"{SOURCES}/{own}/{path.removeprefix(prefix)}", [scratch.folder.read(path)])
         for name, data in entries.items():
-            folder.place(name, [only_offset(data, f"{scratch.url}/{name}", source.key, own)])
+            folder.place(name, [only_offset(data, f"{scratch.url}/{name}", source.name, own)])
         if batch_id > 0:
             commit = f"{COMMITS}/{batch_id - 1}"
             folder.place(commit, [with_state_ids(scratch.folder.read(commit), f"{scratch.url}/{commit}", None)])

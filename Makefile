@@ -50,7 +50,7 @@ ONLY ?=
 BESIDE ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev docs screenshots test test-all test-here test-oldest-and-newest test-core test-versions test-dagster test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture torture-postgres test-fast soak chaos bench mutants check \
+.PHONY: help demo dev docs screenshots test test-all test-core test-versions test-dagster test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture torture-postgres test-fast soak chaos bench mutants check \
   style types contracts words format java browser clean
 # What is thorough is left out unless THOROUGH says otherwise, as `make test-all` does: tests/support/thorough.py.
 THOROUGH ?=
@@ -68,16 +68,10 @@ dev: java $(VENV)/.demo-$(SPARK)
 	$(BIN)/python -m examples.flights.dev --port $(PORT) --pace $(PACE)
 
 test: java browser $(VENV)/.dev-$(SPARK) $(if $(filter $(MAIN_SPARK),$(SPARK)),check)
-	$(BOTH) test-here $(if $(filter $(MAIN_SPARK),$(SPARK)),test-oldest-and-newest)
-
-# With a `+`, its output is shown as it comes.
-test-here:
-	+$(PYTEST)
-
-# One after the other, beside the tests of the main version.
-test-oldest-and-newest:
-	$(MAKE) test-core SPARK=$(firstword $(OTHER_SPARKS)) BESIDE=0
-	$(MAKE) test-core SPARK=$(lastword $(OTHER_SPARKS)) BESIDE=0
+	$(PYTEST)
+ifeq ($(SPARK),$(MAIN_SPARK))
+	$(BOTH) test-core-$(firstword $(OTHER_SPARKS)) test-core-$(lastword $(OTHER_SPARKS))
+endif
 
 test-all:
 	$(MAKE) test THOROUGH=--thorough
@@ -85,6 +79,10 @@ test-all:
 # The tests that show that a version of Spark works, and those of what only it has and the main version has not.
 test-core: java $(VENV)/.dev-$(SPARK)
 	$(PYTEST) --spark-core
+
+# Beside another version: in one process, which starts one JVM.
+test-core-%:
+	$(MAKE) test-core SPARK=$* BESIDE=0
 
 test-versions:
 	for spark in $(OTHER_SPARKS); do $(MAKE) test-core SPARK=$$spark THOROUGH=--thorough || exit 1; done

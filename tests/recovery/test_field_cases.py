@@ -441,11 +441,14 @@ def test_20_a_replay_takes_only_the_files_of_its_batches(made: Made) -> None:
 
 @pytest.mark.thorough
 @needs_jar(TableFormat.DELTA)
-def test_11_a_source_table_that_was_made_again_is_refused(tmp_path: Path) -> None:
+def test_11_a_source_table_that_was_made_again_is_refused_and_none_that_stands_beside_one_that_is_read_twice(
+    tmp_path: Path,
+) -> None:
     fetch_jars(TableFormat.DELTA, tmp_path / "jars")
 
     played = play("tests.recovery.recreated_source_program", tmp_path, tmp_path / "jars")
 
+    assert played.pop("read twice") == {"scenario": "read twice", "is_equal": True, "is_debugged": True}
     assert len(played) == 2
     for told in played.values():
         assert told["refused"] is not None, told

@@ -25,6 +25,7 @@ from dagster_ckpt.spark.query.sources import (
     KAFKA,
     SourceIdentity,
     keyed,
+    leaves_of,
     source_identities,
     source_options,
 )
@@ -63,6 +64,11 @@ def plan_of_start(
         )
     if not isinstance(plan, Restore | Rewind) or plan.sources is None:
         return resolved_offsets(stream, plan, describe)
+    if writer is not None and any(leaf.is_again for leaf in leaves_of(writer)):
+        raise OptionError(
+            "map_sources cannot be used for a query that reads a source twice through one DataFrame, as a join or "
+            "union with itself: Spark wants an offset for each. Call spark.readStream once for each use."
+        )
     named = keyed(now) if now is not None else None
     _check(stream, plan, mapping, named)
     found = MappedSources(mapping, _positions(stream, writer, mapping, named), now)

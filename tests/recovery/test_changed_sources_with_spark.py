@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,22 @@ def test_a_folder_is_not_read_behind_another_source_that_is_read_twice(letters: 
 
     with pytest.raises(OptionError, match=r"reads rate-micro-batch twice through one DataFrame"):
         run_stream("letters", twice, **letters.places, spark=letters.spark)
+
+
+def test_sources_that_are_read_twice_are_not_mapped(letters: Letters) -> None:
+    def run(*sources: int, **options: Any) -> None:
+        def writer(spark: SparkSession) -> DataStreamWriter:
+            frame = numbers(spark, 1).select("value")
+            frames = [frame if each == 1 else numbers(spark, each).select("value") for each in sources]
+            rows = reduce(DataFrame.union, frames)
+            return rows.writeStream.foreachBatch(lambda *_: None).trigger(once=True)
+
+        run_stream("letters", writer, **letters.places, spark=letters.spark, **options)
+
+    run(1)
+    with pytest.raises(OptionError, match=r"Call spark\.readStream once for each use"):
+        run(1, 1, 5, start_from=StartFrom(map_sources="0=0,1=new"))
+    run(1, 5, start_from=StartFrom(map_sources="0=0,1=new"))
 
 
 def test_a_source_behind_one_that_is_read_twice_has_its_own_offset(spark: SparkSession, tmp_path: Path) -> None:

@@ -292,7 +292,8 @@ class Start:
             facts.stream, plan, query_plan, self._start_from, self._request.describe, rules=stream.state_migrations
         )
         rewrite = self._check_state(plan, migration)
-        if migration is not None:
+        if migration is not None and not self._start_from.accept_loss:
+            # Else input after the point may be gone; what is read up to it is checked before it is read.
             migration.check_input(facts.stream, plan)
         if rewrite is not None and lost is not None:
             # Spark would run the lost batches with the state as it was, and the settings as they will be.

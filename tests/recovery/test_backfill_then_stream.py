@@ -9,12 +9,16 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import run_stream
+from dagster_ckpt.errors import CkptError
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.recovery.test_state_changes_with_spark import REWRITES
 from tests.support.page_blocks import blocks_of
 from tests.support.small_spark import lay_file, small_spark
+from tests.support.small_stream import SmallStream, dedup
 
 pytestmark = [
     pytest.mark.spark,
@@ -71,3 +75,27 @@ def test_a_stream_continues_what_a_partitioned_asset_has_computed(
         rows = [row for each in (tmp_path / "changes").iterdir() for row in spark.read.parquet(str(each)).collect()]
     assert {row.site: row.amount for row in rows} == dict(amounts)
     assert sum(row.n for row in rows) == sum(7 + number for number in (1, 2, 3))
+
+
+def test_input_after_the_point_may_be_gone_if_that_is_accepted(tmp_path: Path) -> None:
+    """The state is built from what is before it."""
+    found: list[int] = []
+    with small_spark() as spark:
+        stream = SmallStream(spark, tmp_path)
+
+        def keep(batch: DataFrame, _number: int) -> None:
+            found.extend(row.a for row in batch.collect())
+
+        def distinct(session: SparkSession) -> DataStreamWriter:
+            return dedup(stream.read(session)).writeStream.foreachBatch(keep)
+
+        stream.feed(3)
+        stream.run(lambda session: stream.read(session).writeStream.foreachBatch(lambda *_: None))
+        (tmp_path / "in" / "0002.json").unlink()
+        with pytest.raises(CkptError, match=r"0002\.json"):
+            stream.run(distinct, start_from=StartFrom("batch-1", bootstrap_state=True))
+        stream.feed(1)
+        stream.run(distinct, start_from=StartFrom("batch-1", bootstrap_state=True, accept_loss=True))
+
+    # Those below 15 are in the two files that were read.
+    assert sorted(found) == list(range(15, 25))

@@ -15,7 +15,7 @@ from tests.support.shop_tables import PLAY_S, play
 from tests.support.table_jars import fetch_jars, needs_jar
 
 DELTA, ICEBERG = (pytest.param(each, marks=needs_jar(each), id=each.name.lower()) for each in TableFormat)
-Told = Callable[[TableFormat], dict[str, dict[str, Any]]]
+Reports = Callable[[TableFormat], dict[str, dict[str, Any]]]
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.state,
@@ -25,7 +25,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     @cache
     def played(table: TableFormat) -> dict[str, dict[str, Any]]:
         folder = tmp_path_factory.mktemp(table.name.lower())
@@ -43,23 +43,23 @@ def counts_of(numbers: range) -> dict[str, int]:
 @pytest.mark.parametrize("table", [DELTA, ICEBERG])
 @pytest.mark.parametrize(("scenario", "numbers"), [("counted", range(40)), ("within a version", range(30))])
 def test_each_row_is_counted_once_up_to_the_position_and_behind_it(
-    told: Told, table: TableFormat, scenario: str, numbers: range
+    reports: Reports, table: TableFormat, scenario: str, numbers: range
 ) -> None:
-    found = told(table)[scenario]
+    found = reports(table)[scenario]
 
     assert (found["refused"], found["counts"]) == (None, counts_of(numbers))
 
 
 @pytest.mark.parametrize("table", [DELTA])
-def test_rows_that_were_read_and_then_deleted_count(told: Told, table: TableFormat) -> None:
-    found = told(table)["rows were deleted"]
+def test_rows_that_were_read_and_then_deleted_count(reports: Reports, table: TableFormat) -> None:
+    found = reports(table)["rows were deleted"]
 
     assert (found["refused"], found["counts"]) == (None, counts_of(range(40)))
 
 
 @pytest.mark.parametrize("table", [ICEBERG])
-def test_a_stream_that_began_before_the_first_row_counts_from_the_first(told: Told, table: TableFormat) -> None:
-    found = told(table)["began empty"]
+def test_a_stream_that_began_before_the_first_row_counts_from_the_first(reports: Reports, table: TableFormat) -> None:
+    found = reports(table)["began empty"]
 
     assert (found["refused"], found["counts"]) == (None, counts_of(range(40)))
 
@@ -79,9 +79,9 @@ def test_a_stream_that_began_before_the_first_row_counts_from_the_first(told: To
     ],
 )
 def test_a_start_is_refused_that_would_count_other_rows(
-    told: Told, table: TableFormat, scenario: str, why: str
+    reports: Reports, table: TableFormat, scenario: str, why: str
 ) -> None:
-    refused = told(table)[scenario]["refused"]
+    refused = reports(table)[scenario]["refused"]
 
     assert refused.startswith("The state cannot be built from")
     assert why in refused

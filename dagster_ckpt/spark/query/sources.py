@@ -163,8 +163,8 @@ def _refuse_repeated_files(writer: DataStreamWriter) -> None:
             raise OptionError(
                 f"The query reads {read.identity.get(PATH, read)} twice through one DataFrame, as a join or union with "
                 "itself. Spark then writes two offsets and one log of the files that were read, and a lost log could "
-                "not be told from that. Nothing was started. Call spark.readStream once for each use: each DataFrame "
-                "then has a log of its own."
+                "not be distinguished from that. Nothing was started. Call spark.readStream once for each use, so that "
+                "each DataFrame has its own log."
             )
 
 

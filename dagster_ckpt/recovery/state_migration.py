@@ -15,7 +15,7 @@ from dagster_ckpt.recovery.plan_check import describe_differences, describe_oper
 from dagster_ckpt.recovery.source_check import gone_records
 from dagster_ckpt.recovery.source_inputs import changed
 from dagster_ckpt.recovery.state_evolution import Decision, evolve, refused_reasons, ruled_operators, taken_rows
-from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files, files_after
+from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files, files_after, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, query_metadata, with_sources, with_watermark
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
@@ -151,16 +151,18 @@ def refuse_two_rewrites(stream_id: str, shape: StateShape | None) -> None:
 
 def refuse_gone_input(writer: DataStreamWriter, live: LiveDirectory) -> None:
     found: list[str] = []
-    sources = keyed(source_identities(writer) or ())
+    sources, ends = keyed(source_identities(writer) or ()), _read_to(live)
     for key, identity in sources.items():
         if identity.kind not in (FILE, KAFKA, DELTA, ICEBERG, *GENERATED):
             raise _not_read_again(key, identity, "only files, Kafka, Delta and Iceberg can be read up to a position")
         if identity.kind == FILE:
-            files = files_after(live.folder, key, -1)
+            # The log also has the files of batches that a rewind has undone.
+            last = log_offset(ends.get(key))
+            files = [each for each in files_after(live.folder, key, -1) if last is None or each.position <= last]
             existing = existing_files([each.path for each in files], session_of(writer)) or {}
             found += [f"{each.path} is gone" for each in files if each.path not in existing]
             found += [f"{path} was written again" for path in changed(files, existing) if path in existing]
-    found += gone_records(writer, lambda: _beginnings(writer, live, sources))
+    found += gone_records(writer, lambda: _beginnings(writer, live, sources, ends))
     if found:
         listed = "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
         raise InputGoneError(
@@ -177,16 +179,25 @@ def _not_read_again(key: str, identity: SourceIdentity, why: object) -> StateRew
     )
 
 
+def _read_to(live: LiveDirectory) -> Mapping[str, str | None]:
+    """The offsets of the newest batch."""
+    newest = live.positions().commit
+    if newest is None:
+        return {}
+    path = f"{OFFSETS}/{newest}"
+    return parse_offset_entry(live.folder.read(path), f"{live.url}/{path}").sources
+
+
 def _beginnings(
-    writer: DataStreamWriter, live: LiveDirectory, sources: Mapping[str, SourceIdentity]
+    writer: DataStreamWriter,
+    live: LiveDirectory,
+    sources: Mapping[str, SourceIdentity],
+    ends: Mapping[str, str | None],
 ) -> dict[str, str | None]:
     """Where each source begins that reads once more, by its name in the offset log.
 
     Kafka's and Iceberg's have that in their logs. A Delta table is read from where the code says.
     """
-    newest = live.positions().commit
-    path = f"{OFFSETS}/{newest}"
-    ends = parse_offset_entry(live.folder.read(path), f"{live.url}/{path}").sources if newest is not None else {}
     found: dict[str, str | None] = {}
     for leaf, name, end in sources_in_entry(writer, ends):
         identity, log = sources[leaf.log], leaf.log

@@ -25,6 +25,8 @@ BLOCK_BYTES = 8 * 1024 * 1024
 # Smaller files are put in one request, which costs as much time as a megabyte.
 SINGLE_PUT_BYTES = 12 * 1024 * 1024
 SINGLE_FETCH_BYTES = 16 * 1024 * 1024
+# From one snapshot to the next; as long as in AWS's driver for Java.
+IDLE_CONNECTION_S = 60
 _COPIED_BYTES = 1024 * 1024
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
@@ -263,21 +265,23 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
                 f"{url} has a protocol that fsspec does not know: {error}. Use file://, s3://, gs://, abfs:// or "
                 "hdfs://."
             ) from error
-    _send_at_once(fs)
+    _without_waiting(fs)
     return fs, str(root).rstrip("/")
 
 
-def _send_at_once(fs: Any) -> None:
-    """The driver asks the server before it sends the bytes of a put, which takes a round trip more."""
+def _without_waiting(fs: Any) -> None:
+    """The driver asks the server before it sends the bytes of a put, and soon forgets a connection: two round trips."""
     if "s3" not in fs.protocol or getattr(fs, "session", fs) is not None:
         return
     try:
-        from aiobotocore.session import AioSession  # noqa: PLC0415 - of S3 only
+        from aiobotocore.config import AioConfig  # noqa: PLC0415 - of S3 only
+        from aiobotocore.session import AioSession  # noqa: PLC0415
         from botocore.handlers import add_expect_header  # noqa: PLC0415
     except ImportError:
         return
     session = AioSession(**fs.kwargs)
     session.unregister("before-call.s3", add_expect_header)
+    session.set_default_client_config(AioConfig(connector_args={"keepalive_timeout": IDLE_CONNECTION_S}))
     fs.session = session
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -105,8 +106,8 @@ def pack_names(task: PackTask) -> list[str]:
 
 
 class PackRunner(Protocol):
-    def width(self, total_bytes: int) -> int:
-        """Number of tasks to create."""
+    def width(self, total_bytes: int, pack_bytes: int) -> int:
+        """Number of tasks to create, if a data object takes `pack_bytes`."""
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
         """Files are in order of path within a task and from task to task."""
@@ -118,8 +119,10 @@ class Threads:
 
     count: int
 
-    def width(self, total_bytes: int) -> int:
-        return max(1, min(self.count, total_bytes // BYTES_WORTH_A_THREAD))
+    def width(self, total_bytes: int, pack_bytes: int) -> int:
+        # A thread waits until its data object is stored before it begins the next.
+        wanted = max(total_bytes // BYTES_WORTH_A_THREAD, math.ceil(total_bytes / pack_bytes))
+        return max(1, min(self.count, wanted))
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
         def work(task: PackTask, check_canceled: CancelCheck) -> Packed:

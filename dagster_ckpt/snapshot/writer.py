@@ -306,15 +306,15 @@ class _Writer:
 
     def _tasks(self, files: Sequence[Source], runner: PackRunner) -> list[PackTask]:
         total = sum(file.size for file in files)
-        shares = runner.width(total)
+        least, most = self._options.pack_least_bytes, self._options.pack_target_bytes
+        target = min(max(total // PACKS_PER_SNAPSHOT, least), most)
+        shares = runner.width(total, target)
         share = total // shares + 1
         groups: list[deque[Source]] = [deque() for _ in range(shares)]
         before = 0
         for file in files:
             groups[before // share].append(file)
             before += file.size
-        least, most = self._options.pack_least_bytes, self._options.pack_target_bytes
-        target = min(max(total // PACKS_PER_SNAPSHOT, least), most)
         name = f"{self._options.object_prefix}{self._write_id}"
         return [
             PackTask(f"{name}-{index}" if shares > 1 else name, group, target)

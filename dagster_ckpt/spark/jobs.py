@@ -103,9 +103,9 @@ class ExecutorCopy:
     def takes(self, total_bytes: int) -> bool:
         return total_bytes > self.above_bytes
 
-    def width(self, total_bytes: int) -> int:
+    def width(self, total_bytes: int, pack_bytes: int) -> int:
         cores = int(self.context.defaultParallelism)
-        return cores * _TASKS_A_CORE if self.takes(total_bytes) else self.threads.width(total_bytes)
+        return cores * _TASKS_A_CORE if self.takes(total_bytes) else self.threads.width(total_bytes, pack_bytes)
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
         if not self.takes(sum(file.size for task in tasks for file in task.files)):

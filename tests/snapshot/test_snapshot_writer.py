@@ -23,7 +23,7 @@ from dagster_ckpt.io.memory import MemoryFileIO
 from dagster_ckpt.snapshot import entries as entries_module
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
-from dagster_ckpt.snapshot.packs import CHUNK_BYTES
+from dagster_ckpt.snapshot.packs import CHUNK_BYTES, Threads
 from dagster_ckpt.snapshot.reader import extract, read_metadata, verify_snapshot
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, SourceFile
 from dagster_ckpt.snapshot.writer import WriteOptions, WrittenSnapshot, write_snapshot
@@ -147,6 +147,27 @@ def test_a_file_above_the_target_is_an_object_of_its_own_and_never_split(write, 
     packs = [entry.object for entry in written.metadata.manifest.files]
     assert packs[0] == packs[1] != packs[2] != packs[3] == packs[4]
     assert len(written.new_objects) == 3
+
+
+@pytest.mark.parametrize(("size", "objects"), [(90, 1), (190, 2), (270, 3)])
+def test_a_few_data_objects_are_stored_beside_each_other(
+    space, header, content, monkeypatch, size: int, objects: int
+) -> None:
+    stored = threading.Barrier(objects, timeout=20)
+    create = space.create
+
+    @contextmanager
+    def stored_together(path: str) -> Iterator[BinaryIO]:
+        with create(path) as stream:
+            yield stream
+            stored.wait()
+
+    monkeypatch.setattr(space, "create", stored_together)
+    options = replace(SHARED, pack_least_bytes=100, inline_threshold=0)
+    files = [content(bytes([number]) * 10).file(f"{number:02}") for number in range(size // 10)]
+    written = write_snapshot(space, "chk-1", header(1), files, options=options, runner=Threads(3))
+    assert len(written.new_objects) == objects
+    assert restored(space, "chk-1") == {file.path: bytes([number]) * 10 for number, file in enumerate(files)}
 
 
 def test_damage_to_the_base_does_not_spread(space, write, content) -> None:

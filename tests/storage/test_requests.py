@@ -25,6 +25,7 @@ from dagster_ckpt.client.cost import (
 )
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import CutOvertakenError
+from dagster_ckpt.io.fsspec import IDLE_CONNECTION_S, FsspecFileIO
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.testing.trial_snapshots import TRIAL_STREAM, TrialStream
@@ -70,6 +71,18 @@ def test_a_checkpoint_on_top_of_the_process_own_makes_three_requests_one_after_t
     base = far.stream.checkpoint(3, THIRD, base)
     assert far.counted() == {"GET": 1, "PUT": 2, "LIST": 2}
     assert far.stream.restored(base) == THIRD
+
+
+def test_the_connection_of_a_checkpoint_is_there_for_the_next(far: Far) -> None:
+    files = FsspecFileIO(far.storage.checkpoint_location.url, far.storage.storage_options)
+    files.write("a", [b"a"])
+    assert files._fs.s3.meta.config.connector_args["keepalive_timeout"] == IDLE_CONNECTION_S
+    # What a user sets goes before.
+    own = {"config_kwargs": {"connector_args": {"keepalive_timeout": 3}, "max_pool_connections": 4}}
+    files = FsspecFileIO(far.storage.checkpoint_location.url, {**far.storage.storage_options, **own})
+    files.write("a", [b"a"])
+    config = files._fs.s3.meta.config
+    assert (config.connector_args["keepalive_timeout"], config.max_pool_connections) == (3, 4)
 
 
 def test_a_restore_makes_one_request_for_the_metadata_and_one_for_each_object(far: Far) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +25,7 @@ from benchmarks.results import Table, Target, at_least, at_most, megabytes, seco
 from benchmarks.s3_server import S3Server, counted, s3_server
 from benchmarks.sections.scale import on_postgresql
 from benchmarks.slow_link import Meter, Traffic, slow_link
+from benchmarks.synthetic import write_batches
 from dagster_ckpt.client import Client
 from dagster_ckpt.spark.checkpoint_dir.restore import DonorCheck
 from dagster_ckpt.ui import views
@@ -42,6 +47,11 @@ FULL, INCREMENTAL, RESTORE = TASKS
 BUCKETS = ("ours", "rclone", "restic", "aws")
 STREAMS = 20
 MOST_REPETITIONS = 3
+# Little to transfer, and often, so that only the waiting differs.
+SMALL_CHECKPOINTS = 15
+SMALL_PARTITIONS, SMALL_BYTES = 20, 5_000
+# After many files were deleted, new ones are slow for a while.
+AFTER_DELETING_S = 60
 
 
 @dataclass
@@ -51,6 +61,7 @@ class _Figures:
     series: dict[tuple[str, int], Series] = field(default_factory=dict)
     traffic: dict[tuple[str, str], Traffic] = field(default_factory=dict)
     calls: dict[str, dict[int, tuple[Sample, Traffic]]] = field(default_factory=dict)
+    small: Series = field(default_factory=Series)
 
     def median(self, task: str, latency_ms: int, name: str) -> float:
         return self.series[task, latency_ms].median(name)
@@ -70,16 +81,24 @@ def _measure(bench: Bench) -> Findings:
     partitions = round(FULL_SIZE_PARTITIONS * bench.share)
     kept = bench.directory(Shape(keys, partitions, keys // 100, (13, 23)))
     figures = _Figures()
-    _ask_the_catalog(bench.repetition(MOST_REPETITIONS * len(LATENCIES_MS)), figures)
-    for repetition in range(min(bench.repetitions, MOST_REPETITIONS)):
-        for latency_ms in LATENCIES_MS:
-            root = bench.repetition(repetition * len(LATENCIES_MS) + LATENCIES_MS.index(latency_ms))
-            with (
-                s3_server(rclone, root / "server", *BUCKETS) as server,
-                counted(server, latency_ms / 1000, BYTES_PER_S) as (through, meter),
-            ):
-                round_ = _Round(root, through, meter, kept, figures, latency_ms, None if missing else "restic", aws)
-                _repeat(round_, repetition)
+    rounds = min(bench.repetitions, MOST_REPETITIONS) * len(LATENCIES_MS)
+    _ask_the_catalog(bench.repetition(rounds), figures)
+    _take_small_checkpoints(bench.repetition(rounds + 1), rclone, figures)
+    for number in range(rounds):
+        repetition, latency_ms = number // len(LATENCIES_MS), LATENCIES_MS[number % len(LATENCIES_MS)]
+        root = bench.repetition(number)
+        free = shutil.disk_usage(root).free
+        with (
+            s3_server(rclone, root / "server", *BUCKETS) as server,
+            counted(server, latency_ms / 1000, BYTES_PER_S) as (through, meter),
+        ):
+            round_ = _Round(root, through, meter, kept, figures, latency_ms, None if missing else "restic", aws)
+            _repeat(round_, repetition)
+        left = shutil.disk_usage(root).free
+        if left < 2 * (free - left):
+            shutil.rmtree(root)
+            os.sync()
+            time.sleep(AFTER_DELETING_S)
     return Findings(_tables(figures, f"{keys:,} keys in {partitions} partitions", missing), _targets(figures), versions)
 
 
@@ -164,6 +183,36 @@ def _repeat(round_: _Round, repetition: int) -> None:
     round_.compete(RESTORE, competitors, repetition)
 
 
+def _take_small_checkpoints(folder: Path, rclone: Path, figures: _Figures) -> None:
+    with ExitStack() as open_, s3_server(rclone, folder / "server", *map(str, LATENCIES_MS)) as server:
+        takes: dict[str, Callable[[], Sample]] = {}
+        for latency_ms in LATENCIES_MS:
+            through, _ = open_.enter_context(counted(server, latency_ms / 1000, BYTES_PER_S))
+            engine = Engine(folder / f"stream-{latency_ms}", f"s3://{latency_ms}/snapshots", through.storage_options)
+            takes[str(latency_ms)] = _small_checkpoints(engine)
+        for repetition in range(SMALL_CHECKPOINTS):
+            figures.small.interleave(takes, repetition)
+
+
+def _small_checkpoints(engine: Engine) -> Callable[[], Sample]:
+    """Each call lets the directory grow by a batch, and times the checkpoint."""
+    batches = itertools.count()
+    location: str | None = None
+
+    def take() -> None:
+        nonlocal location
+        location = engine.checkpoint(location).location
+
+    def call() -> Sample:
+        batch = next(batches)
+        size = {"partitions": SMALL_PARTITIONS, "changelog_bytes": SMALL_BYTES, "sst_bytes": SMALL_BYTES}
+        write_batches(engine.live, first=batch, last=batch, **size)
+        return timed(take)
+
+    call()
+    return call
+
+
 def _ask_the_catalog(folder: Path, figures: _Figures) -> None:
     """Page and command line, whose catalog is a PostgreSQL as far away."""
     with on_postgresql(folder) as url:
@@ -236,7 +285,13 @@ def _tables(figures: _Figures, shape: str, missing: str) -> tuple[Table, ...]:
         rows=tuple(rows),
         note="PostgreSQL. The pages and the client keep their connections, a command opens one.",
     )
-    return (*tables, asked)
+    small = Table(
+        title=f"A checkpoint of {SMALL_PARTITIONS * SMALL_BYTES / 1000:g} new kB",
+        headings=tuple(f"{latency_ms} ms: s" for latency_ms in LATENCIES_MS),
+        rows=(tuple(seconds(figures.small.median(str(latency_ms))) for latency_ms in LATENCIES_MS),),
+        note=f"Median of {SMALL_CHECKPOINTS}, one after the other: the connection is open.",
+    )
+    return (*tables, small, asked)
 
 
 def _counted(taken: Traffic) -> str:
@@ -245,13 +300,13 @@ def _counted(taken: Traffic) -> str:
 
 def _targets(figures: _Figures) -> tuple[Target, ...]:
     least, most = min(LATENCIES_MS), max(LATENCIES_MS)
-    longer_s = figures.median(INCREMENTAL, most, OURS) - figures.median(INCREMENTAL, least, OURS)
+    longer_s = figures.small.median(str(most)) - figures.small.median(str(least))
     round_trips = max(0, round(longer_s / (most - least) * 1000))
     aimed = figures.series[INCREMENTAL, AIMED_MS]
     limit_s = figures.traffic[RESTORE, LOST].received / BYTES_PER_S
     lost_s = figures.median(RESTORE, AIMED_MS, LOST)
     return (
-        at_most("S3 at a distance, incremental: round trips, by what it takes longer", 3, round_trips),
+        at_most("S3 at a distance, small checkpoint: round trips, by what it takes longer", 3, round_trips),
         *(
             at_least(f"S3 at {AIMED_MS} ms, incremental: `{name}` / ours", 5, aimed.ratio(name, OURS))
             for name in aimed.samples
@@ -268,8 +323,8 @@ LATENCY = Section(
         "As above, through a proxy that adds 5, 20 or 50 ms to each round trip and to each new connection, and lets "
         f"{BYTES_PER_S / 1e6:g} MB/s through in each direction. A batch changes 1 % of the keys. Full size is "
         f"{FULL_SIZE_KEYS:,} keys in {FULL_SIZE_PARTITIONS} partitions; `python -m benchmarks latency --share 0.1` "
-        "takes a tenth of both. Requests and bytes are those of the last repetition; a restore with the live "
-        "directory there links what is unchanged in it."
+        "takes a tenth of both. The round trips are those of a checkpoint with little to transfer. Requests and bytes "
+        "are those of the last repetition; a restore with the live directory there links what is unchanged in it."
     ),
     measure=_measure,
 )

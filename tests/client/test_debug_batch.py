@@ -357,6 +357,7 @@ defs = dg.Definitions(
 """
 
 
+@pytest.mark.thorough
 def test_the_command_prints_tables_and_writes_files(stream: SmallStream, monkeypatch: pytest.MonkeyPatch) -> None:
     module = f"streams_of_{stream.root.name.replace('-', '_')}"
     (stream.root / f"{module}.py").write_text(PROGRAM.format(root=stream.root))

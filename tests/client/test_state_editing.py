@@ -168,6 +168,7 @@ def test_a_spark_that_cannot_write_state_is_refused_by_name(spark: SparkSession,
 
 
 @writes_state
+@pytest.mark.thorough
 def test_the_guide_runs(spark: SparkSession, golden: GoldenStream, tmp_path: Path) -> None:
     text = GUIDE.read_text()
     for name, value in (
@@ -200,6 +201,7 @@ def test_the_guide_runs(spark: SparkSession, golden: GoldenStream, tmp_path: Pat
 
 
 @writes_state
+@pytest.mark.thorough
 def test_the_job_shows_the_savepoint_and_what_is_older(
     spark: SparkSession, golden: GoldenStream, tmp_path: Path
 ) -> None:

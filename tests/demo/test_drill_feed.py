@@ -3,12 +3,15 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from examples.flights.drill import STOPS_BEFORE_THE_END, Feed
 
 AS_FAST_AS_IT_CAN = 1e6
 DEADLINE_S = 120.0
 
 
+@pytest.mark.thorough
 def test_the_last_days_come_as_they_are_asked_for(tmp_path: Path) -> None:
     feed = Feed(tmp_path, AS_FAST_AS_IT_CAN)
     days, files = feed.plan.days, feed.plan.flight_files

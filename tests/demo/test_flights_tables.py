@@ -124,7 +124,7 @@ def test_a_batch_takes_no_more_files_than_it_may(spark: SparkSession, example: E
     assert_same(spark, output, example.reference, departure_delays)
 
 
-@pytest.mark.thorough(but="weather")
+@pytest.mark.thorough
 @pytest.mark.parametrize("ahead", ["flights", "weather"])
 def test_a_feed_that_runs_ahead_changes_nothing(
     spark: SparkSession, example: Example, tmp_path: Path, ahead: str

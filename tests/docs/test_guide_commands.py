@@ -33,6 +33,8 @@ WITH_SPARK = [
 ]
 # Its command serves until Ctrl-C: tests/ui/test_checkpoint_page.py and test_metrics.py.
 SERVING = ["metrics.md"]
+# Java archives its classes, for which Spark starts twice.
+WITH_AN_ARCHIVE = "guides/recover-in-seconds.md"
 GUIDES = [path for path in sorted((DOCS / "guides").glob("*.md")) if path.name not in (*WITH_SPARK, *SERVING)]
 PAGES = ["command-line.md", *(str(path.relative_to(DOCS)) for path in GUIDES)]
 
@@ -62,7 +64,14 @@ def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoldenSt
     shutil.rmtree(tmp_path / "data", ignore_errors=True)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.thorough if page == WITH_AN_ARCHIVE else ())
+        for page in PAGES
+        if commands_of(page)
+    ],
+)
 def test_the_commands_of_a_page_run(golden: GoldenStream, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_commands(golden, page, monkeypatch)
 

@@ -26,6 +26,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     [
         ("created again", "SourceChangedError", "another table: its id was", [1, 2]),
         ("expired", "InputGoneError", "no longer exists (expire_snapshots)", [1, 2, 3, 4]),
+        ("expired after an empty batch", "InputGoneError", "from its first snapshot on, which no longer exists", []),
     ],
 )
 def test_a_table_without_what_is_read_next_is_refused(

@@ -117,6 +117,7 @@ class Copies(Pipeline):
         return rows
 
 
+@pytest.mark.thorough(but="daily only counts")
 @pytest.mark.parametrize("accepted", ["", "daily only counts"])
 def test_streams_downstream_follow_one_that_goes_back_alone(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, accepted: str

@@ -86,7 +86,8 @@ def _newest_restorable(wanted: Any) -> Any:
             ((_restorable.c.timeline == streams.c.timeline) & (_restorable.c.trigger != SnapshotTrigger.EDIT.value))
             | (_restorable.c.snapshot_id == streams.c.restored_snapshot_id)
         )
-        .order_by(_restorable.c.number.desc())
+        # As `SnapshotRecords.restorable`.
+        .order_by(func.coalesce(_restorable.c.batch_id, -1).desc(), _restorable.c.number.desc())
         .limit(1)
         .correlate(streams)
         .scalar_subquery()

@@ -412,6 +412,8 @@ class LeaseRecord(Holder):
     predecessor_unproven: bool = False
 
 
+# Of an attempt that has not completed: where its savepoint goes, if not to the configured folder.
+TARGET_DIRECTORY = "target_directory"
 PROVEN_AT_MS = "proven_at_ms"
 RENEWED_AT_MS = "renewed_at_ms"
 
@@ -477,6 +479,11 @@ class SnapshotRecord:
     def name(self) -> str:
         """For messages: its reference, after "savepoint" for a savepoint."""
         return self.reference if self.kind is SnapshotKind.CHECKPOINT else f"savepoint {self.reference}"
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Sorts snapshots by the state that they hold: a promoted checkpoint is as old as its original."""
+        return self.timeline, -1 if self.batch_id is None else self.batch_id, self.number or 0
 
     @property
     def is_renewed(self) -> bool:

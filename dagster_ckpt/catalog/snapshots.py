@@ -14,6 +14,7 @@ from dagster_ckpt.catalog.holds import describe_holds, standing
 from dagster_ckpt.catalog.records import (
     PROVEN_AT_MS,
     RENEWED_AT_MS,
+    TARGET_DIRECTORY,
     CompletedSnapshot,
     EventType,
     HoldKind,
@@ -52,6 +53,7 @@ class SnapshotRecords(Records):
         label: str | None = None,
         request_id: str | None = None,
         schedule: str | None = None,
+        target_directory: str | None = None,
     ) -> SnapshotRecord:
         """By an execution with its lease, which consumes the number; without one, a savepoint of a stopped stream."""
         with self._database.writing_as(lease) as connection:
@@ -70,7 +72,7 @@ class SnapshotRecords(Records):
                     request_id=request_id,
                     schedule=schedule,
                     status=SnapshotStatus.IN_PROGRESS.value,
-                    properties="{}",
+                    properties=as_text({TARGET_DIRECTORY: target_directory} if target_directory is not None else {}),
                     created_at_ms=self._database.now_ms(connection),
                 )
             )
@@ -265,7 +267,7 @@ class SnapshotRecords(Records):
         return {snapshot.snapshot_id: snapshot for snapshot in found}
 
     def restorable(self, stream_id: str) -> list[SnapshotRecord]:
-        """Those that an automatic recovery may use, newest first.
+        """Those that an automatic recovery may use, newest state first.
 
         They are of the current timeline, its ancestors up to the branch, or the one that it began with, and contain
         exactly the edits of the stream's state.
@@ -281,12 +283,14 @@ class SnapshotRecords(Records):
             return []
         past = past_of(stream.timeline, {row.timeline: (row.parent, row.to_batch) for row in begins})
         edits = read_state_edits(stream.state_edits, [])
-        return [
+        found = [
             snapshot
             for snapshot in self.completed(stream_id)
             if snapshot.snapshot_id == stream.restored_snapshot_id
             or (snapshot.state_edits == edits and _is_past(snapshot, stream.timeline, past))
         ]
+        # The sort is stable: of one batch, the newest first.
+        return sorted(found, key=lambda snapshot: -1 if snapshot.batch_id is None else snapshot.batch_id, reverse=True)
 
     def _all(self, query: Select[Any]) -> list[SnapshotRecord]:
         ordered = query.order_by(snapshots.c.number.desc(), snapshots.c.created_at_ms.desc())

@@ -77,6 +77,7 @@ def derive_savepoint(
     *,
     trigger: SnapshotTrigger,
     label: str | None,
+    target_directory: str | None,
     purpose: str,
     state_rows: int | None,
     began_ms: int,
@@ -97,6 +98,7 @@ def derive_savepoint(
             trigger=trigger,
             timeline=original.timeline,
             label=label,
+            target_directory=target_directory,
         )
         with holding(stream.catalog, [original, begun], f"{purpose} {identity.snapshot_id}"):
             stored, header = write(identity)
@@ -218,6 +220,7 @@ def edit_state(
             lambda identity: _write(stream, original, scratch, identity, edit=done, target_directory=target_directory),
             trigger=SnapshotTrigger.EDIT,
             label=label,
+            target_directory=target_directory,
             purpose="edited savepoint",
             state_rows=None,
             began_ms=began_ms,

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 from dagster_ckpt.catalog.records import (
@@ -237,8 +238,8 @@ def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], fold
 
 
 def _snapshots(stream: StreamHandle) -> tuple[list[SnapshotRecord], list[str]]:
-    """Snapshots complete by their lengths, by number, and why others are omitted."""
-    found: list[SnapshotRecord] = []
+    """Snapshots complete by their lengths, oldest state first, and why others are omitted."""
+    found: dict[str, SnapshotRecord] = {}
     skipped: list[str] = []
     for location in [*stream.store.checkpoints(), *stream.store.savepoints()]:
         try:
@@ -253,8 +254,11 @@ def _snapshots(stream: StreamHandle) -> tuple[list[SnapshotRecord], list[str]]:
         if problems:
             skipped.append(f"{location}: {problems[0]}")
             continue
-        found.append(_record(header, location, manifest.full_bytes, manifest.file_count))
-    return sorted(found, key=lambda snapshot: snapshot.number or 0), skipped
+        record = _record(header, location, manifest.full_bytes, manifest.file_count)
+        first = found.setdefault(record.snapshot_id, record)
+        if first is not record:
+            skipped.append(f"{location}: it is a copy of {first.location}")
+    return sorted(found.values(), key=attrgetter("place")), skipped
 
 
 def _of_this_deployment(stream: StreamHandle, found: list[SnapshotRecord], skipped: list[str]) -> list[SnapshotRecord]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from dagster_ckpt.catalog.records import SnapshotRecord
+from dagster_ckpt.catalog.savepoint_sets import SAVEPOINT_SET
 from dagster_ckpt.client.connection import storage_place
 from dagster_ckpt.client.description import find_snapshot
 from dagster_ckpt.client.examination import ALL
@@ -21,13 +23,13 @@ from dagster_ckpt.io.location import folders_overlap
 from dagster_ckpt.policies.guard import KeptBecause, decide_retention
 from dagster_ckpt.policies.retention import RetainedSnapshot, RetentionContext, RetentionPolicy
 from dagster_ckpt.recovery.live_directories import snapshot_location
-from dagster_ckpt.recovery.retention import objects_of
+from dagster_ckpt.recovery.retention import ORPHAN_AGE_MS, objects_of
 from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.writer import Progress
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, holding, retained
+from dagster_ckpt.stream.snapshots import DEPLOYMENT, describe_snapshot, holding, record_of, retained
 from dagster_ckpt.values.durations import size
 
 
@@ -60,6 +62,7 @@ class Replication:
 
     Attributes:
         failed: Copies that could not be made or deleted; the next call tries again.
+        swept: Objects that interrupted copies left, and that were deleted.
     """
 
     stream_id: str
@@ -67,6 +70,7 @@ class Replication:
     replicas: tuple[Replica, ...]
     deleted: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    swept: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -76,6 +80,7 @@ class Replication:
     def messages(self) -> list[str]:
         lines = [f"{each.name}: {each.message()}: {each.location}" for each in self.replicas]
         lines += [f"deleted the copy {location}" for location in self.deleted]
+        lines += [f"deleted {location}, which an interrupted copy left" for location in self.swept]
         return [*lines, *self.failed] or ["nothing to copy"]
 
 
@@ -98,8 +103,7 @@ def replicate(
     there = _copies(stream, target)
     if keep is not None:
         # Not to copy again and again what the policy then deletes.
-        queue = {each.snapshot_id: retained(each) for each in chosen} | _retained(target, there)
-        kept = _kept(stream, sorted(queue.values(), key=_by_number), keep)
+        kept = _kept(stream, _queue(stream, target, there, chosen), keep)
         chosen = [each for each in chosen if each.snapshot_id in kept]
     replicas: list[Replica] = []
     failed: list[str] = []
@@ -116,7 +120,10 @@ def replicate(
             deleted.append(location)
         except CkptError as error:
             failed.append(f"{location} was not deleted: {error}")
-    return Replication(stream.stream_id, place, tuple(replicas), tuple(deleted), tuple(failed))
+    swept: tuple[str, ...] = ()
+    if keep is not None:
+        swept = tuple(each.location for each in target.sweep(older_than_ms=ORPHAN_AGE_MS))
+    return Replication(stream.stream_id, place, tuple(replicas), tuple(deleted), tuple(failed), swept)
 
 
 def _chosen(stream: StreamHandle, reference: str) -> list[SnapshotRecord]:
@@ -180,35 +187,41 @@ def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Mani
 def _dropped(stream: StreamHandle, target: ObjectSnapshotStore, policy: RetentionPolicy) -> list[str]:
     """Their locations, oldest first."""
     there = _copies(stream, target)
-    queue = sorted(_retained(target, there).values(), key=_by_number)
+    queue = _queue(stream, target, there)
     kept = _kept(stream, queue, policy)
-    ordered = sorted(there, key=lambda location: there[location].header.number or 0)
-    return [location for location in ordered if there[location].header.snapshot_id not in kept]
-
-
-def _by_number(snapshot: RetainedSnapshot) -> int:
-    return snapshot.number
+    at = {manifest.header.snapshot_id: location for location, manifest in there.items()}
+    return [at[each.snapshot_id] for each in queue if each.snapshot_id not in kept]
 
 
 def _kept(stream: StreamHandle, queue: Sequence[RetainedSnapshot], policy: RetentionPolicy) -> Collection[str]:
-    """Also the newest one, the newest one that is proven, and tagged ones."""
+    """Also the newest one, the newest one that is proven, tagged ones and those of savepoint sets."""
     known = stream.catalog.snapshots.by_id([each.snapshot_id for each in queue])
     proven = [each.snapshot_id for each in queue if each.snapshot_id in known and known[each.snapshot_id].is_proven]
     needed = {each.snapshot_id: KeptBecause.NEWEST for each in queue[-1:]}
     needed |= dict.fromkeys(proven[-1:], KeptBecause.PROVEN)
-    needed |= dict.fromkeys(stream.catalog.holds.tagged(stream.stream_id), KeptBecause.IN_USE)
+    in_sets = [snapshot_id for snapshot_id, snapshot in known.items() if SAVEPOINT_SET in snapshot.properties]
+    needed |= dict.fromkeys([*stream.catalog.holds.tagged(stream.stream_id), *in_sets], KeptBecause.IN_USE)
     decision = decide_retention(policy, queue, RetentionContext(stream.catalog.now_ms()), needed=needed)
     return decision.kept.keys()
 
 
-def _retained(target: ObjectSnapshotStore, there: Mapping[str, Manifest]) -> dict[str, RetainedSnapshot]:
-    found = {}
+def _queue(
+    stream: StreamHandle,
+    target: ObjectSnapshotStore,
+    there: Mapping[str, Manifest],
+    chosen: Sequence[SnapshotRecord] = (),
+) -> list[RetainedSnapshot]:
+    """What is there and what is chosen, oldest state first; as old as the catalog says, which renews snapshots."""
+    known = stream.catalog.snapshots.by_id([manifest.header.snapshot_id for manifest in there.values()])
+    found = {each.snapshot_id: (each.place, retained(each)) for each in chosen}
     for location, manifest in there.items():
         header = manifest.header
-        label = header.properties.get("label")
-        found[header.snapshot_id] = RetainedSnapshot(
+        timeline, label = header.properties.get("timeline"), header.properties.get("label")
+        record = record_of(header, location, timeline=timeline if isinstance(timeline, int) else 0)
+        listed = known.get(header.snapshot_id)
+        copied = RetainedSnapshot(
             header.snapshot_id,
-            taken_at_ms=header.created_at_ms,
+            taken_at_ms=(listed.completed_at_ms if listed is not None else None) or header.created_at_ms,
             number=header.number or 0,
             batch_id=header.batch_id,
             full_bytes=manifest.full_bytes,
@@ -216,4 +229,5 @@ def _retained(target: ObjectSnapshotStore, there: Mapping[str, Manifest]) -> dic
             label=label if isinstance(label, str) else None,
             objects=objects_of(target, location),
         )
-    return found
+        found[header.snapshot_id] = record.place, copied
+    return [copied for _, copied in sorted(found.values(), key=itemgetter(0))]

@@ -193,6 +193,7 @@ class SnapshotMethods(Connection):
             lambda identity: _copy(opened, found, identity, target),
             trigger=SnapshotTrigger.MANUAL,
             label=label,
+            target_directory=target,
             purpose="promotion to savepoint",
             state_rows=found.state_rows,
             began_ms=wall_clock_ms(),

@@ -85,7 +85,7 @@ class RetentionPolicy(Protocol):
     """
 
     def keep(self, snapshots: Sequence[RetainedSnapshot], context: RetentionContext) -> Iterable[RetainedSnapshot]:
-        """Return the snapshots to keep, given those that exist, oldest first: by number, never by a clock."""
+        """Return the snapshots to keep, given those that exist, oldest state first, never by a clock."""
 
 
 def checked_retention(policy: object) -> RetentionPolicy:

@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 
 from dagster_ckpt.catalog.holds import describe_holds
 from dagster_ckpt.catalog.leases import lease_held_message
 from dagster_ckpt.catalog.records import (
+    TARGET_DIRECTORY,
     CompletedSnapshot,
     ExecutionStatus,
     HoldKind,
@@ -24,7 +26,7 @@ from dagster_ckpt.catalog.records import (
     SnapshotRecord,
     SnapshotStatus,
 )
-from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError
+from dagster_ckpt.errors import CkptError, LeaseHeldError, LeaseLostError, SnapshotHeldError, StorageAccessError
 from dagster_ckpt.policies.guard import KeptBecause, RetentionDecision, decide_retention, needed_for_recovery
 from dagster_ckpt.policies.retention import (
     KeepAtEnd,
@@ -108,7 +110,7 @@ class RetentionReport:
 def subsume(stream: StreamHandle, *, protected: Iterable[str] = ()) -> list[SnapshotRecord]:
     """The checkpoints that the retention policy does not keep, oldest first.
 
-    The policy sees them by number, never by a clock, and savepoints only with `count_savepoints`. These stay
+    The policy sees them by batch, never by a clock, and savepoints only with `count_savepoints`. These stay
     regardless: what a recovery would use first, the newest proven one, tagged ones, those at `protected` locations,
     those that a rollback of an upgrade, or to the driver before, restores, and the one that the next start restores
     because a stream upstream went back.
@@ -128,7 +130,7 @@ def retained_by_policy(stream: StreamHandle) -> list[SnapshotRecord]:
         for snapshot in _of_status(stream, SnapshotStatus.COMPLETED)
         if snapshot.snapshot_id not in tagged and (stream.options.count_savepoints or is_owned_by_stream(snapshot))
     ]
-    return sorted(snapshots, key=lambda snapshot: (snapshot.timeline, snapshot.number or 0))
+    return sorted(snapshots, key=attrgetter("place"))
 
 
 def subsumption(
@@ -377,14 +379,25 @@ def housekeeping(stream: StreamHandle, *, older_than_ms: int | None = None, dry_
     interrupted = _of_status(stream, SnapshotStatus.DELETING)
     if dry_run:
         under_way = attempts_under_way(stream)
-        would = stream.store.sweep(older_than_ms=older_than_ms, under_way=under_way, dry_run=True)
+        would = stream.store.sweep(
+            older_than_ms=older_than_ms, under_way=under_way, dry_run=True, savepoint_folders=_target_folders(stream)
+        )
         names = tuple(describe_snapshot(snapshot) for snapshot in interrupted)
         return RetentionReport(deleted=names, swept=tuple(would), dry_run=True)
     settled = tuple(settle_while_stopped(stream))
     report = discard(stream, interrupted, reason="interrupted deletion", lease=None)
     gone = delete_forgotten_live_directories(stream)
-    swept = tuple(stream.store.sweep(older_than_ms=older_than_ms, under_way=attempts_under_way(stream)))
+    under_way, folders = attempts_under_way(stream), _target_folders(stream)
+    swept = tuple(stream.store.sweep(older_than_ms=older_than_ms, under_way=under_way, savepoint_folders=folders))
     return report.and_then(RetentionReport(live_directory_deleted=gone, swept=swept, settled=settled))
+
+
+def _target_folders(stream: StreamHandle) -> list[str]:
+    """Where users had savepoints go that were not completed."""
+    failed = stream.catalog.snapshots.of_stream(
+        stream.stream_id, kind=SnapshotKind.SAVEPOINT, status=SnapshotStatus.FAILED
+    )
+    return sorted({str(each.properties[TARGET_DIRECTORY]) for each in failed if TARGET_DIRECTORY in each.properties})
 
 
 def _of_status(stream: StreamHandle, status: SnapshotStatus) -> list[SnapshotRecord]:
@@ -425,7 +438,13 @@ def settle_dead_attempts(stream: StreamHandle, lease: LeaseRecord) -> list[str]:
     for snapshot in _of_status(stream, SnapshotStatus.IN_PROGRESS):
         if snapshot.execution_id is None and _is_held(stream, snapshot):
             continue
-        found = _found(stream, snapshot)
+        try:
+            found = _found(stream, snapshot)
+        except StorageAccessError:
+            if TARGET_DIRECTORY not in snapshot.properties:
+                raise
+            # A later call settles it: the folder may be out of reach for long, and the stream must start.
+            continue
         if found is None:
             stream.catalog.snapshots.fail(lease, snapshot.snapshot_id, "its process died before all of it was stored")
             done.append(f"{snapshot.name} was not completed: its process died")
@@ -519,7 +538,7 @@ def _found(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[str, Manifes
     if snapshot.kind == SnapshotKind.CHECKPOINT:
         places = [each for each in stream.store.checkpoints() if each.rstrip("/").endswith(f"/chk-{snapshot.number}")]
     else:
-        places = stream.store.savepoints()
+        places = stream.store.savepoints(snapshot.properties.get(TARGET_DIRECTORY))
     for location in places:
         manifest = _is_at(stream, snapshot, location)
         if manifest is not None and not stream.store.verify(location, deep=False):

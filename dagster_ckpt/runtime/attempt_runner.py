@@ -227,6 +227,7 @@ class AttemptRunner:
             label=order.label,
             request_id=attempt.request_id,
             schedule=arguments.get("schedule"),
+            target_directory=order.target_directory,
         )
         span = PhasedSpan(
             order.kind.lower(), stream=self._stream.stream_id, number=attempt.number, trigger=trigger.value

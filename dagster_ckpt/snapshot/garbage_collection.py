@@ -126,7 +126,7 @@ class Sweep:
         }
         found: list[Garbage] = []
         for directory in _numbered(file_io):
-            with _logging_failure(file_io, directory):
+            with logging_failure(f"{file_io.url}/{directory}"):
                 found += self._checkpoint(directory)
         found += self._probes()
         used = _used(file_io, checkpoint_directories(file_io)) if candidates else frozenset()
@@ -156,7 +156,7 @@ class Sweep:
         found = self._probes()
         for directory, entry in file_io.list().items():
             if entry.is_directory and directory.startswith(SAVEPOINT):
-                with _logging_failure(file_io, directory):
+                with logging_failure(f"{file_io.url}/{directory}"):
                     found += self._savepoint(directory, stream_id)
         return found
 
@@ -213,12 +213,12 @@ class Sweep:
 
 
 @contextmanager
-def _logging_failure(file_io: FileIO, directory: str) -> Iterator[None]:
+def logging_failure(place: str) -> Iterator[None]:
     """The next pass retries."""
     try:
         yield
     except (CkptError, OSError) as error:
-        _log.warning("%s/%s is left for the next pass: %s", file_io.url, directory, error)
+        _log.warning("%s is left for the next pass: %s", place, error)
 
 
 def _read_if_there(file_io: FileIO, name: str) -> bytes | None:

@@ -30,6 +30,7 @@ from dagster_ckpt.snapshot.garbage_collection import (
     Sweep,
     checkpoint_directories,
     delete_snapshot,
+    logging_failure,
     probe_name,
     savepoint_directories,
     storage_time_ms,
@@ -239,8 +240,14 @@ class ObjectSnapshotStore:
         if root is None:
             raise StorageAccessError(f"{location} is a savepoint, and no folder for savepoints is configured there.")
         file_io = self._open_file_io(root)
-        width = self._layout.transfer_threads
+        width, mark = self._layout.transfer_threads, f"{directory}/{INCOMPLETE_NAME}"
+        is_new = checkpoint_number(directory) is None and file_io.size(f"{directory}/{METADATA_NAME}") is None
+        if is_new:
+            file_io.write(mark, [self._layout.stream_id.encode()])
         copied = copy_snapshot(source_io, file_io, directory, width=width, progress=progress, again=again)
+        if is_new:
+            with contextlib.suppress(StorageAccessError):
+                file_io.delete(mark)
         self.put_set(f"{file_io.url}/{directory}", source.set_of(location))
         manifest = read_metadata(file_io, directory).manifest
         return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
@@ -264,10 +271,11 @@ class ObjectSnapshotStore:
     def checkpoints(self) -> list[str]:
         return [f"{self._stream_io.url}/{directory}" for directory in checkpoint_directories(self._stream_io)]
 
-    def savepoints(self) -> list[str]:
-        if self._layout.savepoint_root is None:
+    def savepoints(self, folder: str | None = None) -> list[str]:
+        root = normalised(folder) if folder is not None else self._layout.savepoint_root
+        if root is None:
             return []
-        file_io = self._open_file_io(self._layout.savepoint_root)
+        file_io = self._open_file_io(root)
         return [f"{file_io.url}/{directory}" for directory in savepoint_directories(file_io)]
 
     def is_own(self, location: str) -> bool:
@@ -288,18 +296,28 @@ class ObjectSnapshotStore:
             self._remembered.pop(_folder(location), None)
         return delete_snapshot(file_io, directory, _directories_in(file_io, kept))
 
-    def sweep(self, *, older_than_ms: int, under_way: Collection[int] = (), dry_run: bool = False) -> list[Garbage]:
+    def sweep(
+        self,
+        *,
+        older_than_ms: int,
+        under_way: Collection[int] = (),
+        dry_run: bool = False,
+        savepoint_folders: Collection[str] = (),
+    ) -> list[Garbage]:
         swept: list[Garbage] = []
         now_ms = storage_time_ms(self._stream_io)
         if now_ms is not None:
             sweep = Sweep(self._stream_io, now_ms, older_than_ms, dry_run, frozenset(under_way))
             swept += sweep.stream()
-        if self._layout.savepoint_root is not None:
-            file_io = self._open_file_io(self._layout.savepoint_root)
-            now_ms = storage_time_ms(file_io)
-            if now_ms is not None:
-                sweep = Sweep(file_io, now_ms, older_than_ms, dry_run, frozenset(under_way))
-                swept += sweep.savepoints(self._layout.stream_id)
+        own = self._layout.savepoint_root
+        for root in dict.fromkeys([*([own] if own is not None else []), *map(normalised, savepoint_folders)]):
+            # Where a user had a savepoint go once may be out of reach by now.
+            with contextlib.nullcontext() if root == own else logging_failure(root):
+                file_io = self._open_file_io(root)
+                now_ms = storage_time_ms(file_io)
+                if now_ms is not None:
+                    sweep = Sweep(file_io, now_ms, older_than_ms, dry_run, frozenset(under_way))
+                    swept += sweep.savepoints(self._layout.stream_id)
         return swept
 
     def _check_size(self, header: SnapshotHeader, size: int, limit: int) -> None:

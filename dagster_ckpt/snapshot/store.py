@@ -110,8 +110,8 @@ class SnapshotStore(Protocol):
     def checkpoints(self) -> list[str]:
         """Including broken ones, oldest first."""
 
-    def savepoints(self) -> list[str]:
-        """Complete ones in the configured folder, including other streams', by name."""
+    def savepoints(self, folder: str | None = None) -> list[str]:
+        """Complete ones in a folder, by default the configured one, including other streams', by name."""
 
     def is_own(self, location: str) -> bool:
         """In the stream's folder or the configured savepoint folder."""
@@ -128,8 +128,19 @@ class SnapshotStore(Protocol):
             StorageAccessError: It is protected itself, or something could not be deleted; another call resumes.
         """
 
-    def sweep(self, *, older_than_ms: int, under_way: Collection[int] = (), dry_run: bool = False) -> list[Garbage]:
-        """Delete old objects that no snapshot refers to; returns each with the reason. Parameters: `Sweep`."""
+    def sweep(
+        self,
+        *,
+        older_than_ms: int,
+        under_way: Collection[int] = (),
+        dry_run: bool = False,
+        savepoint_folders: Collection[str] = (),
+    ) -> list[Garbage]:
+        """Delete old objects that no snapshot refers to; returns each with the reason. Parameters: `Sweep`.
+
+        Args:
+            savepoint_folders: Besides the configured one.
+        """
 
 
 def read_files(store: SnapshotStore, location: str, only: Callable[[str], bool]) -> dict[str, bytes]:

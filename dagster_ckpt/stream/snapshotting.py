@@ -397,6 +397,7 @@ def savepoint_of_stopped_stream(
         timeline=record.timeline,
         label=label,
         schedule=schedule,
+        target_directory=target_directory,
     )
     try:
         # The hold on the attempt itself shows that its process is alive.

@@ -338,6 +338,21 @@ def test_a_snapshot_that_cannot_be_read_is_reported_and_skipped(history: History
     assert any("skipped" in line for line in report.messages())
 
 
+def test_of_a_savepoint_and_a_users_copy_of_it_one_is_registered(history: History) -> None:
+    savepoint = trigger_savepoint(history.shelf.stream, origin=ORIGIN)
+    place = Path((savepoint.location or "").removeprefix("file://"))
+    shutil.copytree(place, place.with_name("savepoint-before-migration"))
+    lost = lose_the_catalog(history)
+
+    report = rebuild(history.shelf.stream, origin=ORIGIN, take_over_deployment=lost)
+
+    assert len(report.registered) == 1
+    [skipped] = report.skipped
+    assert f": it is a copy of file://{place.parent}/savepoint-" in skipped
+    [listed] = history.shelf.stream.catalog.snapshots.completed(STREAM)
+    assert listed.snapshot_id == savepoint.snapshot_id
+
+
 def test_snapshots_of_another_stream_in_the_same_folder_are_none_of_its_business(history: History) -> None:
     trigger_savepoint(history.shelf.stream, origin=ORIGIN)
     lost = lose_the_catalog(history)

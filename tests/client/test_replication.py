@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.savepoint_sets import SavepointSet
 from dagster_ckpt.cli.command import FAILED
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.client import Client
@@ -22,16 +23,18 @@ from dagster_ckpt.client.replication import Replication
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
-from dagster_ckpt.policies.retention import Latest, MaxBytes
+from dagster_ckpt.policies.retention import Latest, MaxBytes, YoungerThan
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.executioner import Executioner, Killed
 from tests.support.file_damage import drop, flip
-from tests.support.retention_shelf import FILE_BYTES, STREAM, Shelf
+from tests.support.retention_shelf import FILE_BYTES, STREAM, Shelf, storage_clock_ahead
 from tests.support.rewind_history import LAST, History
 from tests.support.taken_snapshot import taken
+
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -161,6 +164,64 @@ def test_a_policy_keeps_copies_without_copying_what_it_drops(shelf: Shelf, secon
     assert copies(second) == ["chk-1", "chk-5"]
     assert len(objects(second)) == 2
     assert shelf.listed() == {each.snapshot_id for each in shelf.stream.catalog.snapshots.completed(STREAM)}
+
+
+def test_a_copy_is_as_old_as_its_original_also_if_that_was_renewed(shelf: Shelf, second: Path) -> None:
+    idle, now_ms = shelf.checkpoint(), shelf.stream.catalog.now_ms()
+    shelf.completed_at(idle, now_ms - HOUR_MS)
+    shelf.completed_at(shelf.checkpoint(), now_ms)
+
+    # The headers say 1970.
+    for wrote in (True, False):
+        done = copy(shelf, second, keep=YoungerThan(2 * HOUR_MS))
+        assert [each.copied_bytes > 0 for each in done.replicas] == [wrote] * 2
+        assert done.deleted == ()
+    shelf.completed_at(idle, now_ms - 3 * HOUR_MS)
+    assert copy(shelf, second, keep=YoungerThan(2 * HOUR_MS)).deleted == (f"file://{second}/{STREAM}/chk-1",)
+
+
+def test_what_an_interrupted_copy_left_is_deleted_once_it_is_old(
+    shelf: Shelf, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.checkpoint()
+    shelf.savepoint("mine")
+    real = LocalFileIO.write
+
+    def write(self: LocalFileIO, path: str, *arguments: Any, **options: Any) -> None:
+        if path.endswith("_metadata") and self.url.startswith(f"file://{second}"):
+            raise Killed
+        real(self, path, *arguments, **options)
+
+    monkeypatch.setattr(LocalFileIO, "write", write)
+    for snapshot in ("chk-1", "mine"):
+        with pytest.raises(Killed):
+            copy(shelf, second, snapshot)
+    monkeypatch.undo()
+    shelf.checkpoint()
+
+    assert copy(shelf, second, keep=Latest(1)).swept == ()
+    with storage_clock_ahead(7 * HOUR_MS):
+        done = copy(shelf, second, keep=Latest(1))
+
+    assert sorted(Path(each).name[:2] for each in done.swept) == ["1-", "2-"]
+    assert "which an interrupted copy left" in done.messages()[-1]
+    left = {path.parent.name for path in second.rglob("*") if path.is_file()}
+    assert left == {"chk-3", "shared"}
+    assert len(objects(second)) == 1
+
+
+def test_copies_of_a_savepoint_set_stay(shelf: Shelf, second: Path) -> None:
+    savepoint = shelf.savepoint("of a set")
+    made = SavepointSet("set-1", "all", (STREAM,), "a test", None, created_at_ms=1, savepoints={STREAM: savepoint})
+    shelf.stream.store.put_set(savepoint.location or "", b"{}")
+    shelf.stream.catalog.savepoint_sets.record(made, [savepoint.snapshot_id])
+    copy(shelf, second)
+    shelf.checkpoint()
+    shelf.checkpoint()
+
+    assert copy(shelf, second, keep=Latest(1)).deleted == ()
+    [kept] = [each for each in copies(second) if each.startswith("savepoint-")]
+    assert (second / kept / "_set").read_bytes() == b"{}"
 
 
 def test_copies_outlive_their_originals_until_the_policy_drops_them(shelf: Shelf, second: Path) -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.catalog.snapshots import SnapshotRecords
 from dagster_ckpt.catalog.tables import snapshots
-from dagster_ckpt.errors import LeaseLostError
+from dagster_ckpt.client import Client
+from dagster_ckpt.errors import LeaseLostError, StorageAccessError
+from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.recovery.retention import ORPHAN_AGE_MS, housekeeping, settle_dead_attempts
 from dagster_ckpt.stream.snapshots import HOLD_TTL_MS
 from dagster_ckpt.stream.snapshots import holding as holding_snapshots
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, holding
+from tests.support.executioner import Killed
 from tests.support.retention_shelf import STREAM, Shelf, storage_clock_ahead
+from tests.support.rewind_history import History
 
 
 @pytest.fixture
@@ -144,6 +150,69 @@ def test_a_savepoint_of_a_stopped_stream_whose_process_was_killed_is_settled(
 
     settled = SnapshotStatus.COMPLETED if is_whole else SnapshotStatus.FAILED
     assert status(shelf, taken) is (settled if state == "killed" else SnapshotStatus.IN_PROGRESS)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_savepoint_that_went_to_a_folder_of_its_own_is_settled_there(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    elsewhere, write = shelf.root / "elsewhere", LocalFileIO.write
+
+    def killed(*_arguments: Any, **_options: Any) -> None:
+        raise Killed
+
+    def writes(self: LocalFileIO, path: str, *arguments: Any, **options: Any) -> None:
+        if path.endswith("_metadata"):
+            raise Killed
+        write(self, path, *arguments, **options)
+
+    history = History(shelf.root / "history")
+    stream, taken_by = history.shelf.stream, history.shelf
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotRecords, "complete", killed)
+        patch.setattr(SnapshotRecords, "fail", killed)
+        if not is_whole:
+            patch.setattr(LocalFileIO, "write", writes)
+            patch.setattr(LocalFileIO, "delete", killed)
+        with pytest.raises(Killed):
+            Client.of_stream(stream, origin="a test").trigger_savepoint(
+                STREAM, label="mine", target_directory=str(elsewhere)
+            )
+    [attempt] = stream.catalog.snapshots.of_stream(STREAM)
+    with stream.catalog.database.writing() as connection:
+        this = snapshots.c.snapshot_id == attempt.snapshot_id
+        began_ms = attempt.created_at_ms - 2 * HOLD_TTL_MS
+        connection.execute(snapshots.update().where(this).values(created_at_ms=began_ms))
+
+    with storage_clock_ahead(2 * ORPHAN_AGE_MS):
+        done = housekeeping(stream)
+
+    assert status(taken_by, attempt) is (SnapshotStatus.COMPLETED if is_whole else SnapshotStatus.FAILED)
+    assert bool(done.swept) is not is_whole
+    left = sorted(path.suffix for path in elsewhere.rglob("*") if path.is_file())
+    assert left == (["", ".pack"] if is_whole else [])
+    history.close()
+
+
+def test_a_folder_that_is_out_of_reach_holds_up_no_start(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = as_writer(shelf.stream.catalog, STREAM).snapshots
+    attempt = writer.start(
+        snapshot_id="far", execution_id="first", number=9, trigger=SnapshotTrigger.MANUAL, timeline=0,
+        target_directory="nowhere://gone/savepoints",
+    )  # fmt: skip
+
+    def refused(folder: str | None = None) -> list[str]:
+        raise StorageAccessError(f"{folder} is out of reach")
+
+    monkeypatch.setattr(shelf.stream.store, "savepoints", refused)
+    with holding(shelf.stream.catalog, STREAM) as lease:
+        assert settle_dead_attempts(shelf.stream, lease) == []
+    assert status(shelf, attempt) is SnapshotStatus.IN_PROGRESS
+    monkeypatch.undo()
+    with holding(shelf.stream.catalog, STREAM) as lease:
+        as_writer(shelf.stream.catalog, STREAM).snapshots.fail(attempt.snapshot_id, "a test")
+    # Nor housekeeping.
+    assert housekeeping(shelf.stream).swept == ()
 
 
 def test_what_became_whole_after_its_attempt_had_failed_is_deleted_and_nothing_else(shelf: Shelf) -> None:

@@ -20,6 +20,8 @@ class SinkRollBack(msgspec.Struct, frozen=True, kw_only=True):
     query_ids: tuple[str, ...] = ()
     # The query continues under another id, so sinks that know batches by it get the undone ones again.
     may_repeat: bool = False
+    # The start accepted loss: a table of which it is unknown what to undo stays as it is.
+    accepts_loss: bool = False
 
 
 class ToSnapshot(SinkRollBack, frozen=True, kw_only=True):

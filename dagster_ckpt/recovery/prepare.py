@@ -66,6 +66,7 @@ def prepare(
     rewrite: StateRewrite | None = None,
     watch: Watch = no_op,
     accept_undone: str = "",
+    accept_loss: bool = False,
 ) -> PreparedStart:
     """Create the live directory that the plan requires, and let the sinks follow.
 
@@ -73,12 +74,12 @@ def prepare(
 
     Only the sinks of `output` are changed; if unknown, the known ones. A `survey` for this plan is used if nothing has
     happened since. With `rewrite`, the query always continues in a new directory. `watch` is called while files are
-    written and before the switch, and may raise. `accept_undone` is the option of the start.
+    written and before the switch, and may raise. `accept_undone` and `accept_loss` are options of the start.
     """
     sinks = survey if survey is not None else survey_sinks(stream, plan, output)
     sinks.refuse(stream.stream_id)
     record = stream.catalog.streams.get(stream.stream_id)
-    preparation = _Preparation(stream, record, lease, sinks, accept_undone)
+    preparation = _Preparation(stream, record, lease, sinks, accept_undone, accept_loss)
     if rewrite is None:
         match plan:
             case Resume() if record.live_directory is not None:
@@ -97,6 +98,7 @@ class _Preparation:
     lease: LeaseKeeper
     sinks: Survey
     accept_undone: str
+    accept_loss: bool
 
     @property
     def is_fenced(self) -> bool:
@@ -179,6 +181,7 @@ class _Preparation:
             query_id=snapshot.query_id,
             query_ids=tuple(query_ids_of(stream)),
             may_repeat=plan.new_query_id,
+            accepts_loss=self.accept_loss,
         )
         is_new = plan.new_query_id or self._is_skipped_under(snapshot.query_id, snapshot.batch_id)
         query_id = str(uuid.uuid4()) if is_new else None
@@ -235,6 +238,7 @@ class _Preparation:
             query_id=query_id,
             query_ids=tuple(query_ids_of(stream)),
             may_repeat=is_fork,
+            accepts_loss=self.accept_loss,
         )
         # Raises before anything is changed if a sink cannot be rolled back.
         for sink in self._allowed(sinks_of(wrote_to)):
@@ -308,7 +312,11 @@ class _Preparation:
             live.url,
             origin=StateOrigin.empty(self.record.live_directory),
             # Hide what earlier executions wrote as well: a file sink skips batch numbers that it knows.
-            pending_restore=Emptied(sinks=tuple(sinks_written(stream)), query_ids=tuple(query_ids_of(stream))),
+            pending_restore=Emptied(
+                sinks=tuple(sinks_written(stream)),
+                query_ids=tuple(query_ids_of(stream)),
+                accepts_loss=self.accept_loss,
+            ),
             plan={},
             state_edits=(),
             accept_undone=self.accept_undone,
@@ -325,6 +333,7 @@ class _Preparation:
             undone.query_id,
             undone.query_ids,
             may_repeat=undone.may_repeat,
+            accepts_loss=undone.accepts_loss or self.accept_loss,
             roll_back_tables=self.stream.options.roll_back_tables,
         )
 

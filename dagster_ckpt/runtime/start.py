@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dagster_ckpt.catalog.pending_restore import SinkRollBack
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, RequestRecord, StartCause
 from dagster_ckpt.catalog.transitions import log_message
 from dagster_ckpt.errors import (
@@ -328,6 +329,7 @@ class Start:
             rewrite=checked.rewrite,
             watch=self._watch,
             accept_undone=self._start_from.accept_undone,
+            accept_loss=self._accepts_loss(plan),
         )
         if prepared.rewritten is not None:
             log_message(stream.stream_id, str(prepared.rewritten))
@@ -421,7 +423,14 @@ class Start:
     def _check_loss(self, preview: RewindPreview) -> None:
         for message in preview.messages():
             log_message(self._stream.stream_id, message)
-        refuse_loss(self._stream, preview, accept_loss=self._start_from.accept_loss)
+        refuse_loss(self._stream, preview, accept_loss=self._accepts_loss(preview.plan))
+
+    def _accepts_loss(self, plan: RecoveryPlan) -> bool:
+        """Also if the start that it finishes did."""
+        if self._start_from.accept_loss or not isinstance(plan, StartEmpty | FinishRestore):
+            return self._start_from.accept_loss
+        pending = self._stream.catalog.streams.get(self._stream.stream_id).pending_restore
+        return isinstance(pending, SinkRollBack) and pending.accepts_loss
 
     @cached_property
     def _sources(self) -> Sequence[SourceIdentity] | None:

@@ -159,7 +159,10 @@ class DeltaTable(TableSink):
                 SinkEffect.LOSE,
                 "The table remembers batches by number and query id, but older commits are only in Parquet "
                 "checkpoints of its log: the version to restore is unknown.",
-                "RESTORE it to the version of the batch, and start with new_query_id.",
+                "RESTORE it to the version of the batch, and start with new_query_id."
+                if to.batch_id >= 0
+                else f"If all its rows are of this stream, run: DELETE FROM {table}. Then start again. To leave its "
+                "rows, start with accept_loss.",
             ),
             basis=found,
         )

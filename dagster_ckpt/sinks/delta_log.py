@@ -99,8 +99,10 @@ class DeltaLog:
     def plan(self, to: RollBack) -> DeltaPlan:
         own = to.own_ids
         wanted = self._version_of(own, to.query_id, to.batch_id)
-        if wanted is None:
+        if wanted is None and to.batch_id >= 0:
             return DeltaPlan(self.newest, reaches_back=False)
+        # A table that was emptied holds no row of an older version.
+        wanted = -1 if wanted is None else wanted
         at, target = self.newest, None
         others: list[int] = []
         foreign: list[int] = []

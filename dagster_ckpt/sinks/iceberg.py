@@ -213,7 +213,10 @@ class IcebergTable(TableSink):
                 "The table remembers batches by number and query id, but its older snapshots have expired: the one "
                 "that holds the rows of the batch is unknown.",
                 "Make the snapshot of the batch the current one by hand, or start with new_query_id and accept "
-                "repeated rows.",
+                "repeated rows."
+                if batch_id >= 0
+                else f"If all its rows are of this stream, run: DELETE FROM {name}. Then start again. To leave its "
+                "rows, start with accept_loss.",
             )
         if branch is None or not found.moves:
             return None

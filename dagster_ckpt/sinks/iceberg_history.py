@@ -24,6 +24,7 @@ FENCE, EMPTIED = "dagster-ckpt.fence", "dagster-ckpt.emptied"
 MAIN = "main"
 _QUERY = "spark.sql.streaming.queryId"
 _EPOCH = "spark.sql.streaming.epochId"
+_TOTAL_ROWS = "total-records"
 _GZIP = 31
 # Iceberg refuses a commit if the clocks of two writers differ by more.
 _CLOCKS_DIFFER_MS = 60_000
@@ -226,7 +227,8 @@ class IcebergHistory:
         others: list[int] = []
         last: IcebergSnapshot | None = None
         for each in self._from(self._current):
-            if (wanted is not None and each.id == wanted.id) or (wanted is None and EMPTIED in each.summary):
+            is_emptied = EMPTIED in each.summary or (batch_id < 0 and each.summary.get(_TOTAL_ROWS) == "0")
+            if (wanted is not None and each.id == wanted.id) or (wanted is None and is_emptied):
                 last = None
                 break
             last, batch = each, each.batch_of(own)

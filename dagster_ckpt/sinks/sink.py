@@ -117,6 +117,7 @@ class RollBack:
         entries: The sink's log in a snapshot; None: the sink's own memory counts.
         may_repeat: A new query id was requested: a table with later writes of others stays as it is, and gets the
             batches again.
+        accepts_loss: Loss was accepted: a table of which it is unknown what to undo stays as it is.
     """
 
     batch_id: int
@@ -124,6 +125,7 @@ class RollBack:
     query_id: str | None = None
     query_ids: Collection[str] = ()
     may_repeat: bool = False
+    accepts_loss: bool = False
     roll_back_tables: bool = True
 
     @property

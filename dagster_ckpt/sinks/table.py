@@ -85,7 +85,7 @@ def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
     obstacle = plan.obstacle
     if obstacle is not None:
         is_unsure = obstacle.effect is SinkEffect.LOSE
-        is_left = to.may_repeat and (is_unsure or bool(plan.others))
+        is_left = (is_unsure and to.accepts_loss) or (to.may_repeat and (is_unsure or bool(plan.others)))
         step = Step.LEAVE if is_left or obstacle.effect is SinkEffect.UNKNOWN else Step.REFUSE
         return TableVerdict(step, obstacle.effect, obstacle.reason, obstacle.advice)
     back = f"It has to be rolled back to batch {to.batch_id}"

@@ -20,6 +20,7 @@ WRITERS: dict[str, dict[str, str]] = {
     "other": {"operation": "append", "changed-partition-count": "1"},
     "compacted": {"operation": "replace", "changed-partition-count": "1"},
     "fence": {"operation": "append", FENCE: "token"},
+    "emptied by hand": {"operation": "delete", "total-records": "0"},
     "emptied": {"operation": "delete", EMPTIED: "token"},
 }
 

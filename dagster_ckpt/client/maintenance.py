@@ -204,6 +204,9 @@ class MaintenanceMethods(Connection):
 
         Example:
             >>> pandas.concat(pandas.read_parquet(path) for path in client.output_files("orders"))
+
+        Raises:
+            SinkRollbackError: A log is incomplete, lists files of another folder, or the next start undoes batches.
         """
         from dagster_ckpt.client.outputs import output_files
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
+from dagster_ckpt.catalog.pending_restore import SinkRollBack
 from dagster_ckpt.catalog.records import EventRecord, EventType, SnapshotRecord
 from dagster_ckpt.errors import CkptError, SharedSinkError, SinkRollbackError, StorageAccessError
 from dagster_ckpt.io.location import open_file_io, same_folder
@@ -173,7 +174,33 @@ def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:
 def output_files(stream: StreamHandle) -> list[str]:
     """Carry out `Client.output_files`."""
     folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
+    for folder in folders:
+        _refuse_wrong_list(stream, folder)
     return sorted(path for folder in folders for path in committed_files(folder))
+
+
+def _refuse_wrong_list(stream: StreamHandle, folder: str) -> None:
+    record = stream.catalog.streams.get(stream.stream_id)
+    # Read before the log, to which a running query writes first.
+    committed = _committed(stream)
+    if committed is None:
+        committed = stream.catalog.executions.last_batch(stream.stream_id, record.live_directory)
+    what = f"The files of stream {stream.stream_id!r} in {folder} are not listed"
+    if isinstance(record.pending_restore, SinkRollBack):
+        raise SinkRollbackError(
+            f"{what}: the stream went back, and its log still lists what the next start undoes. Start it first."
+        )
+    if log_trouble(folder) is LogTrouble.ELSEWHERE:
+        raise SinkRollbackError(
+            f"{what}: its log lists files that do not lie there, so it was moved or copied. Run `dagster-ckpt "
+            f"relocate-output {folder}`, which lets the log list the files that are there."
+        )
+    if committed is not None and _is_incomplete(folder, committed):
+        raise SinkRollbackError(
+            f"{what}: its log is missing, incomplete or damaged, and with it the files of some batches. Run "
+            f"`dagster-ckpt rebuild-output {stream.stream_id}`, which writes the log again from the snapshots that "
+            "captured it; or put it back from a backup."
+        )
 
 
 def relocate_output(catalog: Catalog, folder: str, *, dry_run: bool = False) -> Relocation:

@@ -357,6 +357,7 @@ class _Preparation:
             self.sinks.to_settle,
             still_mine=self.lease.step,
             roll_back_tables=self.stream.options.roll_back_tables,
+            query_ids=query_ids_of(self.stream),
             # A table keeps the number of an undone batch: a replay would assume that its rows exist.
             before_roll_back=partial(self.stream.catalog.journal.forget_after, self.lease.record),
         )

@@ -52,6 +52,7 @@ class Aim:
         is_unfinished: The start was judged before, and interrupted while sinks were rolled back.
         noted_batch: The batch of the snapshot, if another.
         mapped: The only places that an import's query may write to.
+        fork_of: The stream that a fork comes from.
     """
 
     start: Start
@@ -63,6 +64,7 @@ class Aim:
     is_unfinished: bool = False
     noted_batch: int | None = None
     mapped: Sequence[str] | None = None
+    fork_of: str | None = None
 
     def is_mapped(self, place: str) -> bool:
         return self.mapped is None or any(same_folder(place, mapped) for mapped in self.mapped)
@@ -321,6 +323,7 @@ def _aim_of_unfinished(record: StreamRecord) -> Aim:
                 sinks=[FileSink.at(path).name for path in forked.outputs],
                 originals=forked.parent_outputs,
                 mapped=forked.mapped,
+                fork_of=forked.of_stream_id if forked.imported_from is None else None,
             )
         case ToSnapshot(location=location, batch_id=batch_id):
             to_batch = BEFORE_THE_FIRST_BATCH if batch_id is None else batch_id
@@ -438,16 +441,27 @@ def _forecast_missing_batches(
 
 
 def _forecast_shared(stream: StreamHandle, survey: Survey, output: NamedOutput | None) -> tuple[SinkForecast, ...]:
-    """For a query that starts from the beginning where another stream wrote last.
+    """For a query that starts from the beginning where another stream wrote last, and for a fork beside its original.
 
-    The guard judges folders of files. A fork, an import and an adopted query do not start from the beginning.
+    The guard judges folders of files. An import and an adopted query do not start from the beginning.
     """
     aim, sink = survey.aim, described_sink(output)
     starts_empty = aim.start is Start.EMPTY or (aim.start is Start.RESUME and aim.batch_id < 0)
-    if sink is None or sink.place is None or isinstance(sink, FileSink) or aim.is_unfinished or not starts_empty:
+    if sink is None or sink.place is None or isinstance(sink, FileSink) or aim.is_unfinished:
         return ()
     executions = stream.catalog.executions
-    if sink.is_among(sinks_of(executions.last_sinks(stream.stream_id))):
+    if aim.fork_of is not None and sink.is_among(sinks_of(executions.last_sinks(aim.fork_of))):
+        return (
+            SinkForecast(
+                sink.name,
+                SinkEffect.SHARED,
+                f"Stream {aim.fork_of!r}, of which this one is a fork, wrote to {sink.place} last: rows after batch "
+                f"{aim.batch_id} would be there twice.",
+                "Let the fork write elsewhere. If both streams should write there, or the original never runs again "
+                "and has written no later batch, start this one once with accept_loss.",
+            ),
+        )
+    if not starts_empty or sink.is_among(sinks_of(executions.last_sinks(stream.stream_id))):
         return ()
     others = executions.sinks_by_other(stream.stream_id)
     other = next((each for each, names in others.items() if sink.is_among(sinks_of(names))), None)

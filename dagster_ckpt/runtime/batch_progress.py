@@ -40,13 +40,14 @@ class BatchLog:
     def rows_after(self, batch_id: int) -> dict[int, int]:
         """The rows that each later batch has read, if a replay would read the same.
 
-        A `foreachBatch` function may read a batch several times, or in part.
+        A `foreachBatch` function may read a batch several times, or in part. A batch without rows may be one that its
+        sink had already, which Spark then does not read.
         """
         newer: dict[int, int] = {}
         for report in reversed(self._batches):
             if report.batch_id <= batch_id:
                 break
-            if not any(is_foreach_batch(sink) for sink in report.sinks):
+            if report.input_rows and not any(is_foreach_batch(sink) for sink in report.sinks):
                 newer[report.batch_id] = report.input_rows
         return newer
 

@@ -8,7 +8,7 @@ commit would contain, so there the sink must go back: Spark 4.3 does not even re
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -145,18 +145,20 @@ def settle_in_flight(
     *,
     still_mine: StillMine,
     roll_back_tables: bool = True,
+    query_ids: Collection[str] = (),
     before_roll_back: Callable[[int], None] = lambda _batch_id: None,
 ) -> list[Sink]:
     """Roll back the sinks that would skip a batch whose state is missing; returns them. Repeatable if interrupted.
 
-    `before_roll_back` gets the batch to which a sink goes back.
+    `query_ids` are those of the stream so far; `before_roll_back` gets the batch to which a sink goes back.
     """
     found = refuse_skipped_batch(live, sinks, roll_back_tables=roll_back_tables)
     to_roll_back = [each for each in found if each.what is InFlight.ROLL_BACK]
     for each in to_roll_back:
-        query_id = live_query_id(live)
+        to = RollBack(each.batch_id, query_id=live_query_id(live), query_ids=query_ids)
+        each.sink.check_roll_back(to)
         before_roll_back(each.batch_id)
-        roll_back(each.sink, RollBack(each.batch_id, query_id=query_id), still_mine)
+        roll_back(each.sink, to, still_mine)
         if each.sink.remembers_undone:
             with still_mine():
                 give_query_id(live, str(uuid.uuid4()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,8 +18,9 @@ import pytest
 from dagster_ckpt.catalog.records import StartCause
 from dagster_ckpt.catalog.tables import snapshots
 from dagster_ckpt.client.outputs import SinkCleaning, clean_sinks, output_files
-from dagster_ckpt.errors import SharedSinkError
+from dagster_ckpt.errors import SharedSinkError, SinkRollbackError
 from dagster_ckpt.recovery.fork import fork
+from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.snapshot.manifest import SnapshotHeader
 from dagster_ckpt.snapshot.reuse import SourceFile
 from dagster_ckpt.stream.handle import StreamHandle
@@ -26,7 +28,8 @@ from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
-from tests.support.retention_shelf import STREAM
+from tests.support.executioner import Killed
+from tests.support.retention_shelf import STREAM, Shelf
 from tests.support.rewind_history import LAST, History
 from tests.support.verbs import trigger_savepoint
 
@@ -303,3 +306,51 @@ def test_known_defect_13_the_files_with_the_rows_of_the_stream_are_named_for_rea
     assert len(list(output.sink.rglob("part-*.parquet"))) == LAST + 1
 
     assert output_files(output.history.shelf.stream) == sorted(str(part) for part in output.parts[:4])
+
+
+@pytest.mark.parametrize(
+    ("lost", "advice"),
+    [
+        (["8"], "rebuild-output orders"),
+        (["6", "7.compact"], "rebuild-output orders"),
+        (["*"], "rebuild-output orders"),
+        ([], "relocate-output"),
+    ],
+)
+def test_files_are_not_listed_from_a_log_that_is_incomplete_or_elsewheres(
+    output: Output, lost: list[str], advice: str
+) -> None:
+    """A reader would lack rows, or read those of another folder."""
+    log = output.sink / "_spark_metadata"
+    for path in [path for pattern in lost for path in log.glob(pattern)]:
+        path.unlink()
+    for path in log.iterdir() if not lost else ():
+        path.write_text(path.read_text().replace("out%20put", "elsewhere"))
+
+    with pytest.raises(SinkRollbackError, match=f"are not listed.*{advice}"):
+        output_files(output.history.shelf.stream)
+
+
+def test_files_are_not_listed_while_the_sinks_have_to_follow(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileSink, "roll_back", killed)
+    with pytest.raises(Killed):
+        output.history.start("batch-3")
+
+    with pytest.raises(SinkRollbackError, match=r"the stream went back.*Start it first"):
+        output_files(output.history.shelf.stream)
+
+    monkeypatch.undo()
+    output.history.start()
+    assert len(output_files(output.history.shelf.stream)) == 4
+
+
+def killed(*_: object) -> None:
+    raise Killed
+
+
+def test_a_stream_that_has_not_written_yet_has_no_files(tmp_path: Path) -> None:
+    shelf = Shelf.at(tmp_path)
+    shutil.rmtree(shelf.live / "commits")
+    as_writer(shelf.stream.catalog, STREAM).executions.heartbeat("first", {"sinks": [f"FileSink[file:{tmp_path}/out]"]})
+
+    assert output_files(shelf.stream) == []

@@ -24,9 +24,11 @@ from dagster_ckpt.errors import (
     StreamNotFoundError,
 )
 from dagster_ckpt.recovery import source_inputs
+from dagster_ckpt.recovery.facts import recovery_facts
 from dagster_ckpt.recovery.fork import Fork, fork
 from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.recovery.prepare import prepare
+from dagster_ckpt.recovery.rewind_preview import preview_rewind, refuse_loss
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.inspect import LiveStatus, inspect_live_directory
@@ -120,6 +122,25 @@ def test_it_must_not_write_where_the_original_writes(history: History) -> None:
         with pytest.raises(SharedSinkError, match=r"output of the stream that the state comes from.*new, empty folder"):
             start(history, path)
     assert history.sink_batch == LAST
+
+
+@pytest.mark.parametrize("start_from", ["latest", "batch-3"])
+def test_nor_in_its_table_unless_that_is_accepted(history: History, tmp_path: Path, start_from: str) -> None:
+    """Delta does not know the fork's query id, so it would take each batch again."""
+    table = NamedOutput("delta", str(tmp_path / "table"))
+    history.sinks(f"DeltaSink[{table.place}]")
+    made = make(history, start_from)
+    stream = scratch(history)
+    facts = recovery_facts(stream, StartFrom(), predecessor_ended=True, output=table)
+
+    def check(output: NamedOutput, *, accept_loss: bool = False) -> None:
+        preview = preview_rewind(stream, facts, planned_start(stream, StartFrom()), output)
+        refuse_loss(stream, preview, accept_loss=accept_loss)
+
+    with pytest.raises(SharedSinkError, match=rf"of which this one is a fork.*after batch {made.batch_id} would be"):
+        check(table)
+    check(table, accept_loss=True)
+    check(NamedOutput("delta", str(tmp_path / "another")))
 
 
 @pytest.mark.parametrize(("batch", "names"), [(0, ["0"]), (3, ["3.compact"]), (5, ["5.compact"])])

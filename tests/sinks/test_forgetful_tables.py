@@ -22,7 +22,7 @@ from tests.support.verbs import trigger_savepoint
 BEGINS = 9
 
 
-class StartedError(Exception):
+class StartedError(BaseException):
     """The query would start now."""
 
 

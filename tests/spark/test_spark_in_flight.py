@@ -254,6 +254,22 @@ def test_a_delta_table_that_has_the_batch_without_its_state_is_restored_to_the_v
         settle_in_flight(live, [sink], still_mine=nullcontext)
 
 
+def test_its_batches_under_a_former_query_id_count_also_if_its_log_does_not_reach_back(tmp_path: Path) -> None:
+    live = live_by_hand(tmp_path / "live", state=False)
+    log = tmp_path / "table" / "_delta_log"
+    log.mkdir(parents=True)
+    for version, (query, batch) in {20: ("former", 0), 21: (QUERY, 1)}.items():
+        actions = [{"txn": {"appId": query, "version": batch}}, {"add": {"path": str(version), "dataChange": True}}]
+        (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    sink, forgotten = f"DeltaSink[{log.parent}]", list[int]()
+
+    with pytest.raises(SinkRollbackError, match="the version to restore is unknown"):
+        settle_in_flight(live, [sink], still_mine=nullcontext, before_roll_back=forgotten.append)
+    assert forgotten == []
+    with pytest.raises(SinkRollbackError, match=r"RESTORE TABLE .* TO VERSION AS OF 20"):
+        settle_in_flight(live, [sink], still_mine=nullcontext, query_ids=["former", QUERY])
+
+
 @pytest.mark.parametrize(("state", "last"), [(True, 1), (False, 0)], ids=["its state is there", "it has it not"])
 def test_a_delta_table_is_started_on_where_nothing_is_missing(tmp_path: Path, state: bool, last: int) -> None:
     live = live_by_hand(tmp_path / "live", state=state)

@@ -156,14 +156,26 @@ class DesiredStateRecords(Records):
             return self._ensure(connection, stream_id, origin)
 
     def put(
-        self, stream_id: str, desired: DesiredState | None, *, origin: str, retry_refused: bool = False
+        self,
+        stream_id: str,
+        desired: DesiredState | None,
+        *,
+        origin: str,
+        retry_refused: bool = False,
+        seen: DesiredRecord | None = None,
     ) -> DesiredRecord:
         """None lets the asset's definition decide.
 
-        `retry_refused` allows a code version again that was refused or rolled back.
+        `retry_refused` allows a code version again that was refused or rolled back. If the desired state has changed
+        since it was `seen`, it stays.
         """
         with self._database.writing() as connection:
             before = self._ensure(connection, stream_id, origin)
+            if seen is not None:
+                _hold(connection, stream_id)
+                before = _get(connection, stream_id)
+                if before.generation != seen.generation:
+                    return before
             values: dict[str, Any] = {
                 "desired": desired.value if desired is not None else None,
                 "generation": desired_states.c.generation + 1,

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.desired_states import DesiredRecord
+from dagster_ckpt.catalog.desired_states import DesiredRecord, UpgradePhase
 from dagster_ckpt.catalog.history import SnapshotHistory
 from dagster_ckpt.catalog.journal import PointFailure
 from dagster_ckpt.catalog.records import ExecutionRecord, ExecutionStatus, SnapshotRecord, watermark_ms_of
@@ -354,6 +354,9 @@ def _running_since_ms(execution: ExecutionRecord | None) -> int | None:
     return execution.started_at_ms if execution is not None and not execution.status.is_over else None
 
 
+_TO_START = (UpgradePhase.STARTING, UpgradePhase.RESTORING)
+
+
 def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) -> str | None:
     if execution is not None and not execution.status.is_over:
         return None
@@ -361,6 +364,8 @@ def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) 
         return f"its last run failed: {execution.reason}"
     if desired is not None and desired.desired is DesiredState.RUNNING:
         return "its desired state is RUNNING"
+    if desired is not None and desired.upgrade is not None and desired.upgrade.phase in _TO_START:
+        return f"an upgrade is to start it ({desired.upgrade.phase.value})"
     return None
 
 

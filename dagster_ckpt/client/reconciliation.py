@@ -109,6 +109,8 @@ class Step:
 
 def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Step:
     """Long work is returned, for a run."""
+    # Since all rows were read, a user may have changed this one.
+    row = catalog.desired_states.find(row.stream_id) or row
     seen = observe(catalog, row, definition, orchestrator)
     decision = decide(row, definition.declared, definition.policy, seen)
     return carry_out(catalog, row, decision)
@@ -153,7 +155,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
                 catalog.executions.settle(execution_id, ExecutionStatus.FAILED)
             case Adopt(desired):
                 # Recorded too; decisions on the previous desired state are void.
-                catalog.desired_states.put(row.stream_id, desired, origin=decision.reason)
+                catalog.desired_states.put(row.stream_id, desired, origin=decision.reason, seen=row)
             case Run(step):
                 run = step
     _record(catalog, row, decision)

@@ -90,6 +90,17 @@ def run_slots(instance: dg.DagsterInstance, stream_tag: str) -> RunSlots | None:
     return RunSlots(total if total >= 0 else None, min(of_streams, default=None))
 
 
+def put_notes(instance: dg.DagsterInstance, notes: Mapping[str, str]) -> None:
+    """Keep texts by key in the instance's database."""
+    if notes:
+        instance.daemon_cursor_storage.set_cursor_values(dict(notes))
+
+
+def notes_of(instance: dg.DagsterInstance, keys: Iterable[str]) -> Mapping[str, str]:
+    wanted = set(keys)
+    return instance.daemon_cursor_storage.get_cursor_values(wanted) if wanted else {}
+
+
 def changed_fields(
     definition: dg.ResourceDefinition, given: Mapping[str, object], kinds: tuple[type, ...]
 ) -> list[str]:

@@ -11,6 +11,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import AlertUntil, DesiredRecord
 from dagster_ckpt.catalog.records import ExecutionRecord
 from dagster_ckpt.client.reconciliation import RecordedEnd
+from dagster_ckpt.orchestration._compat import notes_of, put_notes
 from dagster_ckpt.orchestration.run_status import (
     DEPLOYMENT_TAG,
     OPERATION_TAG,
@@ -25,11 +26,13 @@ from dagster_ckpt.orchestration.run_status import (
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.runtime.settlement import record_death
 from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness, run_liveness
-from dagster_ckpt.values.durations import Clock, monotonic_ms
+from dagster_ckpt.values.durations import Clock, monotonic_ms, wall_clock_ms
 from dagster_ckpt.values.modes import DesiredState
+from dagster_ckpt.values.untrusted import number_in
 
 # While code locations are replaced, none defines a stream for a moment.
 UNDEFINED_GRACE_MS = 60_000
+_CLAIMED_EACH_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,15 @@ def undefined_streams(
     catalog: Catalog,
     streams: Mapping[str, Stream],
     location: str | None,
+    *,
     silences: Silences,
+    claims: Claims,
 ) -> list[str]:
     """Report streams that a code location has started and no longer defines for a minute, also as alerts.
 
     Nothing restarts such a stream, and a definition under another name would start empty. `location` None: unknown.
     """
+    claims.renew(instance, catalog.deployment_id, streams, location)
     runs = {stream_id: run_id for run_id, stream_id in catalog.executions.unsettled_runs().items()}
     rows = catalog.desired_states.all()
     wanted = [row.stream_id for row in rows.values() if row.desired is DesiredState.RUNNING]
@@ -62,6 +68,9 @@ def undefined_streams(
         if row.alert_until is AlertUntil.DEFINED and (row.stream_id in streams or row.stream_id not in runs):
             _set_alert(catalog, row, None)
     undefined = {stream_id: run_id for stream_id, run_id in runs.items() if stream_id not in streams}
+    # An asset may move to another code location while its query runs on.
+    elsewhere = claims.of_others(instance, catalog.deployment_id, undefined, location)
+    undefined = {stream_id: run_id for stream_id, run_id in undefined.items() if stream_id not in elsewhere}
     silences.keep(undefined)
     for stream_id, run_id in sorted(undefined.items()):
         run = instance.get_run_by_id(run_id)
@@ -175,6 +184,41 @@ class Silences:
             since_ms = self._clock()
             self._since[run_id] = (last_sign, since_ms)
         return self._clock() - since_ms
+
+
+class Claims:
+    """Which supervisor sensor of this Dagster instance defines a stream, noted once a minute."""
+
+    def __init__(self, sensor: str, clock: Clock = wall_clock_ms) -> None:
+        self._sensor = sensor
+        self._clock = clock
+        self._noted_ms = 0
+
+    def renew(
+        self, instance: dg.DagsterInstance, deployment_id: str, stream_ids: Collection[str], location: str | None
+    ) -> None:
+        now_ms = self._clock()
+        if abs(now_ms - self._noted_ms) >= _CLAIMED_EACH_MS:
+            claim = f"{now_ms} {location}/{self._sensor}"
+            put_notes(instance, {_claim(deployment_id, each): claim for each in stream_ids})
+            self._noted_ms = now_ms
+
+    def of_others(
+        self, instance: dg.DagsterInstance, deployment_id: str, stream_ids: Collection[str], location: str | None
+    ) -> frozenset[str]:
+        notes = notes_of(instance, [_claim(deployment_id, each) for each in stream_ids])
+        now_ms, found = self._clock(), set[str]()
+        for stream_id in stream_ids:
+            at, _, sensor = notes.get(_claim(deployment_id, stream_id), "").partition(" ")
+            at_ms = number_in(at)
+            is_new = at_ms is not None and now_ms - at_ms < 3 * _CLAIMED_EACH_MS
+            if is_new and sensor != f"{location}/{self._sensor}":
+                found.add(stream_id)
+        return frozenset(found)
+
+
+def _claim(deployment_id: str, stream_id: str) -> str:
+    return f"dagster_ckpt/supervised/{deployment_id}/{stream_id}"
 
 
 def report_lost_runs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,7 @@ from dagster_ckpt.client.reconciliation import (
 from dagster_ckpt.errors import CkptError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import RunSlots, run_slots
 from dagster_ckpt.orchestration.observed_runs import (
+    Claims,
     Silences,
     observed_ends,
     report_lost_runs,
@@ -59,6 +61,9 @@ from dagster_ckpt.values.modes import TerminalState
 # Pause before an unsuccessful run is repeated, doubled each time.
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
+# The number of an attempt ends its run key, before the deployment.
+_RUN_KEY_TAG = "dagster/run_key"
+_ATTEMPT_IN_KEY = re.compile(r"[-/](\d+)@")
 
 
 def build_supervisor_sensor(
@@ -88,9 +93,11 @@ def build_supervisor_sensor(
     held_slots = sum(stream.start_job is not None for stream in streams)
     translator = translator_of(streams)
     catalog_key = translator.get_resource_key(CHECKPOINT_CATALOG)
+    sensor_name = translator.get_sensor_name("checkpoint_supervisor_sensor")
+    claims = Claims(sensor_name)
 
     @dg.sensor(
-        name=translator.get_sensor_name("checkpoint_supervisor_sensor"),
+        name=sensor_name,
         required_resource_keys={catalog_key},
         jobs=[*(stream.start_job for stream in streams if stream.start_job is not None), retention_job, roll_back_job],
         minimum_interval_seconds=5,
@@ -108,11 +115,13 @@ def build_supervisor_sensor(
         steps, held = tick.reconcile_desired_states()
         starts = list(tick.requested_starts())
         # Instead of the restart of a failed run: both would compete for the lease.
-        starting = {request.tags[STREAM_ID_TAG] for request in starts} | held
+        starting = {request.tags[STREAM_ID_TAG] for request in starts} | held | tick.starting
         requests = [*steps, *starts, *tick.after_ends(except_of=starting)]
         origin = context.code_location_origin
         location = origin.location_name if origin is not None else None
-        undefined = undefined_streams(context.instance, catalog, by_stream_id, location, undefined_since)
+        undefined = undefined_streams(
+            context.instance, catalog, by_stream_id, location, silences=undefined_since, claims=claims
+        )
         slots = describe_slots(run_slots(context.instance, STREAM_ID_TAG), held_slots)
         if slots is not None and slots not in said:
             said.add(slots)
@@ -136,7 +145,11 @@ def build_supervisor_sensor(
 
 @dataclass(frozen=True)
 class SupervisorTick:
-    """One evaluation of the sensor."""
+    """One evaluation of the sensor.
+
+    Attributes:
+        starting: Streams that a run under way is about to start.
+    """
 
     instance: dg.DagsterInstance
     catalog: Catalog
@@ -145,6 +158,7 @@ class SupervisorTick:
     roll_back_job: str
     messages: list[str] = field(default_factory=list)
     alerts: list[str] = field(default_factory=list)
+    starting: set[str] = field(default_factory=set)
     health: Mapping[str, HealthSettings] = field(default_factory=dict)
 
     def reconcile_desired_states(self) -> tuple[list[dg.RunRequest], set[str]]:
@@ -191,12 +205,15 @@ class SupervisorTick:
         for request in self.catalog.requests.starts_to_launch():
             stream = self.streams.get(request.stream_id)
             # An external program picks up the request itself.
-            if stream is None or stream.start_job is None or self._has_a_launcher(request):
+            if stream is None or stream.start_job is None:
                 continue
             run = self._run_of(request)
+            if self._has_a_launcher(request) or (run is not None and not run.is_finished):
+                self.starting.add(stream.stream_id)
+                continue
             attempt: int | None = 0
             if run is not None:
-                attempt = self._attempt_after(run, request) if run.is_finished else None
+                attempt = self._attempt_after(run, request)
             if attempt is None:
                 continue
             if self._restart_is_under_way(stream.stream_id):
@@ -208,7 +225,7 @@ class SupervisorTick:
             yield self._run(
                 stream.start_job.name,
                 # One run per request. A re-created catalog may use the id again.
-                f"start-{request.request_id}-{request.created_at_ms}{f'-{attempt}' if attempt else ''}",
+                f"start-{request.request_id}-{request.created_at_ms}/{attempt}",
                 {STREAM_ID_TAG: stream.stream_id, START_REQUEST_TAG: request.request_id},
                 {stream.name: set_options(request.arguments)},
             )
@@ -291,7 +308,10 @@ class SupervisorTick:
             # A clock that is behind must not delay anything.
             if abs(wall_clock_ms() - last_ms) < pause_ms:
                 return None
-        return len(attempts)
+        # Some runs may have been deleted: a key that was used once starts nothing.
+        keys = (record.dagster_run.tags.get(_RUN_KEY_TAG, "") for record in attempts)
+        numbers = (int(match[1]) for key in keys if (match := _ATTEMPT_IN_KEY.search(key)) is not None)
+        return max([len(attempts), *(number + 1 for number in numbers)])
 
     def _tagged(self, tag: str, value: str) -> dg.RunsFilter:
         return dg.RunsFilter(tags={tag: value, DEPLOYMENT_TAG: self.catalog.deployment_id})

@@ -48,6 +48,16 @@ def test_the_newest_word_of_a_person_counts_and_raises_the_generation(catalog: C
     assert events(catalog) == [EventType.DESIRED_STATE_SET] * 2
 
 
+def test_what_was_decided_on_an_older_word_does_not_replace_a_newer_one(catalog: Catalog) -> None:
+    seen = catalog.desired_states.put("orders", DesiredState.RUNNING, origin="anna")
+    said = catalog.desired_states.put("orders", DesiredState.RUNNING, origin="bert")
+
+    assert catalog.desired_states.put("orders", DesiredState.SUSPENDED, origin="the sensor", seen=seen) == said
+    assert catalog.desired_states.all()["orders"] == said
+    taken = catalog.desired_states.put("orders", DesiredState.SUSPENDED, origin="the sensor", seen=said)
+    assert (taken.desired, taken.generation) == (DesiredState.SUSPENDED, said.generation + 1)
+
+
 def test_the_definition_decides_where_a_person_left_it_to_it(catalog: Catalog) -> None:
     assert catalog.desired_states.ensure("orders", origin="definition").desired is None
     catalog.desired_states.put("orders", DesiredState.CANCELED, origin="anna")

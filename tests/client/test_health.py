@@ -143,6 +143,27 @@ def take(catalog: Catalog, number: int, **facts: Any) -> SnapshotRecord:
     return as_writer(catalog).complete(begun.snapshot_id, batch_id=number, **facts)
 
 
+@pytest.mark.parametrize(("phase", "verdict"), [("STARTING", "ERROR"), ("RESTORING", "ERROR"), ("STABLE", "PASS")])
+def test_an_upgrade_whose_new_run_never_starts_is_no_good_health(tmp_path: Path, phase: str, verdict: str) -> None:
+    """The definition says RUNNING, so the row says nothing, and the stream was suspended for the upgrade."""
+    clock = [NOW_MS]
+    catalog = Catalog(f"sqlite:///{tmp_path / 'catalog.db'}", clock=lambda: clock[0])
+    catalog.streams.ensure("orders", name="orders", asset_key="orders", options={})
+    holder = Holder("one", "run", "ours", 4711, 1, "boot")
+    as_writer(catalog).executions.start("one", run_id="run", cause=StartCause.MANUAL, holder=holder)
+    as_writer(catalog).executions.running("one", live_directory="/live", recovery={})
+    as_writer(catalog).executions.end("one", ExecutionStatus.SUSPENDED, "for the upgrade", settled=True)
+    row = catalog.desired_states.ensure("orders", origin="the asset's definition")
+    upgrade = UpgradeRecord(UpgradePhase(phase), "1", "2", UpgradeMode.LAST_STATE, 1, "a test")
+    catalog.desired_states.advance(row, upgrade=upgrade, alert=None, request_id=None)
+    clock[0] += 5 * 60 * MINUTE_MS
+
+    facts = health_facts(catalog, {"orders": HealthSettings()}, now_ms=clock[0])["orders"]
+    found = judge(facts, CheckpointConfig(interval=60_000).options, HealthSettings(), now_ms=clock[0])
+
+    assert {each.check: each.verdict for each in found}[HealthCheck.PROGRESS].value == verdict
+
+
 def fail(catalog: Catalog, number: int, reason: str) -> None:
     as_writer(catalog).snapshots.start(
         snapshot_id=f"snapshot-{number}",

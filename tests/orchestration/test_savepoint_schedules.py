@@ -68,6 +68,16 @@ def test_a_schedule_asks_with_its_name_and_its_history(
     assert dg.validate_run_config(job, request.run_config)
 
 
+def test_the_hour_that_comes_twice_has_two_labels(orders: StreamingAsset) -> None:
+    schedule, _ = schedule_of(orders, execution_timezone="Europe/Berlin")
+
+    requests = [evaluate(schedule, f"2026-10-25T0{hour}:00").run_requests[0] for hour in (0, 1)]
+
+    labels = [each.run_config["ops"]["trigger_savepoint"]["config"]["label"] for each in requests]
+    assert labels == ["scheduled-2026-10-25T02-00", "scheduled-2026-10-25T02-00-second"]
+    assert len({each.run_key for each in requests}) == 2
+
+
 def test_a_history_that_no_run_config_can_name_is_refused_when_the_schedule_is_built(orders: StreamingAsset) -> None:
     class OfThisTest:
         def keep(self, snapshots: Any, context: Any) -> Any:

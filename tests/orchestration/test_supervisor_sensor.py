@@ -28,7 +28,7 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.client.reconciliation import LAUNCH_MS
 from dagster_ckpt.orchestration import observed_runs
 from dagster_ckpt.orchestration.jobs.operator_jobs import build_operator_jobs
-from dagster_ckpt.orchestration.observed_runs import UNDEFINED_GRACE_MS, Silences, undefined_streams
+from dagster_ckpt.orchestration.observed_runs import UNDEFINED_GRACE_MS, Claims, Silences, undefined_streams
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.run_status import (
     DEPLOYMENT_TAG,
@@ -302,6 +302,24 @@ class TestRetention:
         assert second.run_key != first.run_key
         assert second.run_config == first.run_config
 
+    def test_a_run_whose_predecessors_were_deleted_in_part_has_a_key_that_was_never_used(
+        self, supervised: Supervised, clock: Clock
+    ) -> None:
+        supervised.execution(DagsterRunStatus.CANCELED)
+        keys, runs = list[str](), list[dg.DagsterRun]()
+        for _ in range(3):
+            [request] = supervised.tick()
+            keys.append(request.run_key)
+            tags = {**request.tags, "dagster/run_key": request.run_key}
+            runs.append(supervised.run(DagsterRunStatus.FAILURE, **tags))
+            clock.now_ms += 20 * FIRST_PAUSE_MS
+        supervised.instance.delete_run(runs[0].run_id)
+
+        [request] = supervised.tick()
+
+        assert request.run_key not in keys
+        assert len(set(keys)) == 3
+
 
 class TestGivingUp:
     """A crash loop ends with an alert that nobody can miss, once."""
@@ -466,6 +484,19 @@ class TestStart:
 
         assert supervised.tick() == []
 
+    def test_a_failed_run_is_not_restarted_beside_a_start_whose_run_is_under_way(
+        self, supervised: Supervised, clock: Clock
+    ) -> None:
+        supervised.execution(DagsterRunStatus.FAILURE)
+        supervised.tick()
+        run = supervised.run(DagsterRunStatus.STARTING, **{START_REQUEST_TAG: self.ask(supervised, start_from="chk-3")})
+        clock.now_ms += 60 * FIRST_PAUSE_MS
+
+        assert supervised.tick() == []
+        supervised.instance.report_run_failed(run)
+        [request] = supervised.tick()
+        assert RESTART_OF_TAG in request.tags
+
     def test_a_start_that_is_answered_or_withdrawn_is_not_launched(self, supervised: Supervised) -> None:
         supervised.catalog.requests.withdraw(self.ask(supervised, start_from="latest"))
         as_writer(supervised.catalog).requests.resolve(
@@ -587,7 +618,7 @@ def test_a_stream_of_another_code_location_is_its_own_to_report(
     begin_execution(supervised.catalog, "theirs", run.run_id)
     streams = {"orders": None}
     now_ms = 0
-    silences = Silences(lambda: now_ms)
+    silences, claims = Silences(lambda: now_ms), Claims("sensor")
 
     class Origin:
         location_name = "theirs"
@@ -595,7 +626,8 @@ def test_a_stream_of_another_code_location_is_its_own_to_report(
     monkeypatch.setattr(dg.DagsterRun, "remote_job_origin", Origin())
 
     def undefined(location: str) -> list[str]:
-        return undefined_streams(supervised.instance, supervised.catalog, streams, location, silences)  # type: ignore[arg-type]
+        known = (supervised.instance, supervised.catalog, streams, location)
+        return undefined_streams(*known, silences=silences, claims=claims)  # type: ignore[arg-type]
 
     assert undefined("theirs") == [], "its code location may be about to be replaced"
     now_ms = UNDEFINED_GRACE_MS
@@ -612,3 +644,40 @@ def test_a_stream_of_another_code_location_is_its_own_to_report(
     row = supervised.catalog.desired_states.find("theirs")
     assert row is not None
     assert (row.alert, row.alert_until) == (None, None)
+
+
+def test_a_stream_whose_asset_moved_to_another_code_location_is_not_reported_by_the_former_one(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two sensors undid the other's alert, whose advice was to retire the stream."""
+    register(supervised.catalog, "moved")
+    begin_execution(supervised.catalog, "moved", supervised.run(DagsterRunStatus.STARTED).run_id)
+    now_ms = 0
+
+    class Origin:
+        location_name = "former"
+
+    monkeypatch.setattr(dg.DagsterRun, "remote_job_origin", Origin())
+    monkeypatch.setattr(observed_runs, "UNDEFINED_GRACE_MS", 1)
+    sensors = {name: (Silences(lambda: now_ms), Claims("sensor", lambda: now_ms)) for name in ("former", "new")}
+
+    def tick(location: str, *stream_ids: str) -> list[str]:
+        silences, claims = sensors[location]
+        known = (supervised.instance, supervised.catalog, dict.fromkeys(stream_ids), location)
+        return undefined_streams(*known, silences=silences, claims=claims)  # type: ignore[arg-type]
+
+    for _ in range(10):
+        now_ms += 60_000
+        assert tick("new", "moved") == tick("former") == []
+    assert supervised.catalog.desired_states.find("moved") is None
+    # The other code location is gone.
+    for _ in range(4):
+        now_ms += 60_000
+        told = tick("former")
+    assert len(told) == 1
+    # One that forgets its own stream says so at once.
+    tick("former", "moved")
+    now_ms += 60_000
+    tick("former")
+    now_ms += 60_000
+    assert len(tick("former")) == 1

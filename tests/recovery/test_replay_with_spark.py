@@ -129,6 +129,27 @@ def test_the_files_of_a_sink_stay_as_they_are(orders: Orders) -> None:
     assert sorted(rows) == [0, 1, 2, 7]
 
 
+@pytest.mark.thorough
+def test_a_batch_that_its_sink_had_already_is_replayed_as_well(orders: Orders) -> None:
+    """Killed between the commit of the sink and Spark's: the next start skips the batch, and reads nothing."""
+    orders.feed(2)
+    orders.run("json")
+    orders.savepoint()
+    orders.feed(3)
+    orders.run("json")
+    for commit in (orders.folder / "live" / "orders").glob("live-*/commits/*4*"):
+        commit.unlink()
+    orders.run("json")
+    before = orders.log
+    orders.lose_the_directory()
+    orders.feed(1)
+
+    messages = orders.run("json", files_per_batch=5)
+
+    assert any("replayed 3 batches after batch 1, up to 4" in each for each in messages), messages
+    assert {name: orders.log[name] for name in before} == before
+
+
 def test_the_preview_says_so_and_a_second_loss_is_replayed_too(orders: Orders) -> None:
     orders.feed(1)
     orders.run()

@@ -84,7 +84,9 @@ def build_savepoint_schedule(
         if over_at_ms is not None:
             until = pendulum.from_timestamp(over_at_ms / 1000, tz=timezone)
             return dg.SkipReason(f"no savepoint in a blackout; it lasts until {until.to_datetime_string()}")
-        label = f"scheduled-{due.in_timezone(timezone).format('YYYY-MM-DDTHH-mm')}"
+        local = due.in_timezone(timezone)
+        # When summer time ends, an hour comes twice.
+        label = f"scheduled-{local.format('YYYY-MM-DDTHH-mm')}{'-second' if local.fold else ''}"
         config = {"stream_id": stream.stream_id, "label": label, "history": {"schedule": schedule_name, **kept}}
         return dg.RunRequest(
             run_key=f"{stream.stream_id}-{label}", run_config={"ops": {"trigger_savepoint": {"config": config}}}

@@ -150,6 +150,8 @@ def replay(
     started_ms = monotonic_ms()
     try:
         restore_into(stream, snapshot_location(plan.snapshot), live, donor=plan.donor, marked=True, watch=watch)
+        # As a start does; each batch is one of its own.
+        widen_schemas(live.folder, plan.snapshot.batch_id or 0, nullcontext)
         for batch in lost.batches:
             plan_again(live, batch)
             trial = run_trial(

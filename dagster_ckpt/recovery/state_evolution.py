@@ -1,6 +1,6 @@
 """What of a state still means something to a changed query, operator by operator. Pure.
 
-Spark numbers operators from the output to the input, and keeps an aggregation's values as the buffers of its functions.
+Spark keeps an aggregation's values as the buffers of its functions.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from dagster_ckpt.recovery.plan_check import describe_operator, operator_differe
 from dagster_ckpt.spark.checkpoint_dir.operators import UNNAMED, Operator, key_columns, value_columns
 from dagster_ckpt.spark.query.plan import WATERMARK, Pair, PlanDescription, PlanOperator
 from dagster_ckpt.state.migration import RuledOperator, StateMigration
-from dagster_ckpt.state.unsafe_rows import Taken, TakenRows, can_widen, is_known, is_wide
+from dagster_ckpt.state.unsafe_rows import Taken, TakenRows, can_begin, can_widen, is_known
 
 AGGREGATE, JOIN_KIND, LIMIT_KIND = "Aggregate", "Join", "GlobalLimit"
 _AGGREGATION = ("stateStoreSave", UNNAMED)
+# Version of the schemas of stores with column families: transformWithState, joins with state v3.
+_FAMILIES = 3
 _WITHOUT_ROWS = ": it begins without rows"
 
 
@@ -131,7 +133,8 @@ def _with_doubts(found: list[Decision], before: PlanDescription, after: PlanDesc
         else:
             yield each
     modes = (before.output_mode, after.output_mode)
-    if not moves and None not in modes and modes[0] != modes[1]:
+    is_continued = any(None not in (each.was, each.now) for each in stateful)
+    if is_continued and None not in modes and modes[0] != modes[1]:
         newest = after.operators[-1]
         mode = f"output mode: {before.output_mode} -> {after.output_mode}"
         yield Decision(Fate.REFUSE, newest, len(before.operators) - 1, len(after.operators) - 1, mode)
@@ -232,7 +235,7 @@ def taken_rows(
     Raises:
         StateRewriteError: The stored state is not what the plans let expect.
     """
-    old_number, new_number = (_numbers(plan, stored) for plan, stored in ((before, olds), (after, news)))
+    old_number, new_number = _numbers(before, after, olds, news)
     found = {}
     for each in decisions:
         if not each.keeps_state or each.was is None or each.now is None or each.rule is not None:
@@ -240,6 +243,11 @@ def taken_rows(
         was, now = olds[old_number[each.was]], news[new_number[each.now]]
         if UNNAMED not in (was.name, now.name) and was.name != now.name:
             raise _other(each, f"Spark kept it as {was.name}, and keeps it as {now.name}")
+        if _FAMILIES in (was.schema_version, now.schema_version):
+            if (was.stores, _schemas(was)) != (now.stores, _schemas(now)):
+                raise _other(each, "its stored schemas differ, and such schemas are compared as a whole")
+            found[now.number] = TakenRows(was.number)
+            continue
         if _types(key_columns(was.files[-1])) != _types(key_columns(now.files[-1])):
             raise _other(each, "its key has other types, which decide in which partition a row is")
         if was.schema_version != now.schema_version and each.fate is Fate.MIGRATE:
@@ -264,7 +272,7 @@ def ruled_operators(
     olds: Sequence[Operator],
     news: Sequence[Operator],
 ) -> list[RuledOperator]:
-    old_number, new_number = (_numbers(plan, stored) for plan, stored in ((before, olds), (after, news)))
+    old_number, new_number = _numbers(before, after, olds, news)
     return [
         RuledOperator(
             each.rule,
@@ -277,12 +285,37 @@ def ruled_operators(
     ]
 
 
-def _numbers(plan: PlanDescription, stored: Sequence[Operator]) -> dict[int, int]:
+def _schemas(operator: Operator) -> list[bytes | None]:
+    return [file.data for file in operator.files[-len(operator.stores) :]]
+
+
+def _numbers(
+    before: PlanDescription, after: PlanDescription, olds: Sequence[Operator], news: Sequence[Operator]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Spark's numbers, by the place of an operator in its plan."""
+    kinds = [[each.kind for each in plan.operators] for plan in (before, after)]
+    numbers = before.numbers
+    if numbers is None and after.numbers is not None:
+        # An earlier version of this package did not record them; the same operators have the same branches.
+        numbers = after.numbers
+        if kinds[0] != kinds[1]:
+            raise StateRewriteError(
+                "The new query has branches that keep state, and it is not recorded how those of the former one are "
+                f"numbered: which state is whose is not certain. {_ADVICE}"
+            )
+    return _numbers_in(before, olds, numbers), _numbers_in(after, news, after.numbers)
+
+
+def _numbers_in(
+    plan: PlanDescription, stored: Sequence[Operator], numbers: Sequence[int | None] | None
+) -> dict[int, int]:
     stateful = [at for at, operator in enumerate(plan.operators) if operator.kind != WATERMARK]
     if len(stateful) != len(stored):
         raise StateRewriteError(
             f"The query has {len(stateful)} operators with state, but {len(stored)} are stored. {_ADVICE}"
         )
+    if numbers is not None:
+        return {at: number for at, number in enumerate(numbers) if number is not None}
     return {at: len(stateful) - 1 - index for index, at in enumerate(stateful)}
 
 
@@ -301,7 +334,7 @@ def _values(
             kind = _kind(column)
             if text not in places:
                 start = starts[index] if index < len(starts) else None
-                if start is not None and is_wide(kind):
+                if start is not None and not can_begin(kind):
                     raise _other(decision, f"{text} begins with a value of type {kind}, which cannot be written")
                 if column["name"] == "isEmpty":
                     raise _other(decision, f"{text} of type {kind} begins with a value that cannot be written")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from dagster_ckpt.recovery.state_evolution import Decision, evolve, refused_reas
 from dagster_ckpt.spark.checkpoint_dir.file_source import existing_files, files_after, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import METADATA, OFFSETS, SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry, query_metadata, with_sources, with_watermark
+from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
 from dagster_ckpt.spark.checkpoint_dir.restore import Watch
 from dagster_ckpt.spark.query.description import session_of
 from dagster_ckpt.spark.query.plan import PlanDescription
@@ -255,6 +256,7 @@ def make_fresh_state(
         folder.place(name, [live.folder.read(name)])
     _run(describe, target, 0, with_watermark(data, where, 0), watch)
     if reads_input and planned.watermark_ms > 0:
+        widen_schemas(folder, 0, nullcontext)
         _run(describe, target, 1, data, watch)
 
 

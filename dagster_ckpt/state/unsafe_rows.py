@@ -273,7 +273,7 @@ def taken(row: bytes, width: int, values: Sequence[Taken]) -> bytes:
             struct.pack_into("<Q", head, at, (len(head) + len(tail)) << 32 | size)
             tail += data if not is_wide(each.kind) else data.ljust(16, b"\0")
         elif each.place is None and each.start is not None:
-            struct.pack_into(f"<{_NUMBERS[each.kind]}", head, at, each.start)
+            struct.pack_into(f"<{_NUMBERS.get(each.kind, 'q')}", head, at, _as_stored(each.kind, each.start))
         elif not is_null:
             head[at : at + 8] = _widened(slot, each.was, each.kind)
     return bytes(head + tail)
@@ -302,6 +302,16 @@ def _widened(slot: bytes, was: str, now: str) -> bytes:
         raise StateRewriteError(f"A value of type {was} cannot become {now}. Nothing was changed.")
     (number,) = struct.unpack_from(f"<{_NUMBERS[was]}", slot)
     return struct.pack(f"<{_NUMBERS[now]}", number).ljust(8, b"\0")
+
+
+def can_begin(kind: str) -> bool:
+    """Whether a field of this type can be given a start."""
+    return kind in _NUMBERS or (kind.startswith("decimal") and not is_wide(kind))
+
+
+def _as_stored(kind: str, start: float) -> float:
+    # A decimal is the whole number of its digits; each start of one is 0.
+    return start if kind in _NUMBERS else int(start)
 
 
 def is_wide(kind: str) -> bool:

@@ -64,6 +64,22 @@ def distinct_windows(frame: DataFrame) -> DataFrame:
     return counted.agg(F.count("*").alias("n")).select(F.col("window.start").alias("start"), "k", "n")
 
 
+def two_sums(*columns: str) -> Query:
+    """Two branches whose state has the same types: by k, with these columns, and by o."""
+
+    def side(frame: DataFrame, key: str, columns: Sequence[str]) -> DataFrame:
+        marked = frame.withWatermark("t", "30 seconds") if frame.isStreaming else frame
+        summed = marked.groupBy(F.window("t", "30 seconds"), key).agg(*map(F.expr, columns))
+        return summed.select(F.col("window.start").alias("start"), F.lit(key), key, *summed.columns[2:])
+
+    return lambda frame: side(frame, "k", columns).union(side(getattr(frame, "again", frame), "o", (SUM_V, SUM_O)))
+
+
+def selected(*columns: str) -> Query:
+    """Spark keeps the sums in the order in which they are selected, and only these."""
+    return lambda frame: frame.groupBy("k").agg(F.expr(SUM_O), F.expr(SUM_V)).select("k", *columns)
+
+
 def sessions_with(*columns: str) -> Query:
     def sessions(frame: DataFrame) -> DataFrame:
         marked = frame.withWatermark("t", "30 seconds") if frame.isStreaming else frame
@@ -91,6 +107,7 @@ def counted(frame: DataFrame, more: bool) -> DataFrame:
     return frame.groupBy("k").applyInPandasWithState(function, "k long, n long, s long", kept, "update", "NoTimeout")
 
 
+SUM_V, SUM_O = "sum(v) AS sv", "sum(o) AS so"
 N, S, T, A = "count(*) AS n", "sum(v) AS s", "max(site) AS t", "avg(v) AS a"
 D, M = "stddev(v) AS d", "max(v) AS m"
 of_k, total = by("k"), by()
@@ -121,6 +138,12 @@ QUERIES: dict[str, Query] = {
     "windows_long": timed("50 seconds", "30 seconds"),
     "longer_windows": timed("30 seconds", "60 seconds"),
     "distinct_windows": distinct_windows,
+    "two_sums": two_sums(SUM_V, SUM_O),
+    "two_sums_reordered": two_sums(SUM_O, SUM_V),
+    "selected_v_o": selected("sv", "so"),
+    "selected_o_v": selected("so", "sv"),
+    "selected_v": selected("sv"),
+    "selected_o": selected("so"),
     "bad_rows": of_k("sum(IF(v = 10, raise_error('no such value'), v)) AS s"),
     "sessions": sessions_with(N),
     "sessions_sum": sessions_with(N, S),
@@ -137,8 +160,9 @@ BACKENDS = {
     "v2": EmbeddedRocksDBStateBackend(True, settings={STATE_FORMAT: "2"}),
 }
 APPEND = {"rows", "windows", "windows_long", "longer_windows", "distinct_windows", "sessions", "distinct"}
-APPEND |= {"sessions_sum", "distinct_by_both", "limit", "join", "join_more"}
+APPEND |= {"two_sums", "two_sums_reordered", "sessions_sum", "distinct_by_both", "limit", "join", "join_more"}
 TIMED = {"windows", "windows_long", "longer_windows", "distinct_windows", "sessions", "sessions_sum"}
+TIMED |= {"two_sums", "two_sums_reordered"}
 
 
 def struct(*columns: str) -> Any:
@@ -245,7 +269,10 @@ class Release:
 
     def writer(self, query: str, kind: str = "long") -> DataStreamWriter:
         reader = self.spark.readStream.schema(self._schema(kind)).option("maxFilesPerTrigger", 1)
-        frame = QUERIES[query](reader.json(f"{self.folder}/in"))
+        read = reader.json(f"{self.folder}/in")
+        # One that is read twice through one DataFrame is refused.
+        read.again = reader.json(f"{self.folder}/in")  # type: ignore[attr-defined]
+        frame = QUERIES[query](read)
         mode = "append" if query in APPEND else "update"
         return frame.writeStream.outputMode(mode).foreachBatch(self._keep).trigger(availableNow=True)
 

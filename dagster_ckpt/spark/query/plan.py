@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,10 +58,16 @@ class PlanOperator:
 
 @dataclass(frozen=True)
 class PlanDescription:
-    """Operators with inputs first. Independent of start, machine and input path."""
+    """Operators with inputs first. Independent of start, machine and input path.
+
+    Attributes:
+        numbers: Spark's number of each operator, None for a watermark, if the query has branches that keep state. The
+            operators of any other query are numbered from the output to the input.
+    """
 
     operators: tuple[PlanOperator, ...] = ()
     output_mode: str | None = None
+    numbers: tuple[int | None, ...] | None = None
 
     def as_record(self) -> dict[str, Any]:
         """Truncated to the size limit."""
@@ -86,12 +92,15 @@ class PlanDescription:
         left_out = self.operators[_MAX_OPERATORS:]
         if left_out:
             operators.append({"kind": f"{len(left_out)} more, {_digest(repr(left_out))}"})
-        return {"version": _VERSION, "output_mode": self.output_mode, "operators": operators}
+        numbers = {"numbers": list(self.numbers)} if self.numbers is not None and not left_out else {}
+        return {"version": _VERSION, "output_mode": self.output_mode, "operators": operators, **numbers}
 
     @property
     def fingerprint(self) -> str:
         """`plan-2:` and a SHA-256 of the record; equal for equal plans only."""
-        text = json.dumps(self.as_record(), separators=(",", ":"), ensure_ascii=True, sort_keys=True)
+        # Numbers follow from the rest, and older fingerprints lack them.
+        record = {name: value for name, value in self.as_record().items() if name != "numbers"}
+        text = json.dumps(record, separators=(",", ":"), ensure_ascii=True, sort_keys=True)
         return f"plan-2:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -99,6 +108,7 @@ class _Record(BaseModel):
     version: int
     output_mode: str | None = None
     operators: tuple[PlanOperator, ...]
+    numbers: tuple[int | None, ...] | None = None
 
 
 def read_plan(record: object) -> PlanDescription | None:
@@ -106,7 +116,7 @@ def read_plan(record: object) -> PlanDescription | None:
         read = _Record.model_validate(record)
     except ValidationError:
         return None
-    return PlanDescription(read.operators, read.output_mode) if read.version == _VERSION else None
+    return PlanDescription(read.operators, read.output_mode, read.numbers) if read.version == _VERSION else None
 
 
 def _few(pairs: Sequence[Pair], limit: int) -> Sequence[Pair]:
@@ -145,7 +155,12 @@ _SEED = re.compile(r"-?\d{5,}L?")
 
 def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
     """None over Spark Connect, or before Spark has created the plan."""
-    return seen_in(query, lambda execution: describe_plan(execution.logicalPlan(), execution.outputMode()))
+
+    def described(execution: Any) -> PlanDescription:
+        plan = execution.logicalPlan()
+        return describe_plan(plan, execution.outputMode(), _as_executed(plan, execution.sparkSession()))
+
+    return seen_in(query, described)
 
 
 def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
@@ -155,40 +170,68 @@ def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
     if jvm_writer is None:
         return None
     try:
-        return describe_plan(writer._df._jdf.queryExecution().analyzed(), described_field(jvm_writer, "outputMode"))
+        frame = writer._df._jdf
+        plan = frame.queryExecution().analyzed()
+        executed = _as_executed(plan, frame.sparkSession())
+        return describe_plan(plan, described_field(jvm_writer, "outputMode"), executed)
     except Py4JError:
         return None
 
 
-def describe_plan(plan: Any, output_mode: object = None) -> PlanDescription:
-    walk = _Walk()
+def _as_executed(plan: Any, session: Any) -> Any | None:
+    """None if Spark cannot optimize the plan of a stream outside its query."""
+    from py4j.protocol import Py4JError
+
+    try:
+        return session.sessionState().optimizer().execute(plan)
+    except Py4JError:
+        return None
+
+
+def describe_plan(plan: Any, output_mode: object = None, executed: Any | None = None) -> PlanDescription:
+    """`executed` is the optimized plan: a later `select` decides which aggregates are kept, and in which order."""
+    walk = _Walk(_in_stored_order(executed) if executed is not None else None)
     walk.visit(plan, None)
     if all(operator.kind == WATERMARK for operator in walk.operators):
         # A watermark alone keeps no state.
         return PlanDescription()
-    return PlanDescription(tuple(walk.operators), str(output_mode) if output_mode is not None else None)
+    mode = str(output_mode) if output_mode is not None else None
+    numbers = tuple(walk.numbers)
+    stateful = [number for number in numbers if number is not None]
+    is_linear = stateful == sorted(stateful, reverse=True)
+    return PlanDescription(tuple(walk.operators), mode, None if is_linear else numbers)
 
 
 class _Walk:
     """Visits inputs first. Columns are followed by Spark's ids, which this session assigned."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Mapping[int, int] | None) -> None:
+        self._stored = stored
         self.operators: list[PlanOperator] = []
+        self.numbers: list[int | None] = []
+        self._counted = 0
         self._computed: dict[int, tuple[str, list[Any]]] = {}
 
     def visit(self, node: Any, needed: set[int] | None) -> None:
         name = str(node.nodeName())
         name = _RENAMED.get(name, name)
         below = _needed_below(node, name, needed)
+        describe = _STATEFUL.get(name)
+        joins_a_table = name == "Join" and not all(child.isStreaming() for child in items_of(node.children()))
+        if not node.isStreaming() or joins_a_table:
+            describe = None
+        number: int | None = None
+        if describe is not None and name != WATERMARK:
+            # Spark numbers an operator before its inputs, and inputs from left to right.
+            number, self._counted = self._counted, self._counted + 1
         for child in items_of(node.children()):
             if child.isStreaming():
                 self.visit(child, below)
-        describe = _STATEFUL.get(name)
-        joins_a_table = name == "Join" and not all(child.isStreaming() for child in items_of(node.children()))
-        if describe is not None and node.isStreaming() and not joins_a_table:
-            described = describe(node, below)
+        if describe is not None:
+            described = _aggregate(node, self._stored) if name == "Aggregate" else describe(node, below)
             definitions = () if name == WATERMARK else tuple(self._definitions(_used(node, name, below)))
             self.operators.append(replace(described, kind=name, definitions=definitions))
+            self.numbers.append(number)
         self._note_computed(node, name)
 
     def _note_computed(self, node: Any, name: str) -> None:
@@ -250,12 +293,32 @@ def _references(node: Any) -> set[int]:
     return {_id(column) for column in items_of(node.references().toSeq())}
 
 
-def _aggregate(node: Any, _needed: set[int] | None) -> PlanOperator:
-    functions: dict[str, Pair] = {}
+def _in_stored_order(executed: Any) -> dict[int, int]:
+    """The place of each aggregate, by Spark's id of its result."""
+    found: dict[int, int] = {}
+
+    def visit(node: Any) -> None:
+        for expression in items_of(node.aggregateExpressions()) if node.nodeName() == "Aggregate" else ():
+            for function in _functions(expression):
+                found.setdefault(int(function.resultId().id()), len(found))
+        for child in items_of(node.children()):
+            visit(child)
+
+    visit(executed)
+    return found
+
+
+def _aggregate(node: Any, stored: Mapping[int, int] | None) -> PlanOperator:
+    functions: dict[str, tuple[int, Pair]] = {}
     for expression in items_of(node.aggregateExpressions()):
         for function in _functions(expression):
-            functions.setdefault(_sql(function), _column(function))
-    return PlanOperator("", _columns(node.groupingExpressions()), tuple(functions.values()))
+            at = stored.get(int(function.resultId().id())) if stored is not None else len(functions)
+            text = _sql(function)
+            # Spark drops one that nothing uses, and keeps one of those that are equal.
+            if at is not None and at < functions.get(text, (at + 1, ()))[0]:
+                functions[text] = (at, _column(function))
+    values = tuple(column for _, column in sorted(functions.values()))
+    return PlanOperator("", _columns(node.groupingExpressions()), values)
 
 
 def _functions(expression: Any) -> Iterable[Any]:
@@ -314,7 +377,7 @@ _REFERENCE = "commonexpressionref()"
 # Spark 4.0's name: an upgrade keeps the fingerprint.
 _RENAMED = {"TransformWithStateInPandas": "TransformWithStateInPySpark"}
 _STATEFUL: dict[str, Callable[[Any, set[int] | None], PlanOperator]] = {
-    "Aggregate": _aggregate,
+    "Aggregate": lambda node, _needed: _aggregate(node, None),
     "Deduplicate": _deduplicate,
     "DeduplicateWithinWatermark": _deduplicate,
     "Distinct": _distinct,

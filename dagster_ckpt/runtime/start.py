@@ -72,6 +72,7 @@ from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink
 from dagster_ckpt.sinks.kafka.undone import TopicEnd
 from dagster_ckpt.sinks.kafka.writer import StreamOwner, with_transactions
 from dagster_ckpt.sinks.registry import described_sink
+from dagster_ckpt.sinks.sink import SinkEffect
 from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import widen_schemas
@@ -96,6 +97,8 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+# What a start that rolls back without a doubt does to sinks.
+_ROLLED_BACK = frozenset({SinkEffect.EXACT, SinkEffect.SKIP, SinkEffect.UNTOUCHED, SinkEffect.STARTS})
 _WAIT_S = 0.25
 
 
@@ -276,6 +279,13 @@ class Start:
             log_message(stream.stream_id, f"batches after {plan.to_batch} cannot be replayed: {ahead.gone}")
             self._replays, lost = False, None
             ahead = self._preview(facts, plan)
+        if lost is not None and (former := self._former_code(facts, lost)) is not None:
+            instead = self._preview(facts, plan)
+            if all(sink.effect in _ROLLED_BACK for sink in instead.sinks):
+                log_message(stream.stream_id, f"the sinks go back instead of a replay of lost batches: {former}")
+                self._replays, lost, ahead = False, None, instead
+            else:
+                log_message(stream.stream_id, f"lost batches are replayed, and their state may not fit: {former}")
         if (why := why_kept(facts, plan, ahead)) is not None:
             raise RowsAtRiskError(why)
         self._check_loss(ahead)
@@ -396,6 +406,23 @@ class Start:
                 f"Stream {self._stream.stream_id!r} is not started: batch {batch}, which reads what comes before "
                 f"undone records, failed. Start it again when that is mended. {failure or ''}"
             )
+
+    def _former_code(self, facts: RecoveryFacts, lost: LostBatches) -> str | None:
+        """Why the state of a replay may differ from the rows that the sinks have of the batches."""
+        query_plan = self._of_query(plan_of_writer)
+        if not lost.batches or (query_plan is not None and not query_plan.operators):
+            return None
+        if self._start_from.accept_plan_change:
+            return "their rows are of a query with another plan"
+        own, directory = self._stream.code_version, facts.stream.live_directory
+        after = lost.restore.snapshot.batch_id
+        ran = [
+            each.code_version
+            for each in self._stream.catalog.executions.of_stream(self._stream.stream_id)
+            if each.live_directory == directory and (each.newest_batch or 0) > (after if after is not None else -1)
+        ]
+        others = sorted({version for version in ran if version not in (None, own)}) if own is not None else []
+        return f"their rows are of code version {', '.join(map(str, others))}, and this is {own}" if others else None
 
     def _lost_batches(self, facts: RecoveryFacts, plan: RecoveryPlan) -> LostBatches | None:
         return lost_batches(self._stream, facts, plan, self._output) if self._replays else None

@@ -49,7 +49,9 @@ class Orders:
     def keep(self, frame: DataFrame, batch_id: int) -> None:
         self.batches.append((batch_id, sorted((row["shop"], row["count"]) for row in frame.collect())))
 
-    def run(self, sink: str = "function", files_per_batch: int = 1, **options: Any) -> list[str]:
+    def run(
+        self, sink: str = "function", files_per_batch: int = 1, code_version: str | None = None, **options: Any
+    ) -> list[str]:
         def query(spark: SparkSession) -> DataStreamWriter:
             rows = spark.readStream.schema("shop long").option("maxFilesPerTrigger", files_per_batch)
             orders = rows.json(f"{self.folder}/landing")
@@ -62,7 +64,9 @@ class Orders:
 
         messages: list[str] = []
         with collecting(messages):
-            run_stream("orders", query, **self.places, spark=self.spark, checkpointing=CheckpointConfig(**options))
+            config = CheckpointConfig(**options)
+            given = {**self.places, "spark": self.spark, "checkpointing": config, "code_version": code_version}
+            run_stream("orders", query, **given)
         return messages
 
     def savepoint(self) -> None:
@@ -148,6 +152,26 @@ def test_a_batch_that_its_sink_had_already_is_replayed_as_well(orders: Orders) -
 
     assert any("replayed 3 batches after batch 1, up to 4" in each for each in messages), messages
     assert {name: orders.log[name] for name in before} == before
+
+
+@pytest.mark.parametrize(("sink", "goes_back"), [("json", True), ("function", False)])
+def test_another_code_version_replays_only_where_a_sink_cannot_go_back(
+    orders: Orders, sink: str, goes_back: bool
+) -> None:
+    """Its state would be of the new code, and the rows of the former one."""
+    orders.feed(2)
+    orders.run(sink, code_version="1")
+    orders.savepoint()
+    orders.feed(3)
+    orders.run(sink, code_version="1")
+    orders.lose_the_directory()
+
+    messages = orders.run(sink, code_version="2")
+
+    told = "the sinks go back instead of a replay" if goes_back else "lost batches are replayed, and their state may"
+    [line] = [each for each in messages if told in each]
+    assert "their rows are of code version 1, and this is 2" in line
+    assert any("replayed 3 batches" in each for each in messages) is not goes_back
 
 
 def test_the_preview_says_so_and_a_second_loss_is_replayed_too(orders: Orders) -> None:

@@ -1,6 +1,7 @@
 """The fingerprint of a query's plan: the same wherever it runs, another where its state would be."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,15 @@ from pyspark.sql import functions as F
 from spark_scenarios import ROCKSDB, SCHEMA, Workload, run_to_the_end
 
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
-from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode
-from dagster_ckpt.spark.query.plan import PlanDescription, PlanOperator, describe_plan, plan_of_query, plan_of_writer
+from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode, key_columns, read_operators
+from dagster_ckpt.spark.query.plan import (
+    PlanDescription,
+    PlanOperator,
+    describe_plan,
+    plan_of_query,
+    plan_of_writer,
+    read_plan,
+)
 from dagster_ckpt.spark.query.query import QueryFacts, start_query
 from dagster_ckpt.spark.versions import Feature, installed_release
 from tests.support.needs import needs
@@ -141,6 +149,52 @@ def test_a_running_query_has_it_before_and_after_a_restart(spark: SparkSession, 
     assert facts[0] == facts[1]
     columns = tuple((field.name, field.dataType.simpleString()) for field in writer._df.schema)
     assert facts[0] == QueryFacts(ExecutionMode.MICRO_BATCH, planned, spark.version, columns)
+
+
+def values(frame: DataFrame) -> list[str]:
+    plan = plan_of_writer(frame.writeStream)
+    assert plan is not None
+    return [text for text, _ in plan.operators[-1].values]
+
+
+def test_aggregates_are_those_that_spark_keeps_in_its_order(spark: SparkSession, folder: Path) -> None:
+    """Two of one type would else continue as each other, and nothing would say so."""
+    counted = (
+        stream(spark, folder / "left")
+        .groupBy("k")
+        .agg(F.sum("k").alias("a"), F.max("v").alias("b"), F.sum("k").alias("c"), F.count("*").alias("d"))
+    )
+
+    assert values(counted) == ["sum(k)", "max(v)", "count(1)"]
+    assert values(counted.select("d", "b", "k", "a")) == ["count(1)", "max(v)", "sum(k)"]
+    assert values(counted.select((F.col("b") + F.col("a")).alias("x"), "d")) == ["max(v)", "sum(k)", "count(1)"]
+    assert values(counted.select("k", "b").where("b > 3")) == ["max(v)"]
+    assert values(counted.select("k")) == []
+    assert values(counted.drop("d").withColumn("e", F.col("c") + 1)) == ["sum(k)", "max(v)"]
+
+
+def test_branches_are_numbered_as_spark_numbers_them(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    def side(name: str, key: str) -> DataFrame:
+        counts = stream(spark, folder / name).groupBy(F.window("t", "30 seconds"), key).count()
+        return counts.select("window", F.col(key).cast("string").alias("key"), "count")
+
+    for name in ("left", "right"):
+        (folder / name / "1.json").write_text('{"t": "2024-01-01T00:00:00", "k": 1, "v": 2}')
+    plan = plan_of_writer(side("left", "k").union(side("right", "v")).writeStream)
+    assert plan is not None
+    assert plan.numbers == (None, 0, None, 1)
+    assert "numbers" in plan.as_record()
+    assert read_plan(plan.as_record()) == plan
+    assert plan.fingerprint == replace(plan, numbers=None).fingerprint
+    linear = plan_of_writer(side("left", "k").writeStream)
+    assert linear is not None
+    assert (linear.numbers, "numbers" in linear.as_record()) == (None, False)
+
+    rows = side("left", "k").union(side("right", "v"))
+    query = rows.writeStream.option("checkpointLocation", str(tmp_path / "live")).format("noop").trigger(once=True)
+    query.start().awaitTermination()
+    operators = read_operators(LiveDirectory(str(tmp_path / "live")).folder, 0)
+    assert [[each["name"] for each in key_columns(operator.files[-1])][-1] for operator in operators] == ["k", "v"]
 
 
 def test_over_spark_connect_there_is_none(spark: SparkSession) -> None:

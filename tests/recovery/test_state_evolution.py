@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -13,8 +15,10 @@ import pytest
 import yaml
 
 from dagster_ckpt.errors import OptionError, StateRewriteError
-from dagster_ckpt.recovery.state_evolution import Fate, evolve, refused_reasons
-from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
+from dagster_ckpt.io.memory import MemoryFileIO
+from dagster_ckpt.recovery.state_evolution import Fate, evolve, refused_reasons, taken_rows
+from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, NeededFile
+from dagster_ckpt.spark.checkpoint_dir.operators import Operator
 from dagster_ckpt.spark.query.plan import WATERMARK, PlanDescription, PlanOperator
 from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.state.unsafe_rows import Graft, Taken, TakenRows, encode, taken
@@ -62,6 +66,86 @@ def test_it_is_refused_where_two_states_could_be_mistaken() -> None:
 def test_another_output_mode_is_refused() -> None:
     decisions = evolve(PlanDescription((COUNTS,), "append"), PlanDescription((COUNTS,), "update"))
     assert refused_reasons(decisions) == ["aggregation by site: output mode: append -> update"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refused"),
+    [((COUNTS,), (DISTINCT, COUNTS), True), ((DISTINCT, COUNTS), (COUNTS,), True), ((COUNTS,), (DISTINCT,), False)],
+)
+def test_nor_does_it_pass_beside_an_operator_that_comes_or_goes(
+    before: tuple[PlanOperator, ...], after: tuple[PlanOperator, ...], refused: bool
+) -> None:
+    decisions = evolve(PlanDescription(before, "update"), PlanDescription(after, "append"))
+    assert any("output mode: update -> append" in each for each in refused_reasons(decisions)) is refused
+
+
+def stored(number: int, *schemas: bytes, name: str = "stateStoreSave", version: int = 2) -> Operator:
+    folder = MemoryFileIO("memory://state")
+    files = tuple(
+        NeededFile(folder, f"{number}-{at}", f"{number}-{at}", len(data), None, None, data, True)
+        for at, data in enumerate(schemas)
+    )
+    return Operator(number, name, ("default",), False, files, 2, version)
+
+
+def schema(key: str, *values: tuple[str, str]) -> bytes:
+    def part(columns: Sequence[tuple[str, str]]) -> bytes:
+        fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns]
+        text = json.dumps({"type": "struct", "fields": fields}).encode()
+        return struct.pack(">iH", 1, len(text)) + text
+
+    return b"\x00\x02v2" + part([(key, "string")]) + part(values)
+
+
+def test_state_with_column_families_is_taken_as_it_is_or_refused() -> None:
+    """Its schema, of version 3, is one of families, not of a key and a value."""
+    own = PlanOperator("TransformWithState", (("k", "bigint"),))
+    before, after = (
+        PlanDescription((replace(MARK, settings=(("delay", delay),)), own), "append")
+        for delay in ("1 minute", "1 hour")
+    )
+    decisions = evolve(before, after)
+    name = "transformWithStateExec"
+
+    def taken_from(now: bytes) -> Any:
+        was, new = (stored(0, b"{}", data, name=name, version=3) for data in (b"\x00\x02v3one", now))
+        return taken_rows(decisions, before, after, [was], [new])
+
+    assert [each.fate for each in decisions] == [Fate.MIGRATE, Fate.KEEP]
+    assert taken_from(b"\x00\x02v3one") == {0: TakenRows(0)}
+    with pytest.raises(StateRewriteError, match="its stored schemas differ"):
+        taken_from(b"\x00\x02v3two")
+
+
+def test_branches_of_a_plan_that_was_recorded_without_numbers_are_those_of_the_new_one_or_unknown() -> None:
+    sums = (("sum(a)", "bigint"), ("sum(b)", "bigint"))
+    of_site, of_user = (PlanOperator("Aggregate", ((key, "string"),), sums) for key in ("site", "user"))
+    other = replace(of_site, values=sums[::-1])
+    before = PlanDescription((of_site, of_user), "append")
+    after = PlanDescription((other, of_user), "append", (0, 1))
+    two = (("sum", "long"), ("sum", "long"))
+    olds = [stored(at, schema(key, *two)) for at, key in enumerate(("site", "user"))]
+    found = taken_rows(evolve(before, after), before, after, olds, olds)
+    assert {number: [value.place for value in rows.values] for number, rows in found.items()} == {0: [1, 0], 1: []}
+
+    linear = PlanDescription((DISTINCT, of_user), "append")
+    with pytest.raises(StateRewriteError, match="which state is whose is not certain"):
+        taken_rows(evolve(linear, after), linear, after, olds, olds)
+
+
+@pytest.mark.parametrize(("kind", "taken_as"), [("decimal(18,2)", 0), ("interval day to second", None)])
+def test_a_new_average_begins_with_a_zero_of_its_type_or_is_refused(kind: str, taken_as: int | None) -> None:
+    before = PlanDescription((replace(COUNTS, values=COUNTS.values[:1]),), "update")
+    after = PlanDescription((replace(COUNTS, values=(*COUNTS.values[:1], ("avg(price)", kind))),), "update")
+    count = ("count", "long")
+    old, new = stored(0, schema("site", count)), stored(0, schema("site", count, ("sum", kind), count))
+    if taken_as is None:
+        with pytest.raises(StateRewriteError, match="begins with a value of type interval"):
+            taken_rows(evolve(before, after), before, after, [old], [new])
+        return
+    values = taken_rows(evolve(before, after), before, after, [old], [new])[0].values
+    row = taken(encode([5], ["bigint"]), 1, values)
+    assert struct.unpack("<qqqq", row) == (0, 5, taken_as, 0)
 
 
 BY_COUNTRY = replace(COUNTS, keys=(("country", "string"),))

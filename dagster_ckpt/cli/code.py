@@ -16,6 +16,7 @@ from dagster_ckpt.cli.output import print_json, print_result, print_table
 from dagster_ckpt.cli.state import limit, start_spark
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.stream.start_from import StartFrom
+from dagster_ckpt.values.storage_path import has_scheme
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +78,7 @@ def debug(
 
 
 def _absolute(folder: str) -> str:
-    return folder if "://" in folder else str(Path(folder).absolute())
+    return folder if has_scheme(folder) else str(Path(folder).absolute())
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from click.shell_completion import CompletionItem
 
 from dagster_ckpt import __version__
 from dagster_ckpt.errors import CkptError, RequestTimeoutError
+from dagster_ckpt.values.storage_path import has_scheme
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -350,10 +351,10 @@ def _read(file: Path) -> Deployment:
 
 def _below(folder: Path, place: str) -> str:
     """Relative paths are relative to the file."""
-    sqlite = "sqlite:///"
-    if place.startswith(sqlite) and place != f"{sqlite}:memory:":
-        return sqlite + str(folder / place.removeprefix(sqlite))
-    return place if "://" in place else str(folder / place)
+    sqlite = re.match(r"(sqlite(?:\+\w+)?:///)(.+)", place)
+    if sqlite is not None and sqlite[2] != ":memory:":
+        return sqlite[1] + str(folder / sqlite[2])
+    return place if has_scheme(place) else str(folder / place)
 
 
 def resources_in(module: str) -> dict[str, Any]:

@@ -248,13 +248,19 @@ def import_snapshot(
 @label
 @dry_run
 @click.option("--undo", is_flag=True, help="Drop an adoption that no start has taken over, with its snapshots.")
-def adopt(client: Client, *, stream: str, undo: bool, as_json: bool, **options: Any) -> None:
+@yes
+def adopt(client: Client, *, stream: str, undo: bool, yes: bool, as_json: bool, **options: Any) -> None:
     """Take the checkpoint directory of a plain Spark query under management; STREAM continues it at its next start.
 
     The directory is only read, and the query may keep running until that start. Interrupted, it can be repeated.
     """
     if undo:
-        done = client.undo_adoption(stream)
+        location = options.pop("checkpoint_location")
+        if any(options.values()):
+            raise click.UsageError("--undo drops the adoption with its snapshots. It takes no option but --yes.")
+        stream_exists(client, stream)
+        confirm(f"Drop the adoption of {location} by {stream}, with its snapshots?", yes=yes)
+        done = client.undo_adoption(stream, checkpoint_location=location)
         print_result(done, done, as_json)
         return
     made = client.adopt(stream, **options)

@@ -209,14 +209,18 @@ class Client(GraphMethods, MaintenanceMethods):
             origin=self._origin,
         )
 
-    def undo_adoption(self, stream: str) -> list[str]:
+    def undo_adoption(self, stream: str, *, checkpoint_location: str | None = None) -> list[str]:
         """Drop an adoption that no start has taken over, with its snapshots; returns what was done.
 
         The directory is not touched.
+
+        Args:
+            checkpoint_location: Only if it is this one that the stream adopts.
         """
         from dagster_ckpt.recovery.adopt import undo_adoption
 
-        return undo_adoption(self._open(stream), origin=self._origin)
+        directory = given_folder(checkpoint_location, "checkpoint_location")
+        return undo_adoption(self._open(stream), directory, origin=self._origin)
 
     def export(
         self,

@@ -11,12 +11,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
 from dagster_ckpt.errors import NothingCommittedError, OptionError
+from dagster_ckpt.policies.retention import bytes_of
 from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.stream.handle import StreamHandle
+from dagster_ckpt.stream.snapshots import retained
 from dagster_ckpt.values.durations import size, utc_time
 from dagster_ckpt.values.modes import SnapshotKind
 from dagster_ckpt.values.storage_path import local_path
@@ -231,7 +234,8 @@ def request_bill(stream: StreamHandle, prices: Prices) -> RequestBill:
         is_live_directory_local=local_path(live) is not None,
         are_snapshots_local=local_path(location) is not None,
     )
-    stored = sum(each.incremental_bytes or 0 for each in existing)
+    queue = [retained(each) for each in sorted(existing, key=attrgetter("place"))]
+    stored = bytes_of(queue, queue)
     stored_usd = 0 if usage.are_snapshots_local else stored / 1e9 * prices.storage / _DAYS_IN_A_MONTH
     return RequestBill(
         stream_id=stream.stream_id,

@@ -194,11 +194,11 @@ class Blackout:
         for day in (today.subtract(days=1), today):
             if self.days and DAYS[day.weekday()] not in self.days:
                 continue
-            begin, end = _at(day, self.begin), _at(day, self.end)
-            if end <= begin:
-                end = _at(day.add(days=1), self.end)
-            if begin <= moment < end:
-                return round(end.timestamp() * 1000)
+            # By their texts: when clocks go forward, one of them may not exist.
+            last_day = day.add(days=1) if self.end <= self.begin else day
+            begin_ms, end_ms = _at_ms(day, self.begin, is_first=True), _at_ms(last_day, self.end, is_first=False)
+            if begin_ms <= at_ms < end_ms:
+                return end_ms
         return None
 
 
@@ -206,9 +206,17 @@ def blackout_ends_at_ms(blackouts: Iterable[Blackout], at_ms: int) -> int | None
     return max((end for blackout in blackouts if (end := blackout.ends_at_ms(at_ms)) is not None), default=None)
 
 
-def _at(day: pendulum.DateTime, time: str) -> pendulum.DateTime:
-    hour, minute = time.split(":")
-    return day.at(int(hour), int(minute))
+def _at_ms(day: pendulum.DateTime, time: str, *, is_first: bool) -> int:
+    """Since the epoch. Of a time that comes twice, the first or last; one that is left out is moved past the gap."""
+    import pendulum  # noqa: PLC0415 - only where it is used
+
+    hour, minute = map(int, time.split(":"))
+    first, last = (
+        pendulum.datetime(day.year, day.month, day.day, hour, minute, tz=day.timezone_name or "UTC", fold=fold)
+        for fold in (0, 1)
+    )
+    exists = (first.hour, first.minute) == (hour, minute)
+    return round((first if is_first and exists else last).timestamp() * 1000)
 
 
 @dataclass(frozen=True, init=False)

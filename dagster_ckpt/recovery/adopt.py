@@ -178,10 +178,17 @@ def _register(
     return snapshot
 
 
-def undo_adoption(stream: StreamHandle, *, origin: str) -> list[str]:
-    """Drop an adoption that no start has taken over, and its snapshots; may be repeated. Returns messages."""
+def undo_adoption(stream: StreamHandle, given: str | None = None, *, origin: str) -> list[str]:
+    """Drop an adoption that no start has taken over, and its snapshots; may be repeated. Returns messages.
+
+    `given`: the directory that the user means.
+    """
     catalog = stream.catalog
-    _adopting(catalog.streams.get(stream.stream_id))
+    adopted = _adopting(catalog.streams.get(stream.stream_id))
+    if given is not None and not same_folder(given, adopted):
+        raise RequestFailedError(
+            f"Stream {stream.stream_id!r} adopts {adopted}, not {given}. Nothing was changed. Name that directory."
+        )
     with LeaseKeeper(catalog, acquire_for(catalog, stream.stream_id, "adopt", origin).record) as lease:
         record = catalog.streams.get(stream.stream_id)
         directory = _adopting(record)

@@ -27,7 +27,12 @@ def local_path(url: str) -> Path | None:
     for scheme in _LOCAL_SCHEMES:
         if url.startswith(scheme):
             return Path("/" + url.removeprefix(scheme).lstrip("/"))
-    return None if "://" in url or _ONE_SLASH.match(url) else Path(url).absolute()
+    return None if has_scheme(url) else Path(url).absolute()
+
+
+def has_scheme(url: str) -> bool:
+    """`s3://a`, and `hdfs:/a` as Hadoop writes it."""
+    return "://" in url or _ONE_SLASH.match(url) is not None
 
 
 def with_authority(url: str) -> str:

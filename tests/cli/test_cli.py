@@ -27,7 +27,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.catalog.tables import executions
-from dagster_ckpt.cli.command import FAILED, PROBLEM_FOUND
+from dagster_ckpt.cli.command import FAILED, PROBLEM_FOUND, Deployment
 from dagster_ckpt.cli.lifecycle import _after_a_cancel
 from dagster_ckpt.cli.main import commands
 from dagster_ckpt.cli.output import print_table
@@ -280,6 +280,11 @@ def test_the_deployment_is_found_in_a_file_above(
     # Relative to the file, wherever the command runs.
     (tmp_path / "dagster_ckpt.toml").write_text('catalog = "sqlite:///catalog.db"\nstorage = "snapshots"\n')
     assert as_json("streams")[0]["stream_id"] == STREAM
+    places = 'storage = "hdfs:/checkpoints"\nlive_root = "file:/data/live"\ncatalog = "sqlite+pysqlite:///catalog.db"'
+    (tmp_path / "dagster_ckpt.toml").write_text(places)
+    found = Deployment()._from_file()
+    assert (found.storage, found.live_root) == ("hdfs:/checkpoints", "file:/data/live")
+    assert found.catalog == f"sqlite+pysqlite:///{tmp_path}/catalog.db"
     (tmp_path / "dagster_ckpt.toml").write_text('catalogue = "sqlite:////tmp/x.db"\n')
     assert "catalogue" in run("streams", status=2).stderr
 

@@ -61,6 +61,16 @@ def test_figures_are_those_of_the_last_day_extrapolated(golden: GoldenStream) ->
     assert "Spark: log of a file sink" not in lines
 
 
+def test_what_a_checkpoint_shares_with_a_deleted_one_is_stored_still(golden: GoldenStream) -> None:
+    catalog = golden.stream.catalog
+    newest, *older = catalog.snapshots.completed(golden.stream.stream_id)
+    for each in older[:-1]:
+        catalog.snapshots.mark_deleting(each.snapshot_id, lease=None)
+    for each in older[:-1]:
+        catalog.snapshots.deleted(each.snapshot_id, "a test", lease=None)
+    assert request_bill(golden.stream, Prices()).stored_bytes >= (newest.full_bytes or 0)
+
+
 def test_what_lies_on_a_disk_costs_nothing_and_has_nothing_to_lower(golden: GoldenStream) -> None:
     bill = request_bill(golden.stream, Prices())
     assert bill.usd == 0

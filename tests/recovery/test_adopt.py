@@ -13,7 +13,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from dagster_ckpt.catalog.records import OriginKind
 from dagster_ckpt.cli.main import commands
@@ -629,3 +629,25 @@ def test_numbered_folders_that_are_not_of_a_flow_are_different_queries(outside: 
     adopt(outside.stream, str(tmp_path / "queries/0"), sinks=[str(outside.sink)], origin="a test")
     with pytest.raises(RequestFailedError, match="one stream continues one query"):
         adopt(outside.stream, str(tmp_path / "queries/1"), sinks=[str(outside.sink)], origin="a test")
+
+
+def test_the_command_that_drops_an_adoption_asks_and_drops_no_other(outside: Outside) -> None:
+    outside.adopt(label="before-adoption")
+    catalog, place = outside.stream.catalog, str(outside.directory)
+
+    def undo(*arguments: str) -> Result:
+        return CliRunner().invoke(commands(), ["--catalog", catalog.database.shown_url, "adopt", STREAM, *arguments])
+
+    for arguments, why in (
+        ((place, "--undo"), "confirm with --yes"),
+        ((place, "--undo", "--dry-run"), "takes no option but --yes"),
+        ((str(outside.root / "another"), "--undo", "--yes"), f"adopts {place}, not"),
+    ):
+        refused = undo(*arguments)
+        assert refused.exit_code != 0
+        assert why in refused.output.replace("\n", " ")
+    [savepoint] = catalog.snapshots.completed(STREAM)
+    assert outside.stream.store.verify(savepoint.location or "") == []
+
+    done = undo(place, "--undo", "--yes")
+    assert (done.exit_code, catalog.snapshots.completed(STREAM)) == (0, [])

@@ -29,7 +29,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import STATE_FORMAT
 from dagster_ckpt.spark.checkpoint_dir.operators import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP
-from dagster_ckpt.spark.query.plan import Pair, PlanDescription, PlanOperator, read_plan
+from dagster_ckpt.spark.query.plan import COLUMNS, Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.state.rewriting import shape_in, stored_state
@@ -43,6 +43,8 @@ _NAMES = {
     "Deduplicate": "dropDuplicates",
     "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
     "Distinct": "distinct",
+    "Except": "subtract",
+    "Intersect": "intersect",
     "EventTimeWatermark": "watermark",
     "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
     "FlatMapGroupsWithState": "flatMapGroupsWithState",
@@ -57,7 +59,7 @@ _NOTHING = "nothing"
 def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
     if before.as_record() == after.as_record():
         return ()
-    return tuple(_differences(before, after))
+    return tuple(_differences(before, after.as_described_by(before.revision)))
 
 
 def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from: str, fingerprint: str) -> NoReturn:
@@ -94,7 +96,12 @@ def operator_differences(old: PlanOperator, new: PlanOperator, number: int) -> I
     where = f"operator {number} ({_name(old)})"
     yield from _by_place(f"{where}, key", old.keys, new.keys)
     yield from _by_place(f"{where}, value", old.values, new.values)
-    yield from _by_name(where, old.settings, new.settings)
+    made = [dict(pair for pair in each.settings if pair[0].startswith(COLUMNS)) for each in (old, new)]
+    for name in made[0] | made[1]:
+        if made[0].get(name) != made[1].get(name):
+            yield f"{where}: {name.removeprefix(COLUMNS)} is made of other columns of the same names"
+    others = [[pair for pair in each.settings if not pair[0].startswith(COLUMNS)] for each in (old, new)]
+    yield from _by_name(where, *others)
     yield from _by_name(f"{where}, computed column", old.definitions, new.definitions)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.recovery.plan_check import describe_operator, operator_differences
 from dagster_ckpt.spark.checkpoint_dir.operators import UNNAMED, Operator, key_columns, value_columns
-from dagster_ckpt.spark.query.plan import WATERMARK, Pair, PlanDescription, PlanOperator
+from dagster_ckpt.spark.query.plan import COLUMNS, WATERMARK, Pair, PlanDescription, PlanOperator
 from dagster_ckpt.state.migration import RuledOperator, StateMigration
 from dagster_ckpt.state.unsafe_rows import Taken, TakenRows, can_begin, can_widen, is_known
 
@@ -60,6 +60,7 @@ def evolve(
     before: PlanDescription, after: PlanDescription, rules: Sequence[StateMigration] = ()
 ) -> tuple[Decision, ...]:
     """In the order of the old plan, then of the new one; OptionError if a rule names no operator with state."""
+    after = after.as_described_by(before.revision)
     old, new = before.operators, after.operators
     found: list[Decision] = []
     kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)
@@ -159,13 +160,25 @@ def _refused(old: PlanOperator, new: PlanOperator) -> bool:
     names = {name for pair in (_definitions(old), _definitions(new)) for name in pair}
     changed = {name for name in names if _definitions(old).get(name) != _definitions(new).get(name)}
     texts = [name for name, _ in new.keys] + sorted(kept)
+    made = [{name: text for name, text in each.settings if name.startswith(COLUMNS)} for each in (old, new)]
+    if any(made[0].get(f"{COLUMNS}{text}") != made[1].get(f"{COLUMNS}{text}") for text in texts):
+        return True
+    gone, come = ({_unqualified(text) for text, _ in each.values if text not in kept} for each in (old, new))
+    if gone & come:
+        # An alias or a view was renamed, or it is the column of another input: the sum must not begin again.
+        return True
     return old.keys != new.keys or bool(_mentioned(texts, {**_definitions(old), **_definitions(new)}) & changed)
 
 
+def _unqualified(text: str) -> str:
+    return re.sub(r"(?:(?:`[^`]+`|\w+)\.)+(?=[`\w])", "", text)
+
+
 def _definitions(operator: PlanOperator) -> dict[str, tuple[str, ...]]:
+    """By name, in lower case: Spark does not distinguish."""
     found: dict[str, tuple[str, ...]] = {}
     for name, text in operator.definitions:
-        found[name] = (*found.get(name, ()), text)
+        found[name.casefold()] = (*found.get(name.casefold(), ()), text)
     return found
 
 
@@ -176,7 +189,10 @@ def _mentioned(texts: Sequence[str], definitions: Mapping[str, tuple[str, ...]])
     found: set[str] = set()
     to_read = list(texts)
     while to_read:
-        words = {quoted or plain for quoted, plain in _WORD.findall(to_read.pop())} - found
+        text = to_read.pop().casefold()
+        # A name may be no word.
+        words = {quoted or plain for quoted, plain in _WORD.findall(text)} | ({text} & definitions.keys())
+        words -= found
         found |= words
         to_read += [text for word in words for text in definitions.get(word, ())]
     return found
@@ -189,13 +205,18 @@ def _resolved(operator: PlanOperator) -> PlanOperator:
     }
 
     def named(text: str) -> str:
-        return _WORD.sub(lambda word: renamed.get(word[1] or word[2], word[0]), text)
+        return _WORD.sub(lambda word: renamed.get((word[1] or word[2]).casefold(), word[0]), text)
 
     def pairs(found: Sequence[Pair]) -> tuple[Pair, ...]:
         return tuple((named(text), kind) for text, kind in found)
 
-    definitions = tuple((name, named(text)) for name, text in operator.definitions if name not in renamed)
-    return replace(operator, keys=pairs(operator.keys), values=pairs(operator.values), definitions=definitions)
+    definitions = tuple((name, named(text)) for name, text in operator.definitions if name.casefold() not in renamed)
+    settings = tuple(
+        (f"{COLUMNS}{named(name.removeprefix(COLUMNS))}" if name.startswith(COLUMNS) else name, text)
+        for name, text in operator.settings
+    )
+    values = pairs(operator.values)
+    return replace(operator, keys=pairs(operator.keys), values=values, settings=settings, definitions=definitions)
 
 
 def refused_reasons(decisions: Sequence[Decision]) -> list[str]:

@@ -173,6 +173,109 @@ def test_aggregates_are_those_that_spark_keeps_in_its_order(spark: SparkSession,
     assert values(counted.drop("d").withColumn("e", F.col("c") + 1)) == ["sum(k)", "max(v)"]
 
 
+class Frames:
+    """Two streams with columns of the same names, and a table."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        schema = "k long, v long, o long, t timestamp"
+        self.spark = spark
+        self.f, self.g = (spark.readStream.schema(schema).json(str(folder / name)) for name in ("left", "right"))
+        self.s = spark.createDataFrame([(1, 2, 3)], "k long, v long, o long")
+
+    def sums(self, *lines: tuple[str, str]) -> DataFrame:
+        frame = self.f
+        for name, text in lines:
+            frame = frame.withColumn(name, F.expr(text))
+        return frame.groupBy("k").agg(F.sum("v"), F.sum("o"))
+
+    def joined(self, on: str, where: str = "true") -> DataFrame:
+        return self.f.alias("l").join(self.g.alias("r"), F.expr(on)).where(where)
+
+    def viewed(self, column: str) -> DataFrame:
+        self.f.join(self.g.select("k", F.col("v").alias("w")), "k").createOrReplaceTempView("joined")
+        return self.spark.sql(f"SELECT k, {column} AS x, w FROM joined")
+
+
+Change = tuple[Callable[[Frames], DataFrame], Callable[[Frames], DataFrame]]
+OTHER_STATE: dict[str, Change] = {
+    "order of withColumn": (
+        lambda x: x.sums(("o", "v * 2"), ("v", "v + 1000")),
+        lambda x: x.sums(("v", "v + 1000"), ("o", "v * 2")),
+    ),
+    "a column of a table": (
+        lambda x: x.f.join(x.s, x.f.k == x.s.k).groupBy(x.f.o).agg(F.sum(x.f.v)),
+        lambda x: x.f.join(x.s, x.f.k == x.s.k).groupBy(x.f.o).agg(F.sum(x.s.v)),
+    ),
+    "a union by name": (
+        lambda x: x.f.select("k", "o").union(x.g.select("o", "k")).groupBy("k").count(),
+        lambda x: x.f.select("k", "o").unionByName(x.g.select("o", "k")).groupBy("k").count(),
+    ),
+    "nulls ignored": (
+        lambda x: x.f.groupBy("k").agg(F.first("v")),
+        lambda x: x.f.groupBy("k").agg(F.first("v", ignorenulls=True)),
+    ),
+    "sides of a condition": (
+        lambda x: x.f.join(x.g, x.f.k == x.g.o).select(x.f.k, x.g.v),
+        lambda x: x.f.join(x.g, x.g.k == x.f.o).select(x.f.k, x.g.v),
+    ),
+    "order in a condition": (
+        lambda x: x.joined("l.k = r.k AND l.t >= r.t").select("l.k"),
+        lambda x: x.joined("l.k = r.k AND r.t >= l.t").select("l.k"),
+    ),
+    "what a join keeps for a filter": (
+        lambda x: x.joined("l.k = r.k", "l.v >= 0").select("l.k", "l.o", "r.v"),
+        lambda x: x.joined("l.k = r.k", "l.o >= 0").select("l.k", "l.v", "r.v"),
+    ),
+    "what a join keeps for a view": (lambda x: x.viewed("v"), lambda x: x.viewed("o")),
+    "the branch of dropDuplicates": (
+        lambda x: x.f.dropDuplicates(["k"]).select("k").union(x.g.select("k")),
+        lambda x: x.f.select("k").union(x.g.dropDuplicates(["k"]).select("k")),
+    ),
+    "subtract": (
+        lambda x: x.f.select("k", "o").subtract(x.s.select("k", "o")),
+        lambda x: x.f.select("k", "v").subtract(x.s.select("k", "v")),
+    ),
+}
+SAME_STATE: dict[str, Change] = {
+    "a filter": (lambda x: x.sums(), lambda x: Frames.sums(filtered(x))),
+    "a filter on a join": (
+        lambda x: x.joined("l.k = r.k").select("l.k", "l.v", "r.o"),
+        lambda x: x.joined("l.k = r.k", "l.v > 3").select("l.k", "l.v", "r.o"),
+    ),
+    "an unused column": (lambda x: x.sums(), lambda x: x.sums(("w", "v * 2"))),
+    "a lookup of a table": (
+        lambda x: x.f.groupBy("o").agg(F.sum("v")),
+        lambda x: x.f.join(x.s.select("k"), "k").groupBy("o").agg(F.sum("v")),
+    ),
+}
+
+
+def filtered(frames: Frames) -> Frames:
+    frames.f = frames.f.where("v > 3 AND k <> 7")
+    return frames
+
+
+def fingerprints(spark: SparkSession, folder: Path, change: Change) -> list[str]:
+    plans = [plan_of_writer(build(Frames(spark, folder)).writeStream) for build in change]
+    return [plan.fingerprint for plan in plans if plan is not None]
+
+
+@pytest.mark.parametrize("change", OTHER_STATE.values(), ids=OTHER_STATE)
+def test_what_is_named_alike_but_is_other_state_has_another_fingerprint(
+    spark: SparkSession, folder: Path, change: Change
+) -> None:
+    """Each was a start that went through, and whose results were wrong."""
+    before, after = fingerprints(spark, folder, change)
+    assert before != after
+    assert fingerprints(spark, folder, (change[0], change[0])) == [before] * 2
+
+
+@pytest.mark.parametrize("change", SAME_STATE.values(), ids=SAME_STATE)
+def test_what_keeps_the_same_state_has_the_same_fingerprint(spark: SparkSession, folder: Path, change: Change) -> None:
+    before, after = fingerprints(spark, folder, change)
+    assert before == after
+
+
 def test_branches_are_numbered_as_spark_numbers_them(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
     def side(name: str, key: str) -> DataFrame:
         counts = stream(spark, folder / name).groupBy(F.window("t", "30 seconds"), key).count()
@@ -185,6 +288,7 @@ def test_branches_are_numbered_as_spark_numbers_them(spark: SparkSession, folder
     assert plan.numbers == (None, 0, None, 1)
     assert "numbers" in plan.as_record()
     assert read_plan(plan.as_record()) == plan
+    assert read_plan({**plan.as_record(), "revision": 1}) != plan
     assert plan.fingerprint == replace(plan, numbers=None).fingerprint
     linear = plan_of_writer(side("left", "k").writeStream)
     assert linear is not None
@@ -284,7 +388,7 @@ def test_what_is_said_of_operators(
 ) -> None:
     left, right = stream(spark, folder / "left"), stream(spark, folder / "right")
 
-    assert described(build(left, right)).operators == operators
+    assert described(build(left, right)).as_described_by(1).operators == operators
 
 
 def test_between_reads_as_the_two_comparisons_that_spark_3_5_makes_of_it(spark: SparkSession, folder: Path) -> None:

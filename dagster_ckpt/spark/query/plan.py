@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +24,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _VERSION = 1
+_REVISION = 2
 _MAX_OPERATORS = 30
 _MAX_SIZE = 32_768
+
+# Settings: a digest of what the columns of an expression are made of, if their names do not say; the input of a join or
+# union, from the output on, in which the operator is.
+COLUMNS, BRANCH = "columns of ", "branch"
 
 # A name and a type, a name and a value, or a column and its expression.
 Pair = tuple[str, str]
@@ -63,11 +69,23 @@ class PlanDescription:
     Attributes:
         numbers: Spark's number of each operator, None for a watermark, if the query has branches that keep state. The
             operators of any other query are numbered from the output to the input.
+        revision: Of what is described; 1 is without the settings `COLUMNS` and `BRANCH`.
     """
 
     operators: tuple[PlanOperator, ...] = ()
     output_mode: str | None = None
     numbers: tuple[int | None, ...] | None = None
+    revision: int = _REVISION
+
+    def as_described_by(self, revision: int) -> PlanDescription:
+        """As an earlier version of this package described it."""
+        if revision >= _REVISION:
+            return self
+        operators = tuple(
+            replace(each, settings=tuple(pair for pair in each.settings if not _is_of_revision_2(pair)))
+            for each in self.operators
+        )
+        return replace(self, operators=operators, revision=revision)
 
     def as_record(self) -> dict[str, Any]:
         """Truncated to the size limit."""
@@ -93,15 +111,20 @@ class PlanDescription:
         if left_out:
             operators.append({"kind": f"{len(left_out)} more, {_digest(repr(left_out))}"})
         numbers = {"numbers": list(self.numbers)} if self.numbers is not None and not left_out else {}
-        return {"version": _VERSION, "output_mode": self.output_mode, "operators": operators, **numbers}
+        revised = {"revision": self.revision} if self.revision > 1 else {}
+        return {"version": _VERSION, "output_mode": self.output_mode, "operators": operators, **numbers, **revised}
 
     @property
     def fingerprint(self) -> str:
         """`plan-2:` and a SHA-256 of the record; equal for equal plans only."""
-        # Numbers follow from the rest, and older fingerprints lack them.
-        record = {name: value for name, value in self.as_record().items() if name != "numbers"}
+        # Older fingerprints lack them.
+        record = {name: value for name, value in self.as_record().items() if name not in ("numbers", "revision")}
         text = json.dumps(record, separators=(",", ":"), ensure_ascii=True, sort_keys=True)
         return f"plan-2:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _is_of_revision_2(setting: Pair) -> bool:
+    return setting[0] == BRANCH or setting[0].startswith(COLUMNS)
 
 
 class _Record(BaseModel):
@@ -109,6 +132,7 @@ class _Record(BaseModel):
     output_mode: str | None = None
     operators: tuple[PlanOperator, ...]
     numbers: tuple[int | None, ...] | None = None
+    revision: int = 1
 
 
 def read_plan(record: object) -> PlanDescription | None:
@@ -116,7 +140,9 @@ def read_plan(record: object) -> PlanDescription | None:
         read = _Record.model_validate(record)
     except ValidationError:
         return None
-    return PlanDescription(read.operators, read.output_mode, read.numbers) if read.version == _VERSION else None
+    if read.version != _VERSION:
+        return None
+    return PlanDescription(read.operators, read.output_mode, read.numbers, read.revision)
 
 
 def _few(pairs: Sequence[Pair], limit: int) -> Sequence[Pair]:
@@ -189,8 +215,8 @@ def _as_executed(plan: Any, session: Any) -> Any | None:
 
 
 def describe_plan(plan: Any, output_mode: object = None, executed: Any | None = None) -> PlanDescription:
-    """`executed` is the optimized plan: a later `select` decides which aggregates are kept, and in which order."""
-    walk = _Walk(_in_stored_order(executed) if executed is not None else None)
+    """`executed` is the optimized plan: a later `select` decides which columns are kept, and in which order."""
+    walk = _Walk(_stored_columns(executed) if executed is not None else None)
     walk.visit(plan, None)
     if all(operator.kind == WATERMARK for operator in walk.operators):
         # A watermark alone keeps no state.
@@ -202,37 +228,111 @@ def describe_plan(plan: Any, output_mode: object = None, executed: Any | None = 
     return PlanDescription(tuple(walk.operators), mode, None if is_linear else numbers)
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """What Spark keeps: the place of each aggregate by the id of its result, and ids of columns that joins keep."""
+
+    aggregates: Mapping[int, int]
+    joined: Set[int]
+
+
 class _Walk:
     """Visits inputs first. Columns are followed by Spark's ids, which this session assigned."""
 
-    def __init__(self, stored: Mapping[int, int] | None) -> None:
+    def __init__(self, stored: _Stored | None) -> None:
         self._stored = stored
         self.operators: list[PlanOperator] = []
         self.numbers: list[int | None] = []
         self._counted = 0
         self._computed: dict[int, tuple[str, list[Any]]] = {}
+        # Columns of sources, by name and source, and those of tables.
+        self._read: dict[int, tuple[str, str]] = {}
+        self._tables: set[int] = set()
+        self._sources = 0
 
-    def visit(self, node: Any, needed: set[int] | None) -> None:
+    def visit(self, node: Any, needed: set[int] | None, branch: str = "") -> None:
         name = str(node.nodeName())
         name = _RENAMED.get(name, name)
         below = _needed_below(node, name, needed)
+        children = items_of(node.children())
         describe = _STATEFUL.get(name)
-        joins_a_table = name == "Join" and not all(child.isStreaming() for child in items_of(node.children()))
+        joins_a_table = name == "Join" and not all(child.isStreaming() for child in children)
         if not node.isStreaming() or joins_a_table:
             describe = None
         number: int | None = None
         if describe is not None and name != WATERMARK:
             # Spark numbers an operator before its inputs, and inputs from left to right.
             number, self._counted = self._counted, self._counted + 1
-        for child in items_of(node.children()):
+        has_branches = sum(child.isStreaming() for child in children) > 1
+        for at, child in enumerate(children):
             if child.isStreaming():
-                self.visit(child, below)
+                self.visit(child, below, f"{branch}{at}" if has_branches else branch)
+            else:
+                self._note_table(child)
+        if not children:
+            self._note_read(node, f"source {self._sources}")
+            self._sources += 1
         if describe is not None:
-            described = _aggregate(node, self._stored) if name == "Aggregate" else describe(node, below)
-            definitions = () if name == WATERMARK else tuple(self._definitions(_used(node, name, below)))
-            self.operators.append(replace(described, kind=name, definitions=definitions))
+            self._describe(node, name, describe, below, branch)
             self.numbers.append(number)
         self._note_computed(node, name)
+
+    def _describe(self, node: Any, name: str, describe: _Describe, below: set[int] | None, branch: str) -> None:
+        described, operands = describe(node, _Needed(below, self._stored))
+        if name == WATERMARK:
+            self.operators.append(replace(described, kind=name))
+            return
+        settings = [*described.settings, *([(BRANCH, branch)] if branch else [])]
+        used = {number for _, operand in operands for number in _references(operand)}
+        unclear = self._ambiguous(self._reached(used))
+        settings += [
+            (f"{COLUMNS}{text}", _digest(self._resolved(operand)))
+            for text, operand in operands
+            if not unclear.isdisjoint(self._reached(_references(operand)))
+        ]
+        definitions = tuple(self._definitions(used))
+        self.operators.append(replace(described, kind=name, settings=tuple(settings), definitions=definitions))
+
+    def _note_read(self, node: Any, source: str) -> None:
+        for column in items_of(node.output()):
+            self._read[_id(column)] = (str(column.name()), source)
+
+    def _note_table(self, node: Any) -> None:
+        for child in items_of(node.children()):
+            self._note_table(child)
+        if not items_of(node.children()):
+            self._note_read(node, "a table")
+            self._tables |= {_id(column) for column in items_of(node.output())}
+        self._note_computed(node, str(node.nodeName()))
+
+    def _ambiguous(self, reached: Set[int]) -> set[int]:
+        """Columns whose name does not say which they are: two have it, or they are of a table, which may have any."""
+        names = {each: (self._computed.get(each) or self._read[each])[0].casefold() for each in reached}
+        found = Counter(names.values())
+        return {each for each, name in names.items() if found[name] > 1 or each in self._tables}
+
+    def _reached(self, used: Iterable[int]) -> set[int]:
+        found: set[int] = set()
+        to_follow = list(used)
+        while to_follow:
+            number = to_follow.pop()
+            if number in found or (number not in self._computed and number not in self._read):
+                continue
+            found.add(number)
+            if number in self._computed:
+                to_follow += [each for made in self._computed[number][1] for each in _references(made)]
+        return found
+
+    def _resolved(self, expression: Any) -> str:
+        """With what its columns are made of, down to the sources."""
+        columns = {_id(column): column for column in _columns_in(expression)}
+        return f"{_window(_sql(expression))} of {[self._meaning(each) for each in columns.values()]}"
+
+    def _meaning(self, column: Any) -> str:
+        number = _id(column)
+        if number in self._computed:
+            return _digest(json.dumps([self._resolved(each) for each in self._computed[number][1]]))
+        return " of ".join(self._read.get(number, (str(column.name()),)))
 
     def _note_computed(self, node: Any, name: str) -> None:
         if name in ("Project", "Aggregate"):
@@ -255,7 +355,8 @@ class _Walk:
                 from_others = [other[index] for other in others]
                 known = self._computed.pop(_id(first[index]), None)
                 from_first = known[1] if known is not None else []
-                if known is not None or any(_id(other) in self._computed for other in from_others):
+                has_other_names = any(str(other.name()) != str(column.name()) for other in from_others)
+                if known is not None or has_other_names or any(_id(each) in self._computed for each in from_others):
                     self._computed[_id(column)] = (str(column.name()), [*from_first, *from_others])
 
     def _definitions(self, used: set[int]) -> Iterable[Pair]:
@@ -283,42 +384,74 @@ def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | N
     return None
 
 
-def _used(node: Any, name: str, below: set[int] | None) -> set[int]:
-    if name == "Join":
-        return {_id(column) for column in items_of(node.output()) if below is None or _id(column) in below}
-    return _references(node)
-
-
 def _references(node: Any) -> set[int]:
     return {_id(column) for column in items_of(node.references().toSeq())}
 
 
-def _in_stored_order(executed: Any) -> dict[int, int]:
-    """The place of each aggregate, by Spark's id of its result."""
-    found: dict[int, int] = {}
+def _columns_in(expression: Any) -> Iterator[Any]:
+    """In the order in which it names them; see `_without_between`."""
+    name = expression.nodeName()
+    if name == "AttributeReference":
+        yield expression
+    below = items_of(expression.children())
+    if name == "Between":
+        below = [expression.replacement()]
+    elif name == "With":
+        below = [*items_of(expression.defs()), expression.child()]
+    for child in below:
+        yield from _columns_in(child)
+
+
+def _stored_columns(executed: Any) -> _Stored:
+    aggregates: dict[int, int] = {}
+    joined: set[int] = set()
 
     def visit(node: Any) -> None:
+        children = items_of(node.children())
         for expression in items_of(node.aggregateExpressions()) if node.nodeName() == "Aggregate" else ():
             for function in _functions(expression):
-                found.setdefault(int(function.resultId().id()), len(found))
-        for child in items_of(node.children()):
+                aggregates.setdefault(int(function.resultId().id()), len(aggregates))
+        if node.nodeName() == "Join" and all(child.isStreaming() for child in children):
+            joined.update(_id(column) for child in children for column in items_of(child.output()))
+        for child in children:
             visit(child)
 
     visit(executed)
-    return found
+    return _Stored(aggregates, joined)
 
 
-def _aggregate(node: Any, stored: Mapping[int, int] | None) -> PlanOperator:
-    functions: dict[str, tuple[int, Pair]] = {}
+class _Needed(NamedTuple):
+    """Of the input of an operator: ids of columns that the plan needs, as far as known, and what Spark keeps."""
+
+    ids: set[int] | None
+    stored: _Stored | None
+
+
+# With the expressions that it is about, by how they are shown.
+_Described = tuple[PlanOperator, list[tuple[str, Any]]]
+_Describe = Callable[[Any, _Needed], _Described]
+
+
+def _aggregate(node: Any, needed: _Needed) -> _Described:
+    functions: dict[str, tuple[int, Any]] = {}
     for expression in items_of(node.aggregateExpressions()):
         for function in _functions(expression):
-            at = stored.get(int(function.resultId().id())) if stored is not None else len(functions)
-            text = _sql(function)
+            number = int(function.resultId().id())
+            at = needed.stored.aggregates.get(number) if needed.stored is not None else len(functions)
+            text = _function_text(function)
             # Spark drops one that nothing uses, and keeps one of those that are equal.
-            if at is not None and at < functions.get(text, (at + 1, ()))[0]:
-                functions[text] = (at, _column(function))
-    values = tuple(column for _, column in sorted(functions.values()))
-    return PlanOperator("", _columns(node.groupingExpressions()), values)
+            if at is not None and at < functions.get(text, (at + 1, None))[0]:
+                functions[text] = (at, function)
+    kept = sorted((at, text, _type(function)) for text, (at, function) in functions.items())
+    values = tuple((text, kind) for _, text, kind in kept)
+    operands = [*_shown(node.groupingExpressions()), *((text, functions[text][1]) for _, text, _ in kept)]
+    return PlanOperator("", _columns(node.groupingExpressions()), values), operands
+
+
+def _function_text(function: Any) -> str:
+    kind = function.aggregateFunction()
+    ignores = kind.nodeName() in ("First", "Last") and kind.ignoreNulls()
+    return f"{_sql(function)} ignore nulls" if ignores else _sql(function)
 
 
 def _functions(expression: Any) -> Iterable[Any]:
@@ -329,45 +462,52 @@ def _functions(expression: Any) -> Iterable[Any]:
         yield from _functions(child)
 
 
-def _deduplicate(node: Any, _needed: set[int] | None) -> PlanOperator:
-    return PlanOperator("", _columns(node.keys()))
+def _deduplicate(node: Any, _needed: _Needed) -> _Described:
+    return PlanOperator("", _columns(node.keys())), _shown(node.keys())
 
 
-def _distinct(node: Any, _needed: set[int] | None) -> PlanOperator:
-    return PlanOperator("", _columns(node.output()))
+def _distinct(node: Any, _needed: _Needed) -> _Described:
+    return PlanOperator("", _columns(node.output())), _shown(node.output())
 
 
-def _limit(node: Any, _needed: set[int] | None) -> PlanOperator:
-    return PlanOperator("", settings=(("limit", _sql(node.limitExpr())),))
+def _limit(node: Any, _needed: _Needed) -> _Described:
+    return PlanOperator("", settings=(("limit", _sql(node.limitExpr())),)), []
 
 
-def _watermark(node: Any, _needed: set[int] | None) -> PlanOperator:
-    return PlanOperator("", (_column(node.eventTime()),), settings=(("delay", str(node.delay())),))
+def _watermark(node: Any, _needed: _Needed) -> _Described:
+    return PlanOperator("", (_column(node.eventTime()),), settings=(("delay", str(node.delay())),)), []
 
 
-def _join(node: Any, needed: set[int] | None) -> PlanOperator:
+def _join(node: Any, needed: _Needed) -> _Described:
     # Spark drops unused columns.
     kept = [
-        (f"{side}.{column.name()}", _type(column))
+        (side, column)
         for side, child in (("left", node.left()), ("right", node.right()))
         for column in items_of(child.output())
-        if needed is None or _id(column) in needed
+        if (_id(column) in needed.stored.joined if needed.stored is not None else _is_in(column, needed.ids))
     ]
-    condition = node.condition()
-    on = _sql(condition.get()) if condition.isDefined() else ""
-    return PlanOperator("", values=tuple(kept), settings=(("type", str(node.joinType())), ("condition", on)))
+    condition = [node.condition().get()] if node.condition().isDefined() else []
+    settings = (("type", str(node.joinType())), ("condition", _sql(condition[0]) if condition else ""))
+    values = tuple((f"{side}.{column.name()}", _type(column)) for side, column in kept)
+    columns = [(text, column) for (text, _), (_, column) in zip(values, kept, strict=True)]
+    return PlanOperator("", values=values, settings=settings), [*(("condition", each) for each in condition), *columns]
 
 
-def _groups(*details: str) -> Callable[[Any, set[int] | None], PlanOperator]:
+def _is_in(column: Any, needed: set[int] | None) -> bool:
+    return needed is None or _id(column) in needed
 
-    def describe(node: Any, _needed: set[int] | None) -> PlanOperator:
+
+def _groups(*details: str) -> _Describe:
+
+    def describe(node: Any, _needed: _Needed) -> _Described:
         keys = (
             items_of(node.child().output())[: int(node.groupingAttributesLen())]
             if node.nodeName() in ("TransformWithStateInPySpark", *_RENAMED)
             else items_of(node.groupingAttributes())
         )
         settings = tuple((detail, _setting(node, detail)) for detail in details)
-        return PlanOperator("", tuple(_column(key) for key in keys), settings=settings)
+        operands = [(_column(key)[0], key) for key in keys]
+        return PlanOperator("", tuple(_column(key) for key in keys), settings=settings), operands
 
     return describe
 
@@ -376,11 +516,14 @@ _INTERVAL = re.compile(r"CAST\(INTERVAL '([^']*)' AS INTERVAL\)")
 _REFERENCE = "commonexpressionref()"
 # Spark 4.0's name: an upgrade keeps the fingerprint.
 _RENAMED = {"TransformWithStateInPandas": "TransformWithStateInPySpark"}
-_STATEFUL: dict[str, Callable[[Any, set[int] | None], PlanOperator]] = {
-    "Aggregate": lambda node, _needed: _aggregate(node, None),
+_STATEFUL: dict[str, _Describe] = {
+    "Aggregate": _aggregate,
     "Deduplicate": _deduplicate,
     "DeduplicateWithinWatermark": _deduplicate,
     "Distinct": _distinct,
+    # Against a table: Spark makes each row distinct.
+    "Except": _distinct,
+    "Intersect": _distinct,
     WATERMARK: _watermark,
     "FlatMapGroupsInPandasWithState": _groups("stateType", "timeout"),
     "FlatMapGroupsWithState": _groups("timeout"),
@@ -389,6 +532,10 @@ _STATEFUL: dict[str, Callable[[Any, set[int] | None], PlanOperator]] = {
     "TransformWithState": _groups("timeMode"),
     "TransformWithStateInPySpark": _groups("timeMode"),
 }
+
+
+def _shown(expressions: Any) -> list[tuple[str, Any]]:
+    return [(_column(expression)[0], expression) for expression in items_of(expressions)]
 
 
 def _columns(expressions: Any) -> tuple[Pair, ...]:

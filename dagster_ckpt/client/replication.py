@@ -122,7 +122,10 @@ def replicate(
             failed.append(f"{location} was not deleted: {error}")
     swept: tuple[str, ...] = ()
     if keep is not None:
-        swept = tuple(each.location for each in target.sweep(older_than_ms=ORPHAN_AGE_MS))
+        try:
+            swept = tuple(each.location for each in target.sweep(older_than_ms=ORPHAN_AGE_MS))
+        except CkptError as error:
+            failed.append(f"what interrupted copies left in {place} was not deleted: {error}")
     return Replication(stream.stream_id, place, tuple(replicas), tuple(deleted), tuple(failed), swept)
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from datetime import UTC, date, datetime, timedelta
+from typing import Protocol, runtime_checkable
+from zoneinfo import ZoneInfo
 
 from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.policies import Combinable, Combination
 from dagster_ckpt.values.durations import checked_timezone, local_time
 from dagster_ckpt.values.validation import Milliseconds, WholeNumber, type_error
-
-if TYPE_CHECKING:
-    import pendulum
 
 
 @dataclass(frozen=True)
@@ -188,15 +186,16 @@ class Blackout:
 
     def ends_at_ms(self, at_ms: int) -> int | None:
         """End of the window that contains a moment, both since the epoch."""
-        moment = local_time(at_ms, self.timezone)
-        today = moment.start_of("day")
+        today = local_time(at_ms, self.timezone).date()
         # A window that began yesterday may extend into today.
-        for day in (today.subtract(days=1), today):
+        for day in (today - timedelta(days=1), today):
             if self.days and DAYS[day.weekday()] not in self.days:
                 continue
             # By their texts: when clocks go forward, one of them may not exist.
-            last_day = day.add(days=1) if self.end <= self.begin else day
-            begin_ms, end_ms = _at_ms(day, self.begin, is_first=True), _at_ms(last_day, self.end, is_first=False)
+            last_day = day + timedelta(days=1) if self.end <= self.begin else day
+            zone = ZoneInfo(self.timezone)
+            begin_ms = _at_ms(day, self.begin, zone, is_first=True)
+            end_ms = _at_ms(last_day, self.end, zone, is_first=False)
             if begin_ms <= at_ms < end_ms:
                 return end_ms
         return None
@@ -206,17 +205,12 @@ def blackout_ends_at_ms(blackouts: Iterable[Blackout], at_ms: int) -> int | None
     return max((end for blackout in blackouts if (end := blackout.ends_at_ms(at_ms)) is not None), default=None)
 
 
-def _at_ms(day: pendulum.DateTime, time: str, *, is_first: bool) -> int:
+def _at_ms(day: date, time: str, zone: ZoneInfo, *, is_first: bool) -> int:
     """Since the epoch. Of a time that comes twice, the first or last; one that is left out is moved past the gap."""
-    import pendulum  # noqa: PLC0415 - only where it is used
-
     hour, minute = map(int, time.split(":"))
-    first, last = (
-        pendulum.datetime(day.year, day.month, day.day, hour, minute, tz=day.timezone_name or "UTC", fold=fold)
-        for fold in (0, 1)
-    )
-    exists = (first.hour, first.minute) == (hour, minute)
-    return round((first if is_first and exists else last).timestamp() * 1000)
+    moment = datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone)
+    exists = moment.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == moment.replace(tzinfo=None)
+    return round(moment.replace(fold=0 if is_first or not exists else 1).timestamp() * 1000)
 
 
 @dataclass(frozen=True, init=False)

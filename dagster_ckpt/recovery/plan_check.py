@@ -57,9 +57,12 @@ _NOTHING = "nothing"
 
 
 def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
-    if before.as_record() == after.as_record():
+    after = after.as_described_by(before.revision)
+    records = before.as_record(), after.as_record()
+    if records[0] == records[1]:
         return ()
-    return tuple(_differences(before, after.as_described_by(before.revision)))
+    # A long description is recorded in part.
+    return tuple(_differences(read_plan(records[0]) or before, read_plan(records[1]) or after))
 
 
 def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from: str, fingerprint: str) -> NoReturn:

@@ -60,7 +60,7 @@ def evolve(
     before: PlanDescription, after: PlanDescription, rules: Sequence[StateMigration] = ()
 ) -> tuple[Decision, ...]:
     """In the order of the old plan, then of the new one; OptionError if a rule names no operator with state."""
-    after = after.as_described_by(before.revision)
+    after = replace(after.as_described_by(before.revision), numbers=after.numbers)
     old, new = before.operators, after.operators
     found: list[Decision] = []
     kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)

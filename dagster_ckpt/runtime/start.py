@@ -415,11 +415,11 @@ class Start:
         if self._start_from.accept_plan_change:
             return "their rows are of a query with another plan"
         own, directory = self._stream.code_version, facts.stream.live_directory
-        after = lost.restore.snapshot.batch_id
+        after = -1 if lost.restore.snapshot.batch_id is None else lost.restore.snapshot.batch_id
         ran = [
             each.code_version
             for each in self._stream.catalog.executions.of_stream(self._stream.stream_id)
-            if each.live_directory == directory and (each.newest_batch or 0) > (after if after is not None else -1)
+            if each.live_directory == directory and each.newest_batch is not None and each.newest_batch > after
         ]
         others = sorted({version for version in ran if version not in (None, own)}) if own is not None else []
         return f"their rows are of code version {', '.join(map(str, others))}, and this is {own}" if others else None

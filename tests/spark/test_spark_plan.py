@@ -191,6 +191,10 @@ class Frames:
     def joined(self, on: str, where: str = "true") -> DataFrame:
         return self.f.alias("l").join(self.g.alias("r"), F.expr(on)).where(where)
 
+    def steps(self, first: str, second: str) -> DataFrame:
+        made = self.f.withColumn("v", F.expr(first)).withColumn("o", F.expr(second)).select("o", "v", "k")
+        return made.union(self.g.select(F.col("k").alias("o"), "v", "k"))
+
     def viewed(self, column: str) -> DataFrame:
         self.f.join(self.g.select("k", F.col("v").alias("w")), "k").createOrReplaceTempView("joined")
         return self.spark.sql(f"SELECT k, {column} AS x, w FROM joined")
@@ -230,6 +234,14 @@ OTHER_STATE: dict[str, Change] = {
     "the branch of dropDuplicates": (
         lambda x: x.f.dropDuplicates(["k"]).select("k").union(x.g.select("k")),
         lambda x: x.f.select("k").union(x.g.dropDuplicates(["k"]).select("k")),
+    ),
+    "a column of a union that another is made of": (
+        lambda x: x.steps("v + 1", "v * 2").groupBy("k").agg(F.sum("v"), F.sum("o")),
+        lambda x: x.steps("v * 2", "v + 1").groupBy("k").agg(F.sum("v"), F.sum("o")),
+    ),
+    "many steps": (
+        lambda x: x.sums(*[("v", "v + o"), ("o", "o + v")] * 20),
+        lambda x: x.sums(*[("v", "v + o"), ("o", "o + v")] * 20, ("v", "v + 1")),
     ),
     "subtract": (
         lambda x: x.f.select("k", "o").subtract(x.s.select("k", "o")),

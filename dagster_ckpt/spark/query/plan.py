@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 _REVISION = 2
+_IGNORES_NULLS = " ignore nulls"
 _MAX_OPERATORS = 30
 _MAX_SIZE = 32_768
 
@@ -82,10 +83,15 @@ class PlanDescription:
         if revision >= _REVISION:
             return self
         operators = tuple(
-            replace(each, settings=tuple(pair for pair in each.settings if not _is_of_revision_2(pair)))
+            replace(
+                each,
+                values=tuple((text.removesuffix(_IGNORES_NULLS), kind) for text, kind in each.values),
+                settings=tuple(pair for pair in each.settings if not _is_of_revision_2(pair)),
+            )
             for each in self.operators
+            if each.kind not in ("Except", "Intersect")
         )
-        return replace(self, operators=operators, revision=revision)
+        return replace(self, operators=operators, numbers=None, revision=revision)
 
     def as_record(self) -> dict[str, Any]:
         """Truncated to the size limit."""
@@ -225,7 +231,7 @@ def describe_plan(plan: Any, output_mode: object = None, executed: Any | None = 
     numbers = tuple(walk.numbers)
     stateful = [number for number in numbers if number is not None]
     is_linear = stateful == sorted(stateful, reverse=True)
-    return PlanDescription(tuple(walk.operators), mode, None if is_linear else numbers)
+    return PlanDescription(tuple(walk.operators), mode, None if is_linear or walk.has_definitions else numbers)
 
 
 @dataclass(frozen=True)
@@ -249,6 +255,9 @@ class _Walk:
         self._read: dict[int, tuple[str, str]] = {}
         self._tables: set[int] = set()
         self._sources = 0
+        self._inputs: dict[int, set[int]] = {}
+        self._meanings: dict[int, str] = {}
+        self.has_definitions = False
 
     def visit(self, node: Any, needed: set[int] | None, branch: str = "") -> None:
         name = str(node.nodeName())
@@ -263,7 +272,10 @@ class _Walk:
         if describe is not None and name != WATERMARK:
             # Spark numbers an operator before its inputs, and inputs from left to right.
             number, self._counted = self._counted, self._counted + 1
-        has_branches = sum(child.isStreaming() for child in children) > 1
+        # Definitions of SQL's WITH are where they are used, in what Spark executes.
+        is_with = name == "WithCTE"
+        self.has_definitions |= is_with
+        has_branches = not is_with and sum(child.isStreaming() for child in children) > 1
         for at, child in enumerate(children):
             if child.isStreaming():
                 self.visit(child, below, f"{branch}{at}" if has_branches else branch)
@@ -287,7 +299,7 @@ class _Walk:
         unclear = self._ambiguous(self._reached(used))
         settings += [
             (f"{COLUMNS}{text}", _digest(self._resolved(operand)))
-            for text, operand in operands
+            for text, operand in (operands if unclear else ())
             if not unclear.isdisjoint(self._reached(_references(operand)))
         ]
         definitions = tuple(self._definitions(used))
@@ -298,12 +310,8 @@ class _Walk:
             self._read[_id(column)] = (str(column.name()), source)
 
     def _note_table(self, node: Any) -> None:
-        for child in items_of(node.children()):
-            self._note_table(child)
-        if not items_of(node.children()):
-            self._note_read(node, "a table")
-            self._tables |= {_id(column) for column in items_of(node.output())}
-        self._note_computed(node, str(node.nodeName()))
+        self._note_read(node, "a table")
+        self._tables |= {_id(column) for column in items_of(node.output())}
 
     def _ambiguous(self, reached: Set[int]) -> set[int]:
         """Columns whose name does not say which they are: two have it, or they are of a table, which may have any."""
@@ -311,28 +319,45 @@ class _Walk:
         found = Counter(names.values())
         return {each for each, name in names.items() if found[name] > 1 or each in self._tables}
 
+    def _made_of(self, number: int) -> set[int]:
+        if number not in self._inputs:
+            made = self._computed[number][1] if number in self._computed else ()
+            self._inputs[number] = {each for expression in made for each in _references(expression)}
+        return self._inputs[number]
+
     def _reached(self, used: Iterable[int]) -> set[int]:
         found: set[int] = set()
         to_follow = list(used)
         while to_follow:
             number = to_follow.pop()
-            if number in found or (number not in self._computed and number not in self._read):
-                continue
-            found.add(number)
-            if number in self._computed:
-                to_follow += [each for made in self._computed[number][1] for each in _references(made)]
+            if number not in found and (number in self._computed or number in self._read):
+                found.add(number)
+                to_follow += self._made_of(number)
         return found
 
     def _resolved(self, expression: Any) -> str:
         """With what its columns are made of, down to the sources."""
-        columns = {_id(column): column for column in _columns_in(expression)}
-        return f"{_window(_sql(expression))} of {[self._meaning(each) for each in columns.values()]}"
+        to_follow, seen = list(_references(expression)), set[int]()
+        while to_follow:
+            number = to_follow[-1]
+            inputs = self._made_of(number) - seen if number not in seen else ()
+            seen.add(number)
+            if inputs:
+                to_follow += inputs
+                continue
+            to_follow.pop()
+            if number in self._computed and number not in self._meanings:
+                words = [self._in_words(each) for each in self._computed[number][1]]
+                self._meanings[number] = _digest(json.dumps(words))
+        return self._in_words(expression)
 
-    def _meaning(self, column: Any) -> str:
-        number = _id(column)
-        if number in self._computed:
-            return _digest(json.dumps([self._resolved(each) for each in self._computed[number][1]]))
-        return " of ".join(self._read.get(number, (str(column.name()),)))
+    def _in_words(self, expression: Any) -> str:
+        columns = {_id(column): str(column.name()) for column in _columns_in(expression)}
+        meanings = [
+            self._meanings.get(number) or " of ".join(self._read.get(number, (name,)))
+            for number, name in columns.items()
+        ]
+        return f"{_window(_sql(expression))} of {meanings}"
 
     def _note_computed(self, node: Any, name: str) -> None:
         if name in ("Project", "Aggregate"):
@@ -358,6 +383,9 @@ class _Walk:
                 has_other_names = any(str(other.name()) != str(column.name()) for other in from_others)
                 if known is not None or has_other_names or any(_id(each) in self._computed for each in from_others):
                     self._computed[_id(column)] = (str(column.name()), [*from_first, *from_others])
+                    # It has the id of the first input's.
+                    self._inputs.pop(_id(column), None)
+                    self._meanings.pop(_id(column), None)
 
     def _definitions(self, used: set[int]) -> Iterable[Pair]:
         found: dict[int, list[Pair]] = {}
@@ -369,7 +397,7 @@ class _Walk:
             name, expressions = self._computed[number]
             texts = dict.fromkeys(_sql(expression) for expression in expressions)
             found[number] = [(name, text) for text in _windows(list(texts)) if text != name]
-            to_follow += [number for expression in expressions for number in _references(expression)]
+            to_follow += self._made_of(number)
         return sorted({pair for pairs in found.values() for pair in pairs})
 
 
@@ -451,7 +479,7 @@ def _aggregate(node: Any, needed: _Needed) -> _Described:
 def _function_text(function: Any) -> str:
     kind = function.aggregateFunction()
     ignores = kind.nodeName() in ("First", "Last") and kind.ignoreNulls()
-    return f"{_sql(function)} ignore nulls" if ignores else _sql(function)
+    return f"{_sql(function)}{_IGNORES_NULLS}" if ignores else _sql(function)
 
 
 def _functions(expression: Any) -> Iterable[Any]:

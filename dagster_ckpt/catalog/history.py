@@ -53,6 +53,7 @@ class SnapshotHistory:
 
     Attributes:
         verified: The last verified one; may have been deleted since.
+        broken: The newest existing one that its last verification found broken.
         failures: Failed attempts since the newest snapshot.
         bytes_before: Full bytes of the first snapshot in the requested window.
         slowest_ms: Of the last completed checkpoints.
@@ -60,6 +61,7 @@ class SnapshotHistory:
 
     newest: SnapshotRecord | None = None
     verified: SnapshotRecord | None = None
+    broken: SnapshotRecord | None = None
     failures: int = 0
     last_failure: str | None = None
     bytes_before: int | None = None
@@ -113,7 +115,7 @@ def past_of(timeline: int, begins: Mapping[int, tuple[int, int]]) -> dict[int, i
 def _histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
     """Columns are named as in `SnapshotHistory`.
 
-    `newest` and `verified` are ids; the window of `bytes_before` begins at `since_ms`.
+    `newest`, `verified` and `broken` are ids; the window of `bytes_before` begins at `since_ms`.
     """
     newest_number = func.coalesce(_newest_restorable(_restorable.c.number), 0)
     failed_since = and_(
@@ -126,9 +128,12 @@ def _histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
     verified = (
         select(_verified.c.snapshot_id)
         .where(_verified.c.stream_id == streams.c.stream_id, _verified.c.verified_at_ms.is_not(None))
-        .order_by(_verified.c.verified_at_ms.desc())
         .limit(1)
     )
+    broken = verified.where(
+        _verified.c.status == SnapshotStatus.COMPLETED.value, _verified.c.verified_problem.is_not(None)
+    ).order_by(_verified.c.number.desc())
+    verified = verified.order_by(_verified.c.verified_at_ms.desc())
     failures = select(func.count()).select_from(_failed).where(failed_since)
     last_failure = select(_failed.c.failure_reason).where(failed_since).order_by(_failed.c.number.desc()).limit(1)
     first_size = (
@@ -151,6 +156,7 @@ def _histories(stream_ids: Sequence[str], since_ms: int) -> Select[Any]:
         streams.c.stream_id,
         _newest_restorable(_restorable.c.snapshot_id).label("newest"),
         verified.correlate(streams).scalar_subquery().label("verified"),
+        broken.correlate(streams).scalar_subquery().label("broken"),
         failures.correlate(streams).scalar_subquery().label("failures"),
         last_failure.correlate(streams).scalar_subquery().label("last_failure"),
         first_size.correlate(streams).scalar_subquery().label("bytes_before"),
@@ -321,13 +327,14 @@ class HistoryRecords(Records):
         for since_ms in set(windows.values()):
             alike = [stream_id for stream_id, begin_ms in windows.items() if begin_ms == since_ms]
             listed += self._database.rows(_histories(alike, since_ms))
-        ids = [snapshot_id for row in listed for snapshot_id in (row.newest, row.verified) if snapshot_id]
+        ids = [snapshot_id for row in listed for snapshot_id in (row.newest, row.verified, row.broken) if snapshot_id]
         rows = self._database.rows(select(snapshots).where(snapshots.c.snapshot_id.in_(ids)))
         named = {row.snapshot_id: read_snapshot(row) for row in rows}
         return {stream_id: SnapshotHistory() for stream_id in windows} | {
             row.stream_id: SnapshotHistory(
                 newest=named.get(row.newest),
                 verified=named.get(row.verified),
+                broken=named.get(row.broken),
                 failures=row.failures,
                 last_failure=row.last_failure,
                 bytes_before=row.bytes_before,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Records, as_text, lock_snapshot, read_dict
 from dagster_ckpt.catalog.history import of_stream, past_of, read_snapshot
@@ -147,22 +147,22 @@ class SnapshotRecords(Records):
         log_renewed(renewed)
         return renewed
 
-    def proven(self, lease: LeaseRecord, batch_id: int) -> None:
-        """A query has loaded the state after a batch from storage, and committed another one.
-
-        This proves every restorable snapshot of that state.
-        """
-        loaded = [
-            snapshot
-            for snapshot in self.restorable(lease.stream_id)
-            if snapshot.batch_id == batch_id and not snapshot.is_proven
-        ]
+    def proven(self, lease: LeaseRecord, snapshot_id: str) -> None:
+        """A query has loaded the state that was restored from the snapshot's own bytes, and committed a batch."""
         with self._database.writing_under(lease) as connection:
-            now_ms = self._database.now_ms(connection)
-            for snapshot in loaded:
-                row = lock_snapshot(connection, snapshot.snapshot_id)
-                proven = _with_property(row, PROVEN_AT_MS, now_ms)
-                connection.execute(snapshots.update().where(_is(snapshot.snapshot_id)).values(properties=proven))
+            row = lock_snapshot(connection, snapshot_id)
+            if row is not None:
+                proven = _with_property(row, PROVEN_AT_MS, self._database.now_ms(connection))
+                connection.execute(snapshots.update().where(_is(snapshot_id)).values(properties=proven))
+
+    def damage_found_ms(self, stream_id: str) -> int | None:
+        """When a verification last found a snapshot of the stream broken, deleted since or not."""
+        broken = select(func.max(snapshots.c.verified_at_ms)).where(
+            snapshots.c.stream_id == stream_id, snapshots.c.verified_problem.is_not(None)
+        )
+        with self._database.reading() as connection:
+            found: int | None = connection.execute(broken).scalar_one()
+        return found
 
     def fail(
         self, lease: LeaseRecord | None, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None

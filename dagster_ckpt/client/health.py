@@ -111,7 +111,8 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
     finding = _finding_of(HealthCheck.RESTORABILITY)
     if facts.newest is not None and facts.unrestorable is not None:
         return finding(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
-    snapshot = facts.verified
+    # An older one may have been verified after it.
+    snapshot = facts.newest if facts.newest is not None and facts.newest.verified_problem else facts.verified
     if snapshot is None or snapshot.verified_at_ms is None:
         if facts.newest is None:
             return finding(Verdict.UNKNOWN, "there is no snapshot yet that could be restored")
@@ -130,6 +131,9 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
     if age_ms > settings.max_verification_age_ms:
         limit = rounded_duration(settings.max_verification_age_ms)
         return finding(Verdict.WARN, f"{verified}, and no snapshot since; the limit is {limit}", figures)
+    if facts.broken is not None:
+        older = f"{describe_snapshot(facts.broken)} cannot be restored: {facts.broken.verified_problem}"
+        return finding(Verdict.WARN, f"{verified}, but {older}", figures)
     return finding(Verdict.PASS, verified, figures)
 
 

@@ -61,7 +61,7 @@ class Replication:
     """Result of `Client.replicate`.
 
     Attributes:
-        failed: Copies that could not be made or deleted; the next call tries again.
+        failed: Copies that could not be made, read or deleted; the next call tries again.
         swept: Objects that interrupted copies left, and that were deleted.
     """
 
@@ -112,9 +112,13 @@ def replicate(
             try:
                 replicas.append(_copied(source, target, snapshot, verify, progress or (lambda _done, _total: None)))
             except CkptError as error:
-                failed.append(f"{describe_snapshot(snapshot)} was not copied: {error}")
+                failed.append(f"{describe_snapshot(snapshot)} was not copied and verified: {error}")
     deleted: list[str] = []
-    for location in _dropped(stream, target, keep) if keep is not None else ():
+    # A copy that was not made or not read may be the one for which an older one would go.
+    is_safe = not failed and not any(each.problems for each in replicas)
+    if keep is not None and not is_safe:
+        failed.append("no older copy was deleted, because not every chosen snapshot has a verified copy")
+    for location in _dropped(stream, target, keep) if keep is not None and is_safe else ():
         try:
             target.discard(location)
             deleted.append(location)
@@ -150,7 +154,8 @@ def _copied(
 ) -> Replica:
     original = snapshot_location(snapshot)
     stored = target.copy(original, source, progress=progress)
-    is_read = verify or stored.incremental_bytes > 0
+    # Whatever interrupted an earlier call, a copy counts only once it was read.
+    is_read = verify or stored.incremental_bytes > 0 or not target.is_verified(stored.location)
     problems = target.verify(stored.location) if is_read else []
     if problems and not source.verify(original):
         # An object that was there is damaged. Other copies share it: only an intact original replaces it.
@@ -159,6 +164,8 @@ def _copied(
     if problems:
         # It may be the original: `verify` says so.
         target.discard(stored.location)
+    elif is_read:
+        target.note_verified(stored.location)
     name = describe_snapshot(snapshot)
     return Replica(
         snapshot.snapshot_id, name, stored.location, stored.incremental_bytes, tuple(problems), is_read and not problems

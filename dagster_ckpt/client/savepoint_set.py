@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SnapshotRecord, SnapshotStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, SnapshotRecord, SnapshotStatus
 from dagster_ckpt.catalog.savepoint_sets import SAVEPOINT_SET, SavepointSet, set_from, values_of
 from dagster_ckpt.client.preflight import start_preview
 from dagster_ckpt.client.reconciliation import fenced_lease, restore_snapshot
@@ -114,7 +114,7 @@ def take_savepoint_set(
         write_set(record, open_stream)
         done = catalog.savepoint_sets.record(record, [each.snapshot_id for each in made.values()])
     if keep is not None:
-        _forget_older(catalog, open_stream, selection, keep)
+        _forget_older(catalog, open_stream, done, keep)
     return done
 
 
@@ -131,9 +131,14 @@ def release_savepoint_set(catalog: Catalog, found: SavepointSet, open_stream: Op
     catalog.savepoint_sets.release(found.set_id)
 
 
-def _forget_older(catalog: Catalog, open_stream: OpenStream, selection: str, keep: int) -> None:
-    alike = [each for each in catalog.savepoint_sets.all() if each.is_counted and each.selection == selection]
-    for each in alike[max(keep, 1) :]:
+def _forget_older(catalog: Catalog, open_stream: OpenStream, newest: SavepointSet, keep: int) -> None:
+    """By their snapshots: clocks go back."""
+    alike = [
+        each
+        for each in catalog.savepoint_sets.all()
+        if each.is_counted and each.selection == newest.selection and each.set_id != newest.set_id
+    ]
+    for each in alike[max(keep, 1) - 1 :]:
         release_savepoint_set(catalog, each, open_stream)
 
 
@@ -269,12 +274,16 @@ def _refuse_topics(found: SavepointSet, stream: StreamHandle) -> None:
             )
 
 
+_HAS_ENDED = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStatus.CANCELED)
+
+
 def suspend_set(found: SavepointSet, opened: dict[str, StreamHandle], suspend: Callable[[str], object]) -> list[str]:
     """Those that run or wait for a restart, downstream first; returns them."""
     suspended = []
     for stream in reversed(found.streams):
         last = opened[stream].catalog.executions.latest(stream)
-        if is_running(opened[stream]) or (last is not None and not last.settled):
+        waits = last is not None and not last.settled and last.status not in _HAS_ENDED
+        if is_running(opened[stream]) or waits:
             suspend(stream)
             suspended.append(stream)
     return suspended

@@ -17,7 +17,7 @@ from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalSta
 from dagster_ckpt.values.validation import LONG_MAX, Milliseconds, WholeNumber, policy_name, type_error
 
 if TYPE_CHECKING:
-    import pendulum
+    pass
 
 
 class RetainedKind(Enum):
@@ -203,9 +203,10 @@ class NewestPer(Rule):
         newest = {self.begin(snapshot): snapshot for snapshot in snapshots}
         return [newest[begin] for begin in sorted(newest)[-self.count :]]
 
-    def begin(self, snapshot: RetainedSnapshot) -> pendulum.DateTime:
+    def begin(self, snapshot: RetainedSnapshot) -> float:
+        """Of its period, in seconds since the epoch: an hour that comes twice is two periods."""
         taken = local_time(snapshot.taken_at_ms, self.timezone)
-        return taken.start_of(Period(self.period).value)
+        return taken.start_of(Period(self.period).value).timestamp()
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class PreparedStart:
     Attributes:
         may_repeat: Names of sinks that this process cannot roll back.
         began: Positions in the live directory just before the query started.
+        proves: Id of the snapshot from whose bytes alone the live directory was restored.
     """
 
     live: LiveDirectory
@@ -54,6 +55,7 @@ class PreparedStart:
     may_repeat: tuple[str, ...] = ()
     rewritten: Rewritten | None = None
     began: Positions | None = None
+    proves: str | None = None
 
 
 def prepare(

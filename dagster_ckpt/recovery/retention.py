@@ -147,7 +147,8 @@ def subsumption(
     if not decision.dropped:
         return decision
     restorable = stream.catalog.snapshots.restorable(stream.stream_id)
-    needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(restorable)])
+    for each in (restorable, _not_broken(restorable)):
+        needed |= needed_for_recovery([retained(snapshot) for snapshot in reversed(each)])
     needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
     in_use, to_start = set(protected), {_rollback_snapshot(stream), _of_code_before(stream)}
     to_start.add(newest_without_undone(stream.catalog, stream.stream_id, restorable))
@@ -196,6 +197,11 @@ def objects_of(store: SnapshotStore, location: str) -> Mapping[str, int]:
 
 def interrupted_deletions(stream: StreamHandle) -> list[SnapshotRecord]:
     return [snapshot for snapshot in _of_status(stream, SnapshotStatus.DELETING) if is_owned_by_stream(snapshot)]
+
+
+def _not_broken(restorable: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
+    """Without those that an automatic start passes over."""
+    return [snapshot for snapshot in restorable if snapshot.verified_problem is None]
 
 
 def newest_proven(restorable: Sequence[SnapshotRecord]) -> list[str]:
@@ -276,12 +282,12 @@ def apply_terminal_retention(
         # A start meanwhile must not use what is being deleted; the lease tells it what it waits for.
         acquired = acquire_for(stream.catalog, stream.stream_id, "retention", run_id)
     except LeaseHeldError as error:
-        return RetentionReport(kept=(f"everything: {error}",))
+        return RetentionReport(held=(f"everything: {error}",))
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         try:
             return _apply_terminal_retention(stream, execution_id, state, acquired, lease)
         except LeaseLostError as error:
-            return RetentionReport(kept=(f"the rest: {error}",))
+            return RetentionReport(held=(f"the rest: {error}",))
 
 
 def _apply_terminal_retention(
@@ -407,10 +413,12 @@ def _of_status(stream: StreamHandle, status: SnapshotStatus) -> list[SnapshotRec
 def _still_needed(stream: StreamHandle) -> dict[str, KeptBecause]:
     needed: dict[str, KeptBecause] = {}
     live = stream.catalog.streams.get(stream.stream_id).live_directory
-    is_whole = live is None or inspect_live_directory(LiveDirectory(live)).status in (LiveStatus.GOOD, LiveStatus.EMPTY)
+    status = inspect_live_directory(LiveDirectory(live)).status if live is not None else None
+    is_whole = status in (LiveStatus.GOOD, LiveStatus.EMPTY)
     restorable = [] if is_whole else stream.catalog.snapshots.restorable(stream.stream_id)
-    if restorable:
-        needed[restorable[0].snapshot_id] = KeptBecause.NEWEST
+    for snapshot in (*restorable[:1], *_not_broken(restorable)[:1]):
+        needed[snapshot.snapshot_id] = KeptBecause.NEWEST
+    needed |= dict.fromkeys(newest_proven(restorable), KeptBecause.PROVEN)
     rollback = _rollback_snapshot(stream)
     if rollback is not None:
         needed[rollback] = KeptBecause.IN_USE

@@ -132,6 +132,7 @@ class AttemptRunner:
         self._cleaning = 0
         self._last_snapshot_batch: int | None = None
         self._began = prepared.began or Positions(None, None)
+        self._proves = prepared.proves
         self._has_progressed = False
         self._input_has_ended = False
 
@@ -149,7 +150,7 @@ class AttemptRunner:
         return False
 
     def has_progressed(self) -> bool:
-        """Whether this execution has planned and committed a batch, which proves the snapshots that it resumed from.
+        """Whether this execution has planned and committed a batch, which proves the snapshot that it restored.
 
         If an earlier execution had planned the batch and the sink has it, Spark commits it without loading the state.
         """
@@ -160,9 +161,9 @@ class AttemptRunner:
             commit = self.positions.latest().commit
         if commit is None or commit <= max(-1 if at is None else at for at in (began.commit, began.offset)):
             return False
-        if began.commit is not None:
+        if self._proves is not None:
             try:
-                self._catalog.snapshots.proven(self._lease.record, began.commit)
+                self._catalog.snapshots.proven(self._lease.record, self._proves)
             except CatalogError:
                 return False
         self._has_progressed = True

@@ -213,7 +213,8 @@ class Start:
                     prepared = self._prepare(facts, plan, checked, survey)
                     refuse_a_fenced_directory(prepared.live)
                     self._watch()
-                    prepared = replace(prepared, began=prepared.live.positions())
+                    proves = plan.snapshot.snapshot_id if isinstance(plan, Restore) and plan.donor is None else None
+                    prepared = replace(prepared, began=prepared.live.positions(), proves=proves)
                     with span("start_query"):
                         query = self._request.start_query(prepared.live)
                     return StartedQuery(plan, prepared, query, checked.sources, reads_at_start(facts, plan))

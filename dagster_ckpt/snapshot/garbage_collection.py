@@ -24,6 +24,8 @@ DELETING_NAME = "_deleting"
 # First object of a savepoint until it is complete: distinguishes a crashed savepoint from a user's copy in progress.
 INCOMPLETE_NAME = "_incomplete"
 SET_NAME = "_set"
+# In a copy whose bytes were all read and compared.
+VERIFIED_NAME = "_verified"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
 _log = logging.getLogger(__name__)
@@ -265,4 +267,6 @@ def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str] = ())
 
 def _is_ours(name: str) -> bool:
     """Files of users in a snapshot's directory are kept."""
-    return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME, SET_NAME) or name.endswith((".pack", ".tmp"))
+    return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME, SET_NAME, VERIFIED_NAME) or name.endswith(
+        (".pack", ".tmp")
+    )

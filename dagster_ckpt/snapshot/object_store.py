@@ -26,6 +26,7 @@ from dagster_ckpt.snapshot.garbage_collection import (
     SAVEPOINT,
     SET_NAME,
     SHARED,
+    VERIFIED_NAME,
     Garbage,
     Sweep,
     checkpoint_directories,
@@ -267,6 +268,15 @@ class ObjectSnapshotStore:
         elif file_io.size(f"{directory}/{SET_NAME}") is not None:
             file_io.delete(f"{directory}/{SET_NAME}")
             file_io.flush(directory)
+
+    def is_verified(self, location: str) -> bool:
+        """Whether `note_verified` was called, even long ago."""
+        file_io, directory = self._at(location)
+        return file_io.size(f"{directory}/{VERIFIED_NAME}") is not None
+
+    def note_verified(self, location: str) -> None:
+        file_io, directory = self._at(location)
+        file_io.write(f"{directory}/{VERIFIED_NAME}", [b""])
 
     def checkpoints(self) -> list[str]:
         return [f"{self._stream_io.url}/{directory}" for directory in checkpoint_directories(self._stream_io)]

@@ -86,11 +86,15 @@ def sharing_base(stream: StreamHandle) -> SnapshotRecord | None:
     """The snapshot that probably has most in common with a stream's next one.
 
     The newest checkpoint of its timeline, else the snapshot that the timeline began with, else the newest checkpoint.
+    None if it existed when a verification found damage in any snapshot: it may share the damaged object.
     """
     snapshots = stream.catalog.snapshots
     restorable = snapshots.restorable(stream.stream_id)
     checkpoints = [snapshot for snapshot in restorable if snapshot.kind == SnapshotKind.CHECKPOINT]
-    return next(iter([*checkpoints, *restorable]), None) or snapshots.newest_checkpoint(stream.stream_id)
+    base = next(iter([*checkpoints, *restorable]), None) or snapshots.newest_checkpoint(stream.stream_id)
+    damage_found_ms = snapshots.damage_found_ms(stream.stream_id)
+    is_suspect = base is not None and damage_found_ms is not None and base.created_at_ms <= damage_found_ms
+    return None if is_suspect else base
 
 
 # Properties that differ between two snapshots of one position.

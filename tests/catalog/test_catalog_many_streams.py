@@ -97,9 +97,9 @@ def test_the_history_of_each_stream(catalog: Catalog, clock: ManualClock) -> Non
 
     assert told == {
         "orders": SnapshotHistory(
-            catalog.snapshots.get(newest.snapshot_id), catalog.snapshots.get("orders-2"), 2, "gone", 2
+            *(catalog.snapshots.get(each) for each in (newest.snapshot_id, "orders-2", "orders-2")), 2, "gone", 2
         ),
-        "payments": SnapshotHistory(None, None, 1, "no disk", None),
+        "payments": SnapshotHistory(failures=1, last_failure="no disk"),
         "quiet": SnapshotHistory(),
         "never started": SnapshotHistory(),
     }

@@ -72,6 +72,7 @@ def facts_of(case: dict[str, Any]) -> HealthFacts:
         running_since_ms=None if running is None else NOW_MS - running * MINUTE_MS,
         newest=snapshot(**told.pop("snapshot")) if "snapshot" in told else None,
         verified=snapshot(**told.pop("verified")) if "verified" in told else None,
+        broken=snapshot(**told.pop("broken")) if "broken" in told else None,
         desired=desired(**told.pop("desired")) if "desired" in told else None,
         inactivity=inactivity(**told.pop("still")) if "still" in told else None,
         heartbeat_at_ms=None if heard is None else NOW_MS - heard * MINUTE_MS,

@@ -25,6 +25,7 @@ from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.policies.retention import Latest, MaxBytes, YoungerThan
 from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
@@ -73,7 +74,7 @@ def test_a_copy_is_its_original_byte_for_byte_and_shares_what_is_there(shelf: Sh
     assert [each.snapshot_id for each in done.replicas] == [each.snapshot_id for each in (first, newest, savepoint)]
     assert done.is_complete
     assert len(objects(second)) == 2
-    for path in (path for path in second.rglob("*") if path.is_file()):
+    for path in (path for path in second.rglob("*") if path.is_file() and path.name != "_verified"):
         originals = shelf.root / ("snapshots" if STREAM in path.relative_to(second).parts else "savepoints")
         assert path.read_bytes() == (originals / path.relative_to(second)).read_bytes()
     assert [path.read_bytes() for path in second.rglob("_set")] == [b"its set"]
@@ -118,6 +119,28 @@ def test_a_copy_that_is_interrupted_anywhere_is_completed_by_the_next(
 
     assert copies(second) == ["chk-1", "chk-2"]
     assert all(store.verify(location) == [] for location in store.checkpoints())
+
+
+def test_a_copy_that_was_not_read_replaces_none(shelf: Shelf, second: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf.checkpoint()
+    assert copy(shelf, second, keep=Latest(1)).is_complete
+    before = copies(second)
+    shelf.checkpoint()
+
+    def throttled(_store: object, _location: str, **_options: object) -> list[str]:
+        raise StorageAccessError("503 slow down")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectSnapshotStore, "verify", throttled)
+        interrupted = copy(shelf, second, keep=Latest(1))
+    assert not interrupted.is_complete
+    assert interrupted.deleted == ()
+    assert set(before) < set(copies(second))
+
+    done = copy(shelf, second, keep=Latest(1))
+    assert [each.is_verified for each in done.replicas] == [True]
+    assert len(done.deleted) == 1
+    assert len(copies(second)) == 1
 
 
 def test_a_copy_that_lost_an_object_gets_it_again(shelf: Shelf, second: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -20,6 +21,7 @@ from dagster_ckpt.runtime.triggers import TriggerKind
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.lease import LeaseKeeper
+from dagster_ckpt.stream.snapshotting import sharing_base
 from tests.support.retention_shelf import STREAM, Shelf
 
 
@@ -32,13 +34,13 @@ class Idle:
         self.numbers = count(shelf.stream.catalog.streams.get(STREAM).next_number)
         self.resume()
 
-    def resume(self) -> None:
-        """Another execution resumes after the newest commit."""
+    def resume(self, restored: str | None = None) -> None:
+        """Another execution resumes after the newest commit, in a live directory restored from the snapshot, if any."""
         live = LiveDirectory(str(self.shelf.live))
         self.runner = AttemptRunner(
             self.shelf.stream,
             "first",
-            PreparedStart(live, began=live.positions()),
+            PreparedStart(live, began=live.positions(), proves=restored),
             BatchLog(),
             self.keeper,
             retry_queue=RetryQueue(),
@@ -66,6 +68,10 @@ class Idle:
         for log in ("offsets", "commits"):
             text = (self.shelf.live / log / "0").read_text()
             (self.shelf.live / log / str(batch_id)).write_text(text)
+
+    @property
+    def newest_id(self) -> str:
+        return self.shelf.stream.catalog.snapshots.completed(STREAM)[0].snapshot_id
 
     @property
     def listed(self) -> list[tuple[int | None, SnapshotStatus]]:
@@ -165,25 +171,49 @@ def test_a_renewal_that_comes_too_late_deletes_nothing(idle: Idle) -> None:
     assert idle.shelf.stream.store.verify(location) == []
 
 
-def test_before_a_batch_nothing_is_subsumed_and_the_first_batch_proves_where_the_query_resumed(idle: Idle) -> None:
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_before_a_batch_nothing_is_subsumed_and_the_first_batch_proves_what_was_restored(
+    idle: Idle, is_restored: bool
+) -> None:
+    """A start in the live directory has read no snapshot, and proves none."""
     catalog = idle.shelf.stream.catalog
     first = idle.checkpoint()
+    catalog.snapshots.verified(idle.newest_id, None, state_was_read=True)
     idle.commit(1)
     idle.resume()
     second = idle.checkpoint()
     idle.runner.subsume_checkpoints()
     assert idle.listed == [(first, SnapshotStatus.COMPLETED), (second, SnapshotStatus.COMPLETED)]
-    assert not any(each.is_proven for each in catalog.snapshots.completed(STREAM))
+    idle.resume(idle.newest_id if is_restored else None)
 
     idle.commit(2)
     third = idle.checkpoint()
     idle.runner.close("the query ended")
     statuses = dict(idle.listed)
-    assert statuses[first] is SnapshotStatus.DELETED
-    # It is the newest that was loaded; num_retained=1 alone would keep only the third.
-    assert statuses[second] is statuses[third] is SnapshotStatus.COMPLETED
+    # Of these the newest that was loaded stays; num_retained=1 alone would keep only the third.
+    loaded, other = (second, first) if is_restored else (first, second)
+    assert statuses[other] is SnapshotStatus.DELETED
+    assert statuses[loaded] is statuses[third] is SnapshotStatus.COMPLETED
     proven = {each.number for each in catalog.snapshots.completed(STREAM) if each.is_proven}
-    assert proven == {second}
+    assert proven == {loaded}
+
+
+def test_damage_that_was_found_is_not_inherited(idle: Idle) -> None:
+    """Not even from a checkpoint that was taken before, and may share the damaged object."""
+    snapshots = idle.shelf.stream.catalog.snapshots
+    idle.checkpoint()
+    damaged = idle.newest_id
+    idle.commit(1)
+    idle.checkpoint()
+    assert sharing_base(idle.shelf.stream) is not None
+    snapshots.verified(damaged, "an object is truncated")
+    assert sharing_base(idle.shelf.stream) is None
+    time.sleep(0.002)  # The clock of the catalog counts milliseconds.
+    idle.commit(2)
+    idle.checkpoint()
+    base = sharing_base(idle.shelf.stream)
+    assert base is not None
+    assert base.snapshot_id == idle.newest_id
 
 
 def test_a_batch_that_an_earlier_execution_had_planned_proves_nothing(idle: Idle) -> None:

@@ -264,6 +264,8 @@ def _snapshot_jobs(ops: StreamOps) -> list[dg.JobDefinition]:
                 "Some deletions failed; they stay in the catalog as DELETING and are tried again by the next run: "
                 + "; ".join(report.failed)
             )
+        if report.held and config.state is not None and not report.dry_run:
+            raise dg.Failure("Not everything was deleted; run this again later: " + "; ".join(report.held))
 
     @ops.op
     def replicate_snapshots(context: dg.OpExecutionContext, config: ReplicateConfig) -> list[str]:

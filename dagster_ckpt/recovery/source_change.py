@@ -22,7 +22,7 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_log_lines
 from dagster_ckpt.spark.checkpoint_dir.restore import in_order
-from dagster_ckpt.spark.query.kafka_source import matches
+from dagster_ckpt.spark.query.kafka_source import may_match
 from dagster_ckpt.spark.query.sources import (
     CLUSTER,
     DELTA,
@@ -331,7 +331,7 @@ def _kafka(was: ReadSource, now: SourceIdentity) -> str | None:
     known = [each for each in (before.get(TOPICS) or "").split(",") if each]
     read = sorted({*was.topics, *known} if not was.topics else {*was.topics})
     named, pattern = (now.identity.get(TOPICS) or "").split(","), now.identity.get(PATTERN)
-    left = [each for each in read if each not in named and not (pattern and matches(pattern, each))]
+    left = [each for each in read if each not in named and not (pattern and may_match(pattern, each))]
     if left:
         return f"it no longer reads topic {', '.join(left)}"
     ids = {name for name in before if name.startswith(TOPIC_ID) and name in now.identity}

@@ -278,17 +278,25 @@ def _read_once_more(
 ) -> list[str]:
     kept = again.kept[key]
     max_age = age_ms(identity.options.get("maxfileage", DEFAULT_MAX_AGE) if identity is not None else DEFAULT_MAX_AGE)
-    times = [*(each.modified_at_ms for each in kept), *existing.values()]
-    newest = max((each for each in times if each is not None), default=None)
-    if max_age is None or newest is None:
+    times = [each.modified_at_ms for each in kept if each.modified_at_ms is not None]
+    again_ms = [each for each in existing.values() if each is not None]
+    if max_age is None or not (times or again_ms):
         return []
-    candidates = forgotten(kept, newest, max_age)
+    # Spark's first listing knows the kept files only, later ones those that are read again as well.
+    newest = sorted({max(each) for each in (times, times + again_ms) if each})
+    candidates = forgotten(kept, newest[-1], max_age)
     by_folder: dict[str, list[SourceFile]] = defaultdict(list)
     for each in reversed(candidates):
         by_folder[folder_of(each.path)].append(each)
     looked_at = [each for folder in list(by_folder)[:_FOLDERS_LOOKED_IN] for each in by_folder[folder]]
     there = existing_files([each.path for each in looked_at], session, reachable_scheme=again.live_scheme)
-    return read_once_more(looked_at, there or {}, newest, max_age)
+    return sorted(
+        {
+            path
+            for each in newest
+            for path in read_once_more(forgotten(looked_at, each, max_age), there or {}, each, max_age)
+        }
+    )
 
 
 def _listed(uris: Sequence[str]) -> str:

@@ -75,6 +75,21 @@ CASES: dict[str, tuple[DeltaOffset, Files, str]] = {
         Files(whole(2) | {3: commit(table_id="new")}),
         "is not the one that the query has read",
     ),
+    "replaced before the query began": (
+        DeltaOffset(ID, 3, -1, False),
+        Files({0: commit(table_id="old"), 1: commit("a", table_id=ID), 2: commit("b"), 3: commit("c")}),
+        "",
+    ),
+    "created again with more versions": (
+        DeltaOffset(ID, 3, -1, False),
+        Files({0: commit(table_id="old"), 1: commit("a", table_id="new"), 2: commit("b"), 3: commit("c")}),
+        "is not the one that the query has read",
+    ),
+    "vacuumed after a commit that is far ahead": (
+        DeltaOffset(ID, 2, -1, False),
+        Files(whole(299) | {300: commit("all", removed=["f2", "f3"], changes=False)}, deleted=("f2", "f3")),
+        "2 data files that it would read were deleted (VACUUM), such as f2, f3",
+    ),
     "optimized": (DeltaOffset(ID, 2, -1, False), Files(OPTIMIZED), ""),
     "optimized and vacuumed": (
         DeltaOffset(ID, 2, -1, False),

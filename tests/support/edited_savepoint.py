@@ -29,6 +29,7 @@ def edited_savepoint(golden: GoldenStream, reference: str, label: str) -> Snapsh
         lambda identity: _write(stream, original, copy, identity, edit=done, target_directory=None),
         trigger=SnapshotTrigger.EDIT,
         label=label,
+        target_directory=None,
         purpose="test",
         state_rows=None,
         began_ms=0,

@@ -90,12 +90,12 @@ def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
         return known
 
 
-def matches(pattern: str, topic: str) -> bool:
-    """A pattern that only Java understands matches none."""
+def may_match(pattern: str, topic: str) -> bool:
+    """Without a JVM: a pattern that only Java understands may match any."""
     try:
         return re.fullmatch(pattern, topic) is not None
     except re.error:
-        return False
+        return True
 
 
 def kept_offsets(
@@ -145,6 +145,7 @@ def _described_topics(jvm: Any, client: Any, source: KafkaSource, wait_s: int) -
     names = set(source.topics)
     if source.pattern is not None:
         listed = client.listTopics().names().get(wait_s, jvm.java.util.concurrent.TimeUnit.SECONDS)
+        matches = jvm.java.util.regex.Pattern.matches
         names = {str(each) for each in listed if matches(source.pattern, str(each))}
     asked = jvm.java.util.ArrayList()
     for name in sorted(names):

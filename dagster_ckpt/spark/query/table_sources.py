@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
@@ -28,6 +28,7 @@ LOG = "_delta_log"
 _ENTRY = re.compile(r"(\d{20})\.(json|checkpoint\b)")
 # Commits to check for their data files; VACUUM deletes the oldest first.
 _COMMITS_LOOKED_AT = 200
+_FILES_LOOKED_AT = 200
 _SHOWN = 3
 _Action = dict[str, Any]
 
@@ -169,11 +170,9 @@ def _gone_files(folder: str, offset: DeltaOffset, newest: int, files: TableFiles
     removed: set[str] = set()
     ids: set[str] = set()
     last = min(newest, offset.version + _COMMITS_LOOKED_AT - 1)
-    for version in dict.fromkeys([*([0] if reads_id else []), *range(offset.version, last + 1)]):
-        actions = [from_json(line) for line in files.read(f"{version:020}.json").splitlines() if line.strip()]
-        ids |= {str(action["metaData"].get("id")) for action in actions if "metaData" in action}
-        if version < offset.version:
-            continue
+    for version in range(offset.version, last + 1):
+        actions = _actions(files, version)
+        ids |= _ids_in(actions)
         new = [action["add"]["path"] for action in actions if _adds_rows(action)]
         if version == offset.version:
             new = [] if offset.is_initial else new[max(0, offset.index + 1) :]
@@ -183,16 +182,33 @@ def _gone_files(folder: str, offset: DeltaOffset, newest: int, files: TableFiles
             new += [path for path in gone_since if path not in added]
         added |= dict.fromkeys(new, version)
         removed |= gone_since
+    if not ids and reads_id:
+        ids = _ids_in(_actions(files, 0))
+        if ids - {offset.table_id}:
+            # It may have been replaced before the query began.
+            before = (_ids_in(_actions(files, version)) for version in range(offset.version - 1, 0, -1))
+            ids = next(filter(None, before), ids)
     if ids - {offset.table_id}:
         yield f"The Delta table {folder} is not the one that the query has read: it was re-created or replaced."
         return
-    deleted = [path for path in added if path in removed and not files.exists(path)]
+    # A commit that is not looked at may remove any; VACUUM deletes the oldest first.
+    oldest = list(added)[:_FILES_LOOKED_AT] if newest > last else []
+    suspects = dict.fromkeys([*oldest, *(path for path in added if path in removed)])
+    deleted = [path for path in suspects if not files.exists(path)]
     if deleted:
         listed = ", ".join(unquote(path) for path in deleted[:_SHOWN])
         yield (
             f"The Delta table {folder}: the query reads from version {offset.version} on, and {len(deleted)} data "
             f"files that it would read were deleted (VACUUM), such as {listed}."
         )
+
+
+def _actions(files: TableFiles, version: int) -> list[_Action]:
+    return [from_json(line) for line in files.read(f"{version:020}.json").splitlines() if line.strip()]
+
+
+def _ids_in(actions: Iterable[_Action]) -> set[str]:
+    return {str(action["metaData"].get("id")) for action in actions if "metaData" in action}
 
 
 def _adds_rows(action: _Action) -> bool:

@@ -25,7 +25,7 @@ from dagster_ckpt.sinks.delta_commit import (
     restore_version,
     table_id,
 )
-from dagster_ckpt.sinks.delta_log import DeltaLog
+from dagster_ckpt.sinks.delta_log import DeltaLog, DeltaPlan
 from dagster_ckpt.sinks.sink import (
     AskedBatch,
     BatchRows,
@@ -153,17 +153,7 @@ class DeltaTable(TableSink):
             how="All rows of the table are deleted" if is_emptied else f"The table is restored to version {version}",
             command=f"DELETE FROM {table}" if is_emptied else f"RESTORE TABLE {table} TO VERSION AS OF {version}",
             others=f"versions {', '.join(map(str, found.others))}" if found.others else "",
-            obstacle=None
-            if found.reaches_back
-            else Obstacle(
-                SinkEffect.LOSE,
-                "The table remembers batches by number and query id, but older commits are only in Parquet "
-                "checkpoints of its log: the version to restore is unknown.",
-                "RESTORE it to the version of the batch, and start with new_query_id."
-                if to.batch_id >= 0
-                else f"If all its rows are of this stream, run: DELETE FROM {table}. Then start again. To leave its "
-                "rows, start with accept_loss.",
-            ),
+            obstacle=_obstacle(found, to, table),
             basis=found,
         )
 
@@ -309,3 +299,25 @@ def delta_transaction(batch: DataFrame, batch_id: int, write: str = "") -> Itera
         for key in settings:
             session.conf.unset(key)
     session.conf.set(done, str(batch_id))
+
+
+def _obstacle(found: DeltaPlan, to: RollBack, table: str) -> Obstacle | None:
+    if found.undone_by is not None:
+        return Obstacle(
+            SinkEffect.LOSE,
+            f"Version {found.undone_by} took the table back to before batch {to.batch_id}, and this stream did not do "
+            "it: the rows of batches up to this one would be missing.",
+            f"Run: RESTORE TABLE {table} TO VERSION AS OF {found.wanted}. Then start again. To continue without them, "
+            "start with accept_loss.",
+        )
+    if found.reaches_back:
+        return None
+    return Obstacle(
+        SinkEffect.LOSE,
+        "The table remembers batches by number and query id, but older commits are only in Parquet checkpoints of its "
+        "log: the version to restore is unknown.",
+        "RESTORE it to the version of the batch, and start with new_query_id."
+        if to.batch_id >= 0
+        else f"If all its rows are of this stream, run: DELETE FROM {table}. Then start again. To leave its rows, "
+        "start with accept_loss.",
+    )

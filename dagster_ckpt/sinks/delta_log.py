@@ -56,12 +56,16 @@ class DeltaPlan:
     Attributes:
         version: To restore; -1 is before the first, None if nothing has to be undone.
         reaches_back: The readable commits are sufficient to decide.
+        undone_by: A version with which others took the table to before the batch; its rows are gone.
+        wanted: The version of the batch, if they did.
     """
 
     decided_on: int
     version: int | None = None
     others: tuple[int, ...] = ()
     reaches_back: bool = True
+    undone_by: int | None = None
+    wanted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,8 @@ class DeltaLog:
             if commit.is_roll_back and (commit.restored_to is not None or commit.empties):
                 target, others = wanted, [*others, *foreign]
                 break
+            if target is None and commit.restored_to is not None and wanted >= 0:
+                return DeltaPlan(self.newest, undone_by=at, wanted=wanted)
             if commit.batch_of(own) is not None:
                 target, others, foreign = at - 1, [*others, *foreign], []
             elif commit.changes:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from dagster_ckpt.io.location import open_file_io
+from dagster_ckpt.sinks.delta import DeltaMerge
 from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID
 from dagster_ckpt.sinks.delta_log import DeltaLog
 from dagster_ckpt.sinks.iceberg_history import IcebergHistory, IcebergSnapshot
-from dagster_ckpt.sinks.sink import ReadOfSink
+from dagster_ckpt.sinks.sink import ReadOfSink, RollBack, SinkEffect
+from dagster_ckpt.sinks.table import Step, verdict
 from dagster_ckpt.spark.query.table_sources import LOG, DeltaOffset, IcebergOffset
 from tests.support.thorough import either
 
@@ -55,18 +57,18 @@ class DeltaTable:
         after = Version(self.now.files, self.now.batches, (*self.now.path, len(self.versions)))
         self._commit(after, {"txn": {"appId": ROLL_BACK_ID, "version": 1}})
 
-    def roll_back(self, to: int) -> None:
+    def roll_back(self, to: int, *, by_a_person: bool = False) -> None:
         """-1 is before the first version."""
         number = len(self.versions)
         back = self.versions[to] if to >= 0 else Version()
         self.roll_backs.append(number)
-        mark = {"txn": {"appId": ROLL_BACK_ID, "version": number}}
+        mark = [] if by_a_person else [{"txn": {"appId": ROLL_BACK_ID, "version": number}}]
         info = (
             {"operation": "RESTORE", "operationParameters": {"version": to}} if to >= 0 else {"operation": "TRUNCATE"}
         )
         removed = [{"remove": {"path": each, "dataChange": True}} for each in self.now.files if each not in back.files]
         after = Version(back.files, back.batches, (*back.path, number))
-        self._commit(after, {"commitInfo": info}, mark, *removed)
+        self._commit(after, {"commitInfo": info}, *mark, *removed)
 
     def _commit(self, after: Version, *actions: object) -> None:
         log = self.folder / LOG
@@ -92,6 +94,28 @@ def life_of(folder: Path, seed: int) -> DeltaTable:
         else:
             table.batch(0 if kind == "empty batch" else chance.randrange(1, 3))
     return table
+
+
+def test_a_table_that_a_person_took_back_lacks_the_batch_until_the_advice_is_followed(tmp_path: Path) -> None:
+    table = DeltaTable(tmp_path)
+    for _ in range(4):
+        table.batch(1)
+    table.roll_back(1, by_a_person=True)
+    to = RollBack(2, query_id=OWN)
+
+    found = verdict(DeltaMerge("merged", str(tmp_path)).plan(to), to)
+    assert (found.step, found.effect) == (Step.REFUSE, SinkEffect.LOSE)
+    assert found.reason.startswith("Version 4 took the table back to before batch 2")
+    assert found.advice.endswith(
+        "TO VERSION AS OF 2. Then start again. To continue without them, start with accept_loss."
+    )
+
+    accepted = verdict(DeltaMerge("merged", str(tmp_path)).plan(to), replace(to, accepts_loss=True))
+    assert accepted.step is Step.LEAVE
+
+    table.roll_back(2, by_a_person=True)
+    found = verdict(DeltaMerge("merged", str(tmp_path)).plan(to), to)
+    assert (found.step, found.effect) == (Step.LEAVE, SinkEffect.EXACT)
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -11,15 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import BatchInput, SnapshotRecord
-from dagster_ckpt.catalog.savepoint_sets import SavepointSet
+from dagster_ckpt.catalog.records import BatchInput, ExecutionStatus, SnapshotRecord
+from dagster_ckpt.catalog.savepoint_sets import SavepointSet, SavepointSetRecords
 from dagster_ckpt.client import Client, savepoint_set
 from dagster_ckpt.client.rebuild import RebuildReport, rebuild
-from dagster_ckpt.client.savepoint_set import take_savepoint_set
+from dagster_ckpt.client.savepoint_set import suspend_set, take_savepoint_set
 from dagster_ckpt.errors import CkptError, RequestFailedError, SnapshotHeldError, SnapshotNotFoundError
 from dagster_ckpt.recovery.stream_graph import graph_of
 from dagster_ckpt.snapshot.store import read_files
@@ -242,6 +243,34 @@ def test_older_sets_are_released(pipeline: Pipeline) -> None:
     made = [pipeline.client.trigger_savepoint_set("orders+", keep=2) for _ in range(4)]
 
     assert pipeline.client.savepoint_sets() == [made[3], made[2], kept]
+
+
+@pytest.mark.thorough
+def test_a_set_that_was_just_taken_stays_although_the_clock_went_back(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_time = SavepointSetRecords.all
+    with monkeypatch.context() as clock:
+        clock.setattr(SavepointSetRecords, "all", lambda records: by_time(records)[::-1])
+        made = [pipeline.client.trigger_savepoint_set("orders+", keep=1) for _ in range(2)]
+
+    assert pipeline.client.savepoint_sets() == [made[1]]
+
+
+@pytest.mark.parametrize(
+    ("status", "waits"),
+    [("FAILED", True), ("RUNNING", True), ("CANCELED", False), ("FINISHED", False), ("SUSPENDED", False)],
+)
+def test_before_a_set_is_restored_only_streams_that_may_go_on_are_suspended(
+    monkeypatch: pytest.MonkeyPatch, status: str, *, waits: bool
+) -> None:
+    """One that has ended cannot be suspended, even if its clean-up is not over."""
+    last = Mock(settled=False, status=ExecutionStatus(status))
+    stream: Any = Mock()
+    stream.catalog.executions.latest.return_value = last
+    monkeypatch.setattr("dagster_ckpt.client.savepoint_set.is_running", lambda _stream: False)
+
+    assert suspend_set(Mock(streams=("orders",)), {"orders": stream}, Mock()) == (["orders"] if waits else [])
 
 
 def test_rebuilt_catalog_has_the_sets_that_were_not_released(pipeline: Pipeline) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import Any
 
@@ -21,6 +21,7 @@ from dagster_ckpt.policies.retention import (
     AllOf,
     AnyOf,
     Every,
+    KeepRules,
     Latest,
     NewestPer,
     RetainedKind,
@@ -91,6 +92,17 @@ def test_the_newest_of_each_day_begins_a_day_where_the_user_lives() -> None:
     utc = NewestPer("day", 3).keep(snapshots, NOW)
     assert [each.snapshot_id for each in utc] == ["2026-03-29T00:30", "2026-04-02T08:00"]
     assert [each.snapshot_id for each in NewestPer("month", 1).keep(snapshots, NOW)] == ["2026-04-02T08:00"]
+
+
+@pytest.mark.parametrize("timezone", ["UTC", "Europe/Berlin"])
+def test_an_hour_that_comes_twice_is_two(timezone: str) -> None:
+    begin = datetime(2026, 10, 24, 23, 30, tzinfo=UTC)
+    night = [
+        RetainedSnapshot(str(hour), taken_at_ms=round((begin + timedelta(hours=hour)).timestamp() * 1000), number=hour)
+        for hour in range(4)
+    ]
+    assert kept(NewestPer("hour", 4, timezone=timezone), night) == [0, 1, 2, 3]
+    assert kept(KeepRules(hourly=3, timezone=timezone), night) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

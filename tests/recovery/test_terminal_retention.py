@@ -201,20 +201,36 @@ def test_the_table_is_complete() -> None:
     assert set(MATRIX) == {(cleanup, state) for cleanup in ExternalizedCheckpointCleanup for state in TerminalState}
 
 
-@pytest.mark.parametrize("damage", ["missing", "broken"])
+@pytest.mark.parametrize("damage", ["missing", "broken", "none since a rebuild"])
 @pytest.mark.parametrize(("cleanup", "state"), DELETES_SNAPSHOTS_ONLY, ids=ids)
 def test_the_snapshot_that_a_start_would_need_is_kept_whatever_the_option_says(
     shelf: Shelf, cleanup: ExternalizedCheckpointCleanup, state: TerminalState, damage: str
 ) -> None:
     first = shelf.checkpoint()
     second = shelf.checkpoint(base=first)
-    shelf.break_live_directory(damage)
+    if damage == "none since a rebuild":
+        set_stream(shelf.stream.catalog, "orders", live_directory=None)
+    else:
+        shelf.break_live_directory(damage)
 
     report = apply_terminal_retention(shelf.cleaning_up(cleanup).stream, "first", state)
 
     assert shelf.listed() == {second.snapshot_id}
     assert shelf.is_whole(second)
     assert report.kept == ("chk-2 at batch 2: the live directory is not intact: a start may need it",)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_snapshot_that_is_known_to_be_broken_does_not_replace_the_last_good_one(shelf: Shelf, *, ended: bool) -> None:
+    good = shelf.checkpoint()
+    broken = shelf.checkpoint(base=good)
+    shelf.stream.catalog.snapshots.verified(broken.snapshot_id, "an object is truncated")
+    if not ended:
+        assert subsume(shelf.stream) == []
+        return
+    shelf.break_live_directory("missing")
+    apply_terminal_retention(shelf.cleaning_up(NONE).stream, "first", FAILED)
+    assert shelf.listed() == {good.snapshot_id, broken.snapshot_id}
 
 
 @pytest.mark.parametrize("damage", ["missing", "broken"])
@@ -271,7 +287,7 @@ def test_a_start_that_has_not_begun_its_execution_yet_keeps_everything(shelf: Sh
     report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
 
     assert report.deleted == ()
-    assert report.kept[0].startswith("everything: ")
+    assert report.held[0].startswith("everything: ")
     assert shelf.live.exists()
     assert shelf.listed() == {snapshot.snapshot_id}
     # So that it is asked for again.
@@ -319,7 +335,7 @@ def test_who_has_lost_the_lease_leaves_a_deletion_to_its_successor(
 
     report = apply_terminal_retention(shelf.cleaning_up(DELETE).stream, "first", CANCELED)
 
-    assert report == RetentionReport(kept=("the rest: another execution is the writer",))
+    assert report == RetentionReport(held=("the rest: another execution is the writer",))
     assert shelf.data_files() == before
 
 

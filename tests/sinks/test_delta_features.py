@@ -105,6 +105,6 @@ def test_a_start_is_refused_that_would_read_what_a_table_no_longer_has(told: Tol
     why, rows = REFUSED[scenario]
     shown = told(scenario)
 
-    assert shown["refused"].startswith("RowsAtRiskError")
+    assert shown["refused"].startswith("InputGoneError")
     assert why in shown["refused"]
     assert shown["rows"] == list(rows)

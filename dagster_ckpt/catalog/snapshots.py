@@ -151,7 +151,8 @@ class SnapshotRecords(Records):
         """A query has loaded the state that was restored from the snapshot's own bytes, and committed a batch."""
         with self._database.writing_under(lease) as connection:
             row = lock_snapshot(connection, snapshot_id)
-            if row is not None:
+            # A fork restores a snapshot of another stream, whose retention is none of its business.
+            if row is not None and row.stream_id == lease.stream_id:
                 proven = _with_property(row, PROVEN_AT_MS, self._database.now_ms(connection))
                 connection.execute(snapshots.update().where(_is(snapshot_id)).values(properties=proven))
 

@@ -132,7 +132,7 @@ def release_savepoint_set(catalog: Catalog, found: SavepointSet, open_stream: Op
 
 
 def _forget_older(catalog: Catalog, open_stream: OpenStream, newest: SavepointSet, keep: int) -> None:
-    """By their snapshots: clocks go back."""
+    """Never the one just taken, even if the clock went back and others seem newer."""
     alike = [
         each
         for each in catalog.savepoint_sets.all()

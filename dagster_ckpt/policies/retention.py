@@ -8,16 +8,13 @@ from datetime import timedelta
 from enum import Enum, StrEnum
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.policies import Combinable, Combination
 from dagster_ckpt.values.durations import checked_timezone, local_time, rounded_duration
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from dagster_ckpt.values.validation import LONG_MAX, Milliseconds, WholeNumber, policy_name, type_error
-
-if TYPE_CHECKING:
-    pass
 
 
 class RetainedKind(Enum):

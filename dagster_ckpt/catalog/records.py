@@ -415,6 +415,7 @@ class LeaseRecord(Holder):
 # Of an attempt that has not completed: where its savepoint goes, if not to the configured folder.
 TARGET_DIRECTORY = "target_directory"
 PROVEN_AT_MS = "proven_at_ms"
+BROKEN_SINCE_MS = "broken_since_ms"
 RENEWED_AT_MS = "renewed_at_ms"
 
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from dagster_ckpt.catalog.database import Records, as_text, lock_snapshot, read_dict
 from dagster_ckpt.catalog.history import of_stream, past_of, read_snapshot
 from dagster_ckpt.catalog.holds import describe_holds, standing
 from dagster_ckpt.catalog.records import (
+    BROKEN_SINCE_MS,
     PROVEN_AT_MS,
     RENEWED_AT_MS,
     TARGET_DIRECTORY,
@@ -157,13 +158,15 @@ class SnapshotRecords(Records):
                 connection.execute(snapshots.update().where(_is(snapshot_id)).values(properties=proven))
 
     def damage_found_ms(self, stream_id: str) -> int | None:
-        """When a verification last found a snapshot of the stream broken, deleted since or not."""
-        broken = select(func.max(snapshots.c.verified_at_ms)).where(
+        """When a verification last found an intact snapshot of the stream broken, deleted since or not."""
+        broken = select(snapshots.c.properties, snapshots.c.verified_at_ms).where(
             snapshots.c.stream_id == stream_id, snapshots.c.verified_problem.is_not(None)
         )
         with self._database.reading() as connection:
-            found: int | None = connection.execute(broken).scalar_one()
-        return found
+            rows = connection.execute(broken).all()
+        since = ((read_dict(row.properties, "properties", []) or {}).get(BROKEN_SINCE_MS) for row in rows)
+        found = [at if isinstance(at, int) else row.verified_at_ms for at, row in zip(since, rows, strict=True)]
+        return max(found, default=None)
 
     def fail(
         self, lease: LeaseRecord | None, snapshot_id: str, reason: str, *, streak: tuple[int, int] | None = None
@@ -192,6 +195,8 @@ class SnapshotRecords(Records):
             values: dict[str, object] = {"verified_at_ms": now_ms, "verified_problem": problem}
             if problem is None and state_was_read:
                 values["properties"] = _with_property(row, PROVEN_AT_MS, now_ms)
+            elif problem is not None and row.verified_problem is None:
+                values["properties"] = _with_property(row, BROKEN_SINCE_MS, now_ms)
             connection.execute(snapshots.update().where(_is(snapshot_id)).values(**values))
 
     def give_to_stream(self, snapshot_id: str) -> None:

@@ -7,7 +7,7 @@ its location, and a catalog is rebuilt from it; the catalog lists no copy.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -113,6 +113,8 @@ def replicate(
                 replicas.append(_copied(source, target, snapshot, verify, progress or (lambda _done, _total: None)))
             except CkptError as error:
                 failed.append(f"{describe_snapshot(snapshot)} was not copied and verified: {error}")
+    if verify and reference == ALL:
+        failed += _damaged(stream, target, {each.location for each in replicas})
     deleted: list[str] = []
     # A copy that was not made or not read may be the one for which an older one would go.
     is_safe = not failed and not any(each.problems for each in replicas)
@@ -170,6 +172,19 @@ def _copied(
     return Replica(
         snapshot.snapshot_id, name, stored.location, stored.incremental_bytes, tuple(problems), is_read and not problems
     )
+
+
+def _damaged(stream: StreamHandle, target: ObjectSnapshotStore, done: Collection[str]) -> Iterator[str]:
+    """Copies whose originals are gone: only a reader finds what rots there, and nothing mends it."""
+    for location in sorted({*target.checkpoints(), *target.savepoints()}.difference(done)):
+        try:
+            problems = target.verify(location)
+            if not problems and target.manifest(location).header.stream_id == stream.stream_id:
+                target.note_verified(location)
+        except CkptError as error:
+            problems = [str(error)]
+        if problems:
+            yield f"{location} is damaged, and its original is gone: {problems[0]}"
 
 
 def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Manifest]:

@@ -8,7 +8,7 @@ from dagster_ckpt.catalog.records import RequestKind, SnapshotTrigger
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.connection import Connection, checked_target, given_folder
 from dagster_ckpt.client.requests import await_answer, await_process, is_running, require_running, snapshot_of
-from dagster_ckpt.errors import RequestFailedError, SnapshotCorruptError, SnapshotNotFoundError
+from dagster_ckpt.errors import RequestFailedError, SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.values.modes import SnapshotKind
 
 if TYPE_CHECKING:
@@ -236,6 +236,7 @@ class SnapshotMethods(Connection):
             spark: A session that reads the state of every operator, from a temporary copy.
 
         Raises:
+            StorageAccessError: A snapshot could not be read; the others were, which is recorded.
             UnsupportedSparkError: The session's Spark cannot read the state.
         """
         from dagster_ckpt.client.examination import locations_of, record_verification, verify_snapshot
@@ -243,11 +244,23 @@ class SnapshotMethods(Connection):
         opened = self._open(stream)
         locations = locations_of(opened, snapshot)
         verified: list[SnapshotVerification] = []
-        for location in locations:
-            verified.append(verify_snapshot(opened, location, deep=deep, spark=spark))
-            record_verification(opened, verified[-1])
+        unread: list[StorageAccessError] = []
+        for done, location in enumerate(locations, start=1):
+            try:
+                verified.append(verify_snapshot(opened, location, deep=deep, spark=spark))
+                record_verification(opened, verified[-1])
+            except StorageAccessError as error:
+                unread.append(error)
             if progress is not None:
-                progress(len(verified), len(locations))
+                progress(done, len(locations))
+        if unread and verified:
+            broken = [item for item in verified if not item.passed]
+            raise StorageAccessError(
+                f"{len(unread)} of {len(locations)} snapshots could not be read. What the others are is recorded: "
+                f"{len(broken)} of them cannot be restored. The first that could not be read: {unread[0]}"
+            )
+        if unread:
+            raise unread[0]
         return verified
 
     def _snapshot(self, stream: StreamHandle, reference: str) -> SnapshotRecord:

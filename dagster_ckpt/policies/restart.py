@@ -36,11 +36,9 @@ class FailureHistory:
 
     Attributes:
         failed_at_ms: Since the epoch; sorted.
-        healthy_since_ms: When the last execution became healthy; None: at its planned start.
     """
 
     failed_at_ms: tuple[int, ...]
-    healthy_since_ms: int | None = None
 
     def __post_init__(self) -> None:
         """Sort: machines with different clocks may have recorded the failures."""
@@ -403,11 +401,9 @@ class ExponentialDelayRestartStrategyConfiguration(_DelayedRestart):
 
     def _attempts_since_reset(self, failures: FailureHistory) -> int:
         attempt = 1
-        times = failures.failed_at_ms
-        for index, (before_ms, failed_ms) in enumerate(pairwise(times), start=2):
+        for before_ms, failed_ms in pairwise(failures.failed_at_ms):
+            # As in Flink, an execution counts as healthy from its planned start.
             healthy_from_ms = before_ms + min(self._grown(attempt), self.max_backoff_ms)
-            if index == failures.count and failures.healthy_since_ms is not None:
-                healthy_from_ms = failures.healthy_since_ms
             lasted = failed_ms - healthy_from_ms >= self.reset_backoff_threshold_ms
             attempt = 1 if lasted else attempt + 1
         return attempt

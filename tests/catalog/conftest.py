@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import Holder
-
-
-@dataclass
-class ManualClock:
-    now_ms: int = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
+from tests.support.manual_clock import ManualClock
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -12,8 +12,9 @@ from dagster_ckpt.catalog.desired_states import AlertUntil, PreflightRecord, Upg
 from dagster_ckpt.catalog.records import EventType, RequestKind, RequestStatus, StartCause
 from dagster_ckpt.policies.upgrade import UpgradeMode
 from dagster_ckpt.values.modes import DesiredState
-from tests.catalog.conftest import ManualClock, holder
+from tests.catalog.conftest import holder
 from tests.support.as_writer import as_writer
+from tests.support.manual_clock import ManualClock
 
 UPGRADE = UpgradeRecord(
     UpgradePhase.UPGRADING,

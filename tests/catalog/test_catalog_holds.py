@@ -4,7 +4,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-from conftest import ManualClock
 from sqlalchemy import text
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -20,6 +19,7 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.errors import SnapshotHeldError, SnapshotNotFoundError
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer
+from tests.support.manual_clock import ManualClock
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from dagster_ckpt.catalog.journal import PlannedBatch
 from dagster_ckpt.catalog.pending_restore import Emptied, ToBatch
 from dagster_ckpt.catalog.records import LeaseRecord, StateOrigin
 from dagster_ckpt.errors import LeaseLostError
-from tests.catalog.conftest import ManualClock, holder
+from tests.catalog.conftest import holder
+from tests.support.manual_clock import ManualClock
 
 
 def planned(*batches: int, files: str = "offsets of", **given: Any) -> list[PlannedBatch]:

@@ -7,8 +7,9 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType, LaunchRecord, StartCause
 from dagster_ckpt.errors import CatalogError
-from tests.catalog.conftest import ManualClock, holder
+from tests.catalog.conftest import holder
 from tests.support.as_writer import as_writer
+from tests.support.manual_clock import ManualClock
 
 
 def launch(catalog: Catalog, request_id: str, *, pid: int, stream_id: str = "orders") -> None:

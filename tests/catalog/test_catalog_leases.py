@@ -8,7 +8,8 @@ import pytest
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import EventType
 from dagster_ckpt.errors import LeaseHeldError, LeaseLostError
-from tests.catalog.conftest import ManualClock, holder
+from tests.catalog.conftest import holder
+from tests.support.manual_clock import ManualClock
 
 TTL_MS = 30_000
 

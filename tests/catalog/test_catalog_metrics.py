@@ -18,7 +18,8 @@ from dagster_ckpt.catalog.tables import deployment
 from dagster_ckpt.values import metrics
 from dagster_ckpt.values.metrics import Metric
 from dagster_ckpt.values.modes import SnapshotKind
-from tests.catalog.conftest import ManualClock, holder
+from tests.catalog.conftest import holder
+from tests.support.manual_clock import ManualClock
 
 PROGRESS = {
     "batch_ms": 250,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import ManualClock
 from sqlalchemy import func, select
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -23,6 +22,7 @@ from dagster_ckpt.catalog.records import (
 from dagster_ckpt.catalog.tables import events, executions, recovery_failures, requests, snapshots, streams
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, holding
+from tests.support.manual_clock import ManualClock
 
 STREAM = "orders"
 

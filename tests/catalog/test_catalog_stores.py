@@ -17,8 +17,9 @@ from dagster_ckpt.catalog.records import (
 )
 from dagster_ckpt.errors import CatalogError, SnapshotNotFoundError, StreamNotFoundError
 from dagster_ckpt.values.modes import SnapshotKind
-from tests.catalog.conftest import ManualClock, holder
+from tests.catalog.conftest import holder
 from tests.support.as_writer import as_writer
+from tests.support.manual_clock import ManualClock
 
 
 def begin(catalog: Catalog, name: str, cause: StartCause = StartCause.MANUAL) -> str:

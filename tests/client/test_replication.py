@@ -258,6 +258,41 @@ def test_copies_outlive_their_originals_until_the_policy_drops_them(shelf: Shelf
     copy(shelf, second, keep=MaxBytes(10**6))
     assert copies(second) == ["chk-1", "chk-2"]
 
+    # Nothing is left that could mend them, so that only a reader tells.
+    (second / STREAM / "chk-1/_verified").unlink()
+    assert copy(shelf, second, verify=True).is_complete
+    assert (second / STREAM / "chk-1/_verified").exists()
+    for damage in (flip, drop):
+        for path in objects(second):
+            if path.exists():
+                damage(path)
+        done = copy(shelf, second, verify=True, keep=Latest(1))
+        assert [each for each in done.failed if "its original is gone" in each and "/chk-1 is damaged" in each]
+        assert not done.is_complete
+        assert copies(second) == ["chk-1", "chk-2"]
+
+
+def test_one_snapshot_that_cannot_be_read_keeps_no_other_from_being_verified(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        shelf.checkpoint()
+    real = ObjectSnapshotStore.verify
+
+    def throttled(store: ObjectSnapshotStore, location: str, **options: Any) -> list[str]:
+        if location.endswith("chk-2"):
+            raise StorageAccessError("chk-2 cannot be read: 503 SlowDown")
+        return real(store, location, **options)
+
+    monkeypatch.setattr(ObjectSnapshotStore, "verify", throttled)
+    client = Client.of_stream(shelf.stream, origin="a test")
+    with pytest.raises(StorageAccessError, match=r"1 of 3 snapshots could not be read.*2 of them cannot.*503 SlowDown"):
+        client.verify(STREAM, "all")
+    with pytest.raises(StorageAccessError, match=r"^chk-2 cannot be read"):
+        client.verify(STREAM, "chk-2")
+    verified = {each.number for each in shelf.stream.catalog.snapshots.completed(STREAM) if each.verified_at_ms}
+    assert verified == {1, 3}
+
 
 def test_a_folder_that_a_stream_uses_or_that_has_another_deployments_copies_is_refused(
     shelf: Shelf, second: Path

@@ -44,24 +44,14 @@ from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.values.durations import wall_clock_ms
 from dagster_ckpt.values.modes import DesiredState, RecoveryClaimMode
 from tests.support.as_writer import as_writer
+from tests.support.manual_clock import ManualClock
 
 DELAY_MS = 60_000
 
 
-class Clock:
-    """Moves the wall clock of catalog and sensor together."""
-
-    def __init__(self) -> None:
-        # Dagster stamps the runs with the real time.
-        self.now_ms = wall_clock_ms()
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock(wall_clock_ms())  # Dagster stamps the runs with the real time.
     monkeypatch.setattr("dagster_ckpt.orchestration.supervisor_sensor.wall_clock_ms", clock)
     return clock
 
@@ -70,7 +60,7 @@ class Supervised:
     """A sensor over an instance and a catalog, and the runs and executions it looks at."""
 
     def __init__(
-        self, instance: dg.DagsterInstance, resource: CheckpointCatalogResource, clock: Clock, streams: list[Any]
+        self, instance: dg.DagsterInstance, resource: CheckpointCatalogResource, clock: ManualClock, streams: list[Any]
     ) -> None:
         self.instance = instance
         self.resource = resource
@@ -107,7 +97,7 @@ def supervised(
     catalog_resource: CheckpointCatalogResource,
     orders: StreamingAsset,
     payments: StreamingAsset,
-    clock: Clock,
+    clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Supervised]:
     catalog = Catalog(catalog_resource.url, clock=clock)
@@ -145,7 +135,7 @@ def test_a_run_that_goes_on_is_left_alone(supervised: Supervised, status: Dagste
 
 class TestRestart:
     def test_a_killed_run_is_started_again_once_the_delay_of_the_strategy_is_over(
-        self, supervised: Supervised, clock: Clock
+        self, supervised: Supervised, clock: ManualClock
     ) -> None:
         execution = supervised.execution(DagsterRunStatus.FAILURE)
 
@@ -165,7 +155,7 @@ class TestRestart:
         assert not request.run_config
 
     def test_every_look_at_one_failure_asks_for_one_and_the_same_run(
-        self, supervised: Supervised, clock: Clock
+        self, supervised: Supervised, clock: ManualClock
     ) -> None:
         supervised.execution(DagsterRunStatus.FAILURE)
         supervised.tick()
@@ -173,7 +163,9 @@ class TestRestart:
 
         assert len({request.run_key for _ in range(3) for request in supervised.tick()}) == 1
 
-    def test_the_run_of_a_run_that_was_deleted_counts_as_failed(self, supervised: Supervised, clock: Clock) -> None:
+    def test_the_run_of_a_run_that_was_deleted_counts_as_failed(
+        self, supervised: Supervised, clock: ManualClock
+    ) -> None:
         execution = supervised.execution(DagsterRunStatus.STARTED)
         supervised.instance.delete_run(execution.run_id)
         supervised.tick()
@@ -185,7 +177,7 @@ class TestRestart:
 
     @pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED])
     def test_there_is_no_second_one_while_it_is_under_way(
-        self, supervised: Supervised, clock: Clock, status: DagsterRunStatus
+        self, supervised: Supervised, clock: ManualClock, status: DagsterRunStatus
     ) -> None:
         execution = supervised.execution(DagsterRunStatus.FAILURE)
         supervised.tick()
@@ -195,7 +187,7 @@ class TestRestart:
         assert supervised.tick() == []
 
     def test_a_restart_that_ended_before_it_began_an_execution_is_tried_again_as_another_run(
-        self, supervised: Supervised, clock: Clock
+        self, supervised: Supervised, clock: ManualClock
     ) -> None:
         execution = supervised.execution(DagsterRunStatus.FAILURE)
         supervised.tick()
@@ -211,7 +203,7 @@ class TestRestart:
 
         assert second.run_key != first.run_key
 
-    def test_a_restarted_stream_settles_the_failure_before_it(self, supervised: Supervised, clock: Clock) -> None:
+    def test_a_restarted_stream_settles_the_failure_before_it(self, supervised: Supervised, clock: ManualClock) -> None:
         supervised.execution(DagsterRunStatus.FAILURE)
         supervised.tick()
         clock.now_ms += DELAY_MS
@@ -219,7 +211,9 @@ class TestRestart:
 
         assert supervised.tick() == []
 
-    def test_a_person_who_starts_it_gives_it_all_its_restarts_again(self, supervised: Supervised, clock: Clock) -> None:
+    def test_a_person_who_starts_it_gives_it_all_its_restarts_again(
+        self, supervised: Supervised, clock: ManualClock
+    ) -> None:
         supervised.failed_for_good()
         supervised.execution(DagsterRunStatus.FAILURE, cause=StartCause.MANUAL)
         supervised.tick()
@@ -229,7 +223,7 @@ class TestRestart:
 
         assert request.job_name == "orders_stream"
 
-    def test_each_stream_is_judged_by_its_own_strategy(self, supervised: Supervised, clock: Clock) -> None:
+    def test_each_stream_is_judged_by_its_own_strategy(self, supervised: Supervised, clock: ManualClock) -> None:
         supervised.execution(DagsterRunStatus.FAILURE)
         supervised.execution(DagsterRunStatus.FAILURE, stream_id="shop.payments")
         supervised.tick()
@@ -247,7 +241,9 @@ class TestRetention:
         assert isinstance(config, dict)
         return config
 
-    def test_a_stream_that_may_not_be_restarted_any_more_has_failed(self, supervised: Supervised, clock: Clock) -> None:
+    def test_a_stream_that_may_not_be_restarted_any_more_has_failed(
+        self, supervised: Supervised, clock: ManualClock
+    ) -> None:
         execution = supervised.failed_for_good()
 
         [request] = supervised.tick()
@@ -289,7 +285,7 @@ class TestRetention:
         assert supervised.tick() == []
 
     def test_a_retention_run_that_failed_is_tried_again_as_another_run_after_a_pause(
-        self, supervised: Supervised, clock: Clock
+        self, supervised: Supervised, clock: ManualClock
     ) -> None:
         supervised.execution(DagsterRunStatus.CANCELED)
         [first] = supervised.tick()
@@ -303,7 +299,7 @@ class TestRetention:
         assert second.run_config == first.run_config
 
     def test_a_run_whose_predecessors_were_deleted_in_part_has_a_key_that_was_never_used(
-        self, supervised: Supervised, clock: Clock
+        self, supervised: Supervised, clock: ManualClock
     ) -> None:
         supervised.execution(DagsterRunStatus.CANCELED)
         keys, runs = list[str](), list[dg.DagsterRun]()
@@ -343,7 +339,7 @@ class TestGivingUp:
         given_up = [event for event in supervised.catalog.events.after(0) if event.type is EventType.TERMINALLY_FAILED]
         assert [event.execution_id for event in given_up] == [execution.execution_id]
 
-    def test_a_failure_that_is_made_good_is_no_alert(self, supervised: Supervised, clock: Clock) -> None:
+    def test_a_failure_that_is_made_good_is_no_alert(self, supervised: Supervised, clock: ManualClock) -> None:
         execution = supervised.execution(DagsterRunStatus.FAILURE)
         supervised.tick()
         clock.now_ms += DELAY_MS
@@ -355,7 +351,7 @@ class TestGivingUp:
 
 
 def test_a_stream_that_was_stopped_with_a_savepoint_is_not_started_again_where_its_clean_up_was_killed(
-    supervised: Supervised, clock: Clock
+    supervised: Supervised, clock: ManualClock
 ) -> None:
     execution = supervised.execution(DagsterRunStatus.FAILURE)
     supervised.catalog.executions.end_unheld(
@@ -384,7 +380,7 @@ def test_a_run_that_was_killed_while_a_person_terminated_it_is_canceled_whatever
     assert states == ([end] if end else [])
 
 
-def test_nothing_is_deleted_while_a_canceled_stream_still_stops(supervised: Supervised, clock: Clock) -> None:
+def test_nothing_is_deleted_while_a_canceled_stream_still_stops(supervised: Supervised, clock: ManualClock) -> None:
     execution = supervised.execution(DagsterRunStatus.CANCELED)
     holder = replace(HOST, execution_id=execution.execution_id, run_id=execution.run_id)
     lease = supervised.catalog.leases.acquire("orders", holder, 30_000)
@@ -396,7 +392,7 @@ def test_nothing_is_deleted_while_a_canceled_stream_still_stops(supervised: Supe
 
 
 def test_a_process_that_renews_its_lease_is_not_declared_dead_nor_replaced(
-    supervised: Supervised, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    supervised: Supervised, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its run was recorded as failed by mistake. Its death was written without asking for its lease."""
     execution = supervised.execution(DagsterRunStatus.FAILURE)
@@ -463,7 +459,7 @@ class TestStart:
         assert supervised.tick()[0].run_key == request.run_key
 
     def test_the_same_request_in_a_re_created_catalog_is_another_run(
-        self, supervised: Supervised, clock: Clock
+        self, supervised: Supervised, clock: ManualClock
     ) -> None:
         # Requests of a desired state get the same ids again.
         submit = partial(supervised.catalog.requests.submit, "orders", RequestKind.START, request_id="the id")
@@ -485,7 +481,7 @@ class TestStart:
         assert supervised.tick() == []
 
     def test_a_failed_run_is_not_restarted_beside_a_start_whose_run_is_under_way(
-        self, supervised: Supervised, clock: Clock
+        self, supervised: Supervised, clock: ManualClock
     ) -> None:
         supervised.execution(DagsterRunStatus.FAILURE)
         supervised.tick()
@@ -511,7 +507,7 @@ class TestStart:
         assert supervised.tick() == []
 
     def test_a_start_that_was_asked_for_comes_before_the_restart_of_what_failed(
-        self, supervised: Supervised, clock: Clock
+        self, supervised: Supervised, clock: ManualClock
     ) -> None:
         supervised.execution(DagsterRunStatus.FAILURE)
         supervised.tick()
@@ -522,7 +518,7 @@ class TestStart:
 
         assert request.tags[START_REQUEST_TAG] == request_id
 
-    def test_a_start_waits_for_the_restart_that_is_under_way(self, supervised: Supervised, clock: Clock) -> None:
+    def test_a_start_waits_for_the_restart_that_is_under_way(self, supervised: Supervised, clock: ManualClock) -> None:
         """Both would compete for the lease, and the loser's request would fail."""
         execution = supervised.execution(DagsterRunStatus.FAILURE)
         supervised.tick()
@@ -560,7 +556,7 @@ def test_a_start_whose_run_ended_before_it_could_answer_is_answered_and_holds_no
 
 @pytest.mark.parametrize("has_stopped", [False, True], ids=["that still runs", "that has stopped for it"])
 def test_a_start_whose_run_died_in_a_hand_over_leaves_the_query_alone_or_is_launched_again(
-    supervised: Supervised, clock: Clock, has_stopped: bool
+    supervised: Supervised, clock: ManualClock, has_stopped: bool
 ) -> None:
     old = supervised.execution(DagsterRunStatus.STARTED)
     requests = supervised.catalog.requests

@@ -17,18 +17,7 @@ from dagster_ckpt.orchestration.catalog_sensor import build_catalog_sensor
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.stream import StreamingAsset
 from tests.support.as_writer import as_writer
-
-
-class Clock:
-    """The catalog's clock, near the real one: Dagster stamps what it stores with that."""
-
-    def __init__(self) -> None:
-
-        # The begin of a minute.
-        self.now_ms = time.time_ns() // 60_000_000_000 * 60_000 - 3_600_000
-
-    def __call__(self) -> int:
-        return self.now_ms
+from tests.support.manual_clock import ManualClock
 
 
 class Story:
@@ -37,7 +26,8 @@ class Story:
     def __init__(
         self, instance: dg.DagsterInstance, resource: CheckpointCatalogResource, orders: StreamingAsset
     ) -> None:
-        self.clock = Clock()
+        # The begin of a minute, near the real time: Dagster stamps what it stores with that.
+        self.clock = ManualClock(time.time_ns() // 60_000_000_000 * 60_000 - 3_600_000)
         self.catalog = Catalog(resource.url, clock=self.clock)
         register(self.catalog, "orders")
         self.instance = instance

@@ -36,7 +36,7 @@ def strategy_of(case: dict[str, Any]) -> DecidingRestartStrategy:
 
 
 def decisions(case: dict[str, Any], times: int) -> set[RestartAt | NoRestart]:
-    history = FailureHistory(tuple(case["failed_at"]), case.get("healthy_since"))
+    history = FailureHistory(tuple(case["failed_at"]))
     now_ms = case.get("now", max(case["failed_at"]))
     random = Random(7)
     return {strategy_of(case).decide(history, now_ms, random) for _ in range(times)}

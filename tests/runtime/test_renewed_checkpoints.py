@@ -214,6 +214,13 @@ def test_damage_that_was_found_is_not_inherited(idle: Idle) -> None:
     base = sharing_base(idle.shelf.stream)
     assert base is not None
     assert base.snapshot_id == idle.newest_id
+    # Read again, the same damage is no news.
+    time.sleep(0.002)
+    snapshots.verified(damaged, "an object is truncated")
+    assert sharing_base(idle.shelf.stream) == base
+    snapshots.verified(damaged, None)
+    snapshots.verified(damaged, "an object is truncated")
+    assert sharing_base(idle.shelf.stream) is None
 
 
 def test_a_batch_that_an_earlier_execution_had_planned_proves_nothing(idle: Idle) -> None:

@@ -29,6 +29,7 @@ from dagster_ckpt.stream.lease import AcquiredLease, LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity, this_holder
 from dagster_ckpt.stream.ownership import LONGEST_WAIT_S, SHORTEST_WAIT_S, fence_predecessor
 from dagster_ckpt.stream.start_from import StartFrom
+from tests.support.manual_clock import ManualClock
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
 
@@ -37,22 +38,13 @@ ME = this_holder("mine", "my run", None)
 ELSEWHERE = replace(ME, execution_id="theirs", run_id="their run", host="another-machine")
 
 
-class Clock:
-    """The time of the catalog."""
-
-    now_ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def history(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
+def history(tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
     monkeypatch.setattr(ownership, "SHORTEST_WAIT_S", 0.0)
     history = History(tmp_path)
     monkeypatch.setattr(history.shelf.stream.catalog.database, "_clock", clock)
@@ -73,7 +65,7 @@ def plan_next(history: History) -> None:
         entry.unlink()
 
 
-def expire(stream: StreamHandle, clock: Clock, holder: Holder) -> AcquiredLease:
+def expire(stream: StreamHandle, clock: ManualClock, holder: Holder) -> AcquiredLease:
     """A holder acquires the lease, and does not renew it."""
     acquired = acquire(stream.catalog, STREAM, holder, ttl_ms=TTL_MS)
     clock.now_ms += TTL_MS
@@ -96,7 +88,7 @@ def test_where_every_holder_before_has_ended_nothing_is_fenced(history: History,
 
 
 def test_a_successor_goes_on_from_the_fenced_directory_in_a_fresh_one(
-    history: History, stream: StreamHandle, clock: Clock
+    history: History, stream: StreamHandle, clock: ManualClock
 ) -> None:
     plan_next(history)
     expire(stream, clock, ELSEWHERE)
@@ -109,7 +101,9 @@ def test_a_successor_goes_on_from_the_fenced_directory_in_a_fresh_one(
     assert (state.batch_id, state.in_flight, state.fenced_at) == (LAST, LAST + 1, None)
 
 
-def test_its_fence_stands_until_the_generation_after(history: History, stream: StreamHandle, clock: Clock) -> None:
+def test_its_fence_stands_until_the_generation_after(
+    history: History, stream: StreamHandle, clock: ManualClock
+) -> None:
     expire(stream, clock, ELSEWHERE)
     mine = acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS)
     _, prepared = start(stream, mine)
@@ -127,7 +121,7 @@ def test_its_fence_stands_until_the_generation_after(history: History, stream: S
 
 @pytest.mark.parametrize("fences", [False, True], ids=["before it had fenced", "after it had fenced"])
 def test_a_successor_that_dies_leaves_it_to_the_next_one(
-    history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child], fences: bool
+    history: History, stream: StreamHandle, clock: ManualClock, spawn: Callable[[], Child], fences: bool
 ) -> None:
     expire(stream, clock, ELSEWHERE)
     child = spawn()
@@ -147,7 +141,7 @@ def test_a_successor_that_dies_leaves_it_to_the_next_one(
 
 
 def test_so_does_one_that_is_refused_and_gives_the_lease_back(
-    history: History, stream: StreamHandle, clock: Clock
+    history: History, stream: StreamHandle, clock: ManualClock
 ) -> None:
     expire(stream, clock, ELSEWHERE)
     second = acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS)
@@ -157,7 +151,7 @@ def test_so_does_one_that_is_refused_and_gives_the_lease_back(
 
 
 def test_a_restore_that_was_cut_off_is_finished_out_of_the_fence(
-    history: History, stream: StreamHandle, clock: Clock
+    history: History, stream: StreamHandle, clock: ManualClock
 ) -> None:
     acquired = expire(stream, clock, ELSEWHERE)
     pending = ToBatch(batch_id=LAST - 1, sinks=(f"FileSink[file:{history.sink}]",))
@@ -174,7 +168,7 @@ def test_a_restore_that_was_cut_off_is_finished_out_of_the_fence(
     assert LiveDirectory(str(history.shelf.live)).fenced_at() is not None
 
 
-def test_who_has_lost_the_lease_fences_nothing(history: History, stream: StreamHandle, clock: Clock) -> None:
+def test_who_has_lost_the_lease_fences_nothing(history: History, stream: StreamHandle, clock: ManualClock) -> None:
     expire(stream, clock, ELSEWHERE)
     mine = expire(stream, clock, ME)
     expire(stream, clock, replace(ELSEWHERE, execution_id="a third"))
@@ -185,7 +179,7 @@ def test_who_has_lost_the_lease_fences_nothing(history: History, stream: StreamH
     assert LiveDirectory(str(history.shelf.live)).fenced_at() is None
 
 
-def test_no_query_is_started_in_a_fenced_directory(history: History, stream: StreamHandle, clock: Clock) -> None:
+def test_no_query_is_started_in_a_fenced_directory(history: History, stream: StreamHandle, clock: ManualClock) -> None:
     expire(stream, clock, ELSEWHERE)
     fence_predecessor(stream, acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS))
 
@@ -248,7 +242,7 @@ class TestTheJvmOfAHungHolder:
         self,
         history: History,
         stream: StreamHandle,
-        clock: Clock,
+        clock: ManualClock,
         spawn: Callable[[], Child],
         caplog: pytest.LogCaptureFixture,
     ) -> None:
@@ -262,7 +256,7 @@ class TestTheJvmOfAHungHolder:
         assert any(message.startswith(f"Killed JVM {jvm.identity.pid} ") for message in caplog.messages)
 
     def test_a_later_process_of_its_number_is_not(
-        self, history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child]
+        self, history: History, stream: StreamHandle, clock: ManualClock, spawn: Callable[[], Child]
     ) -> None:
         later = spawn()
         earlier = replace(later.as_jvm(), jvm_start_ticks=(later.identity.start_ticks or 0) - 1)
@@ -273,7 +267,7 @@ class TestTheJvmOfAHungHolder:
         assert later.identity.liveness() is Liveness.ALIVE
 
     def test_one_that_works_for_another_stream_that_runs_is_not(
-        self, history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child]
+        self, history: History, stream: StreamHandle, clock: ManualClock, spawn: Callable[[], Child]
     ) -> None:
         jvm = spawn()
         expire(stream, clock, jvm.as_jvm())
@@ -286,7 +280,7 @@ class TestTheJvmOfAHungHolder:
         assert LiveDirectory(str(history.shelf.live)).fenced_at() == LAST + 1
 
     def test_our_own_is_not(
-        self, history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child]
+        self, history: History, stream: StreamHandle, clock: ManualClock, spawn: Callable[[], Child]
     ) -> None:
         jvm = spawn()
         expire(stream, clock, jvm.as_jvm())
@@ -297,7 +291,7 @@ class TestTheJvmOfAHungHolder:
         assert jvm.identity.liveness() is Liveness.ALIVE
 
     def test_one_whose_holder_gave_the_lease_back_is_not(
-        self, history: History, stream: StreamHandle, clock: Clock, spawn: Callable[[], Child]
+        self, history: History, stream: StreamHandle, clock: ManualClock, spawn: Callable[[], Child]
     ) -> None:
         jvm = spawn()
         before = expire(stream, clock, jvm.as_jvm())
@@ -309,7 +303,7 @@ class TestTheJvmOfAHungHolder:
         assert jvm.identity.liveness() is Liveness.ALIVE
 
 
-def test_the_fence_says_who_put_it_up(history: History, stream: StreamHandle, clock: Clock) -> None:
+def test_the_fence_says_who_put_it_up(history: History, stream: StreamHandle, clock: ManualClock) -> None:
     expire(stream, clock, ELSEWHERE)
     mine = acquire(stream.catalog, STREAM, ME, ttl_ms=TTL_MS)
 

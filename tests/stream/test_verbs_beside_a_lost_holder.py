@@ -18,19 +18,11 @@ from dagster_ckpt.stream.ownership import fence_predecessor
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup, TerminalState
 from tests.support.as_writer import as_writer
+from tests.support.manual_clock import ManualClock
 from tests.support.retention_shelf import STREAM
 from tests.support.rewind_history import LAST, History
 
 ELSEWHERE = replace(this_holder("theirs", "their run", None), host="another-machine")
-
-
-class Clock:
-    """The time of the catalog."""
-
-    now_ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 @pytest.fixture
@@ -38,7 +30,7 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History
     """A stream whose holder is on a machine that nobody reaches, and has not renewed its lease."""
     monkeypatch.setattr(ownership, "SHORTEST_WAIT_S", 0.0)
     history = History(tmp_path)
-    clock = Clock()
+    clock = ManualClock()
     stream = history.shelf.stream
     monkeypatch.setattr(stream.catalog.database, "_clock", clock)
     acquire(stream.catalog, STREAM, ELSEWHERE)

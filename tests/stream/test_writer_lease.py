@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,19 +30,12 @@ from dagster_ckpt.stream.liveness import (
     holder_liveness,
     this_holder,
 )
+from tests.support.manual_clock import ManualClock
 
 STREAM = "flights"
 TTL_MS = 60_000
 # Of a lease that a keeper renews: long enough for a busy machine, and renewed each second.
 KEPT_MS = 3_000
-
-
-@dataclass
-class ManualClock:
-    now_ms: int = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 class Child:

@@ -276,9 +276,12 @@ def _copy(
     from dagster_ckpt.snapshot.store import sources_in
 
     location = snapshot_location(snapshot)
-    problems = stream.store.verify(location)
-    if problems:
-        raise SnapshotCorruptError(f"{location} cannot be promoted: {problems[0]}. Promote another checkpoint.")
+    problem = next(iter(stream.store.verify(location)), snapshot.verified_problem)
+    if problem is not None:
+        raise SnapshotCorruptError(
+            f"{location} cannot be promoted: {problem}. Promote another checkpoint; if this one was repaired, verify "
+            "it first."
+        )
     manifest = stream.store.manifest(location)
     header = identity.header(manifest.header, properties={_PROMOTED_FROM: snapshot.snapshot_id})
     sources = sources_in(stream.store, location, manifest.files)

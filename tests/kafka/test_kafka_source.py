@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from confluent_kafka import OFFSET_END, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import OFFSET_END, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_broker import Kafka
 from kafka_program import SHOPS, STREAM, TOPIC
 
@@ -63,7 +63,7 @@ class Trial:
     counts: dict[str, int]
     recovery: str
     refusal: str
-    debugged: tuple[str, str]
+    debugged: tuple[str, ...]
 
 
 def newest_counts(folder: Path) -> dict[str, int]:
@@ -153,9 +153,9 @@ def trial(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Trial:
         assert process.wait(DEADLINE_S) != 0
     refusal = (folder / "log-refused").read_text()
     assert newest_counts(folder) == counts
-    return Trial(
-        savepoint, json.loads(offsets or "{}"), lag, preview, counts, recovery, refusal, (debugged[0], debugged[1])
-    )
+    create_again_with_one_partition(kafka.servers)
+    debugged.append(debugs())
+    return Trial(savepoint, json.loads(offsets or "{}"), lag, preview, counts, recovery, refusal, tuple(debugged))
 
 
 def debug(folder: Path, kafka: Kafka) -> str:
@@ -175,6 +175,19 @@ def produce_and_delete(servers: str) -> None:
     to_the_end = [TopicPartition(TOPIC, partition, OFFSET_END) for partition in range(2)]
     for deleted in admin.delete_records(to_the_end).values():
         deleted.result(30)
+
+
+def create_again_with_one_partition(servers: str) -> None:
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.delete_topics([TOPIC])[TOPIC].result(DEADLINE_S)
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(DEADLINE_S)
+        except KafkaException:
+            # The old one is still being deleted.
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 def test_the_offsets_in_a_snapshot_are_those_of_its_batch(trial: Trial) -> None:
@@ -210,9 +223,10 @@ def test_each_record_is_counted_once(trial: Trial) -> None:
 
 @pytest.mark.thorough
 def test_a_batch_is_debugged_until_the_topic_has_deleted_its_records(trial: Trial) -> None:
-    replayed, refused = trial.debugged
+    replayed, refused, with_fewer_partitions = trial.debugged
     # How many records the batch has follows from their partitions.
     assert re.search(rf"read [1-9]\d? records, gave {SHOPS} counts, ", replayed)
     assert "when it ran first" not in replayed
     assert "the sources no longer have the input of batch" in refused
     assert "records were deleted" in refused
+    assert f"Topic {TOPIC} no longer has partition 1" in with_fewer_partitions

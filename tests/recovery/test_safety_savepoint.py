@@ -202,7 +202,12 @@ def test_bytes_that_can_be_linked_are_not_written_again_by_a_promotion(tmp_path:
 
 def test_a_damaged_checkpoint_is_not_promoted(tmp_path: Path) -> None:
     shelf = Shelf.at(tmp_path)
-    shelf.checkpoint()
+    checkpoint = shelf.checkpoint()
+    # What a verification has found in state that was damaged before it was stored.
+    shelf.stream.catalog.snapshots.verified(checkpoint.snapshot_id, "a block of state/0/0/1.delta is damaged")
+    with pytest.raises(SnapshotCorruptError, match=r"1\.delta is damaged.*verify it first"):
+        verbs.promote_checkpoint(shelf.stream, "chk-1")
+    shelf.stream.catalog.snapshots.verified(checkpoint.snapshot_id, None)
     (data,) = (tmp_path / "snapshots" / STREAM / "shared").iterdir()
     data.write_bytes(data.read_bytes()[:-1] + b"?")
 

@@ -6,7 +6,7 @@ Asks with the JVM's Kafka client of Spark's connector and the options of the sou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
             cluster = str(client.describeCluster().clusterId().get(_ASK_S, seconds))
             known = replace(known, cluster_id=cluster)
             ids: dict[str, str] = {}
-            for name, answer in _described_topics(jvm, client, source, _ASK_S):
+            for name, answer in _described(jvm, client, _topic_names(jvm, client, source, _ASK_S)):
                 # A topic that does not exist yet.
                 with suppress(Exception):
                     ids[name] = str(answer.get(_ASK_S, seconds).topicId())
@@ -104,8 +104,10 @@ def kept_offsets(
     with _admin(writer, source) as (jvm, client):
         specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[tuple[str, int], range | None] = {}
+        existing = _partitions(jvm, client, {topic for topic, _ in partitions})
         for each in partitions:
-            first = _offset(jvm, client, each, specs.earliest())
+            # Kafka's client waits for a partition that a topic does not have until the answer times out.
+            first = _offset(jvm, client, each, specs.earliest()) if each in existing else None
             end = _offset(jvm, client, each, specs.latest()) if first is not None else None
             found[each] = range(first, end) if first is not None and end is not None else None
         return found
@@ -128,25 +130,39 @@ def offsets_at(
 
 def end_offsets(writer: DataStreamWriter, source: KafkaSource, *, earliest: bool) -> dict[str, dict[str, int]]:
     with _admin(writer, source) as (jvm, client):
-        seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
         spec = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[str, dict[str, int]] = {}
-        for name, answer in _described_topics(jvm, client, source, _ANSWER_S):
-            for each in answer.get(_ANSWER_S, seconds).partitions():
-                number = int(each.partition())
-                offset = _offset(jvm, client, (name, number), spec.earliest() if earliest else spec.latest())
-                if offset is not None:
-                    found.setdefault(name, {})[str(number)] = offset
+        for name, number in _partitions(jvm, client, _topic_names(jvm, client, source, _ANSWER_S)):
+            offset = _offset(jvm, client, (name, number), spec.earliest() if earliest else spec.latest())
+            if offset is not None:
+                found.setdefault(name, {})[str(number)] = offset
         return found
 
 
-def _described_topics(jvm: Any, client: Any, source: KafkaSource, wait_s: int) -> list[tuple[str, Any]]:
+def _topic_names(jvm: Any, client: Any, source: KafkaSource, wait_s: int) -> set[str]:
+    if source.pattern is None:
+        return set(source.topics)
+    listed = client.listTopics().names().get(wait_s, jvm.java.util.concurrent.TimeUnit.SECONDS)
+    matches = jvm.java.util.regex.Pattern.matches
+    return {str(each) for each in listed if matches(source.pattern, str(each))}
+
+
+def _partitions(jvm: Any, client: Any, topics: Collection[str]) -> list[tuple[str, int]]:
+    """Of those topics that exist."""
+    found: list[tuple[str, int]] = []
+    for name, answer in _described(jvm, client, topics):
+        try:
+            described = answer.get(_ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS)
+        except Exception as error:
+            if _IS_GONE in str(error):
+                continue
+            raise
+        found += [(name, int(each.partition())) for each in described.partitions()]
+    return found
+
+
+def _described(jvm: Any, client: Any, names: Collection[str]) -> list[tuple[str, Any]]:
     """By name, each with Kafka's pending answer."""
-    names = set(source.topics)
-    if source.pattern is not None:
-        listed = client.listTopics().names().get(wait_s, jvm.java.util.concurrent.TimeUnit.SECONDS)
-        matches = jvm.java.util.regex.Pattern.matches
-        names = {str(each) for each in listed if matches(source.pattern, str(each))}
     asked = jvm.java.util.ArrayList()
     for name in sorted(names):
         asked.add(name)

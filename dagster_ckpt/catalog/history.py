@@ -20,6 +20,7 @@ from dagster_ckpt.catalog.records import (
     SnapshotRecord,
     SnapshotStatus,
     SnapshotTrigger,
+    StreamRecord,
     watermark_ms_of,
 )
 from dagster_ckpt.catalog.tables import (
@@ -310,6 +311,15 @@ class HistoryRecords(Records):
             .order_by(timelines.c.timeline.desc())
         )
         return [Branch(*row) for row in self._database.rows(query)]
+
+    def begins(self, stream_id: str) -> dict[int, tuple[int, int]]:
+        """As of `past_of`."""
+        return {each.timeline: (each.parent, each.to_batch) for each in self.branches(stream_id)}
+
+    def began_anew(self, stream: StreamRecord) -> bool:
+        """Whether it ever started from empty state again, which undoes all it had written."""
+        past = past_of(stream.timeline, self.begins(stream.stream_id))
+        return min({*past, stream.timeline}) > 1 or -1 in past.values()
 
     def newest_of(self, stream_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
         newest = snapshots.c.snapshot_id == _newest_restorable(_restorable.c.snapshot_id)

@@ -219,7 +219,7 @@ def stream_connections(catalog: Catalog, summaries: Iterable[StreamSummary], str
 
 
 def _connection(catalog: Catalog, edge: Edge, known: Mapping[str, StreamSummary]) -> StreamConnection:
-    from dagster_ckpt.recovery.stream_graph import Point, begins_of
+    from dagster_ckpt.recovery.stream_graph import Point
     from dagster_ckpt.stream.edges import reads_in
 
     upstream, as_of = known[edge.upstream], known[edge.reader].newest_snapshot
@@ -239,5 +239,5 @@ def _connection(catalog: Catalog, edge: Edge, known: Mapping[str, StreamSummary]
     if read is None:
         return StreamConnection(edge, written, None, "no snapshot records it", as_of)
     timeline = catalog.streams.get(edge.upstream).timeline
-    now = Point("now", LARGEST_LONG, timeline, begins_of(catalog, edge.upstream))
+    now = Point("now", LARGEST_LONG, timeline, catalog.history.begins(edge.upstream))
     return StreamConnection(edge, written, read.batch, "", as_of, has_read_undone=not now.contains(read))

@@ -40,7 +40,7 @@ class Replica:
     Attributes:
         copied_bytes: Bytes written for it now; 0: it was there.
         is_verified: Whether each of its bytes was read now, and none differs.
-        problems: Why it cannot be restored; it was deleted again.
+        problems: Why it cannot be restored; it was deleted again, unless it was good before.
     """
 
     snapshot_id: str
@@ -163,10 +163,10 @@ def _copied(
         # An object that was there is damaged. Other copies share it: only an intact original replaces it.
         stored = target.copy(original, source, progress=progress, again=True)
         problems = target.verify(stored.location)
-    if problems:
+    if problems and not target.is_verified(stored.location):
         # It may be the original: `verify` says so.
         target.discard(stored.location)
-    elif is_read:
+    elif not problems and is_read:
         target.note_verified(stored.location)
     name = describe_snapshot(snapshot)
     return Replica(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 import shutil
 import tempfile
 import uuid
@@ -28,6 +29,7 @@ SINGLE_FETCH_BYTES = 16 * 1024 * 1024
 # From one snapshot to the next; as long as in AWS's driver for Java.
 IDLE_CONNECTION_S = 60
 _COPIED_BYTES = 1024 * 1024
+_MAGIC = re.compile(r"[*?\[]")
 _VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 
@@ -186,6 +188,10 @@ class FsspecFileIO(FileIO):
 
     def delete_all(self) -> None:
         with self._accessing("delete"), suppress(FileNotFoundError):
+            if not self._has_folders and _MAGIC.search(self._root):
+                # Object stores take the name of a folder for a pattern, which others may match.
+                super().delete_all()
+                return
             self._fs.rm(self._root, recursive=True)
 
     def rename(self, url: str) -> None:

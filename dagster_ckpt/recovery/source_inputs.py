@@ -224,7 +224,7 @@ def _as_sinks_list(
             _, listed = newest_batch(times, folder)
         except (CkptError, OSError):
             continue
-        undone = undone_files(times, listed, upstream)
+        undone = undone_files(times, listed, upstream, stream.catalog)
         gone = sorted(each.path for each in files if bare(each.path) not in {*listed, *undone})
         if gone:
             reason = (

@@ -151,8 +151,9 @@ def unproven(stream: str, point: Point, chosen: Mapping[str, Point], edges: Sequ
         return (f"{point.name} of {stream} does not record what it has read",)
     recorded = {(each.source, each.upstream) for each in point.reads}
     for edge in edges:
-        # Earlier versions did not record it.
-        if edge.reader == stream and edge.kind is EdgeKind.TOPIC and (edge.source, edge.upstream) not in recorded:
+        # Earlier versions did not record topics, and a sink whose log was empty was not known for one.
+        is_read = edge.reader == stream and edge.kind is not EdgeKind.UNKNOWN
+        if is_read and (edge.source, edge.upstream) not in recorded:
             return (f"{point.name} of {stream} does not record how far it has read {edge.sink}",)
     doubtful: list[Read | Edge] = [*point.reads, *(edge for edge in edges if edge.reader == stream)]
     return tuple(
@@ -243,7 +244,7 @@ def point_of(catalog: Catalog, snapshot: SnapshotRecord, *, reads: bool = True) 
         snapshot.reference,
         -1 if snapshot.batch_id is None else snapshot.batch_id,
         snapshot.timeline,
-        begins_of(catalog, snapshot.stream_id),
+        catalog.history.begins(snapshot.stream_id),
         reads_in(snapshot.properties) if reads else (),
         snapshot.snapshot_id,
     )
@@ -256,8 +257,4 @@ def point_of_plan(catalog: Catalog, stream_id: str, plan: RecoveryPlan) -> Point
         name = describe_snapshot(plan.snapshot)
         return replace(point_of(catalog, plan.snapshot, reads=False), name=name, batch=plan.to_batch)
     timeline = catalog.streams.get(stream_id).timeline
-    return Point(f"batch {plan.to_batch}", plan.to_batch, timeline, begins_of(catalog, stream_id))
-
-
-def begins_of(catalog: Catalog, stream_id: str) -> dict[int, tuple[int, int]]:
-    return {each.timeline: (each.parent, each.to_batch) for each in catalog.history.branches(stream_id)}
+    return Point(f"batch {plan.to_batch}", plan.to_batch, timeline, catalog.history.begins(stream_id))

@@ -18,7 +18,6 @@ from dagster_ckpt.recovery.recovery_points import live_point, snapshot_point
 from dagster_ckpt.recovery.stream_graph import (
     EMPTY,
     Point,
-    begins_of,
     graph_of,
     line_of,
     orphaned,
@@ -185,8 +184,12 @@ def with_undone_reads(
     if not facts.start_from.chooses_its_point:
         return replace(facts, undone=UndoneReads(reads=reader.as_started(everything)))
     if stream.pending_restore is not None or not moved:
-        judged = everything if stream.pending_restore is None else set[str]()
-        return replace(facts, undone=UndoneReads(reads=reader.as_started(judged)))
+        is_restored = stream.pending_restore is None
+        # A restore since the last start may have taken undone rows out of the state.
+        has_kept = is_restored and any(each.undone for each in reader.started.values())
+        now = _live_reads(catalog, facts, reader) if has_kept else None
+        judged = everything if is_restored else set[str]()
+        return replace(facts, undone=UndoneReads(reads=reader.as_started(judged, now or ())))
     reads, points, free = _live_reads(catalog, facts, reader), dict[str, str](), set[str]()
     judged = everything - (reader.unknown(reads, moved) if reads is not None else moved)
     if reads is not None:
@@ -314,7 +317,7 @@ def _progress(reads: Sequence[Read], kept: Mapping[str, Point]) -> str:
 
 def _now(catalog: Catalog, stream_id: str, edges: Sequence[Edge]) -> Point:
     stream = catalog.streams.get(stream_id)
-    begins = begins_of(catalog, stream_id)
+    begins = catalog.history.begins(stream_id)
     reads: tuple[Read, ...] | None = ()
     if stream.live_directory is not None:
         try:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.errors import RestoreError, StorageAccessError
-from dagster_ckpt.recovery.stream_graph import begins_of
 from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink, written_topic
 from dagster_ckpt.sinks.kafka.undone import NOTE, NextRead, next_read, noted
 from dagster_ckpt.sinks.registry import sink_of
@@ -44,7 +43,7 @@ def continue_behind_topics(
     """
     catalog = stream.catalog
     to_stream = edges_to(catalog, stream.stream_id, keyed(sources))
-    edges = [each for each in to_stream if each.kind is EdgeKind.TOPIC and begins_of(catalog, each.upstream)]
+    edges = [each for each in to_stream if each.kind is EdgeKind.TOPIC and catalog.history.begins(each.upstream)]
     messages: list[str] = []
     while True:
         ahead = [

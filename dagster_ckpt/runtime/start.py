@@ -63,7 +63,6 @@ from dagster_ckpt.recovery.source_check import (
 )
 from dagster_ckpt.recovery.source_mapping import plan_of_start
 from dagster_ckpt.recovery.state_migration import PlannedMigration, refuse_two_rewrites, state_migration
-from dagster_ckpt.recovery.stream_graph import begins_of
 from dagster_ckpt.recovery.undone_reads import downstream_readers, reads_at_start, with_undone_reads
 from dagster_ckpt.recovery.undone_topics import continue_behind_topics
 from dagster_ckpt.runtime.run import QueryEnd, RunRequest, StartWatch
@@ -555,7 +554,7 @@ def start_stream_query(stream: StreamHandle, writer: DataStreamWriter, live: Liv
         catalog.deployment_id,
         stream_id,
         partial(catalog.executions.of_stream, stream_id),
-        went_back=lambda: bool(begins_of(catalog, stream_id)),
+        went_back=lambda: bool(catalog.history.begins(stream_id)),
         restored=restored,
     )
     return start_query(with_transactions(writer, owner, live), stream.name, live)

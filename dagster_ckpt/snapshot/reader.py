@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from threading import Lock
 from typing import BinaryIO
@@ -174,22 +174,25 @@ def copy_snapshot(
         again: Also write the objects that are there: a byte of them differs.
 
     Raises:
+        SnapshotCorruptError: The original lacks bytes that the copy does not have either.
         StorageAccessError: Another snapshot of that name is there.
     """
     name = posixpath.join(directory, METADATA_NAME)
-    metadata, objects = source.read(name), list(read_references(source, directory))
+    metadata, needed = source.read(name), read_references(source, directory)
     there = target.read(name) if target.size(name) is not None else None
     if there not in (None, metadata):
         raise StorageAccessError(
             f"{target.url}/{directory} is another snapshot than {source.url}/{directory}: another deployment, or an "
             "earlier life of the stream, copies to this folder. Copy to a folder of its own."
         )
-    sizes, present = source.sizes(objects), target.sizes(objects)
-    missing = [each for each in objects if each not in sizes]
-    if missing:
-        raise SnapshotCorruptError(f"{source.url}/{missing[0]} is missing, so {source.url}/{directory} is not copied.")
-    # Names are unique, and an object is visible as a whole only.
-    wanted = [each for each in objects if again or present.get(each) != sizes[each]]
+    sizes, present = source.sizes(list(needed)), target.sizes(list(needed))
+    lacking = {each for each, length in needed.items() if present.get(each, -1) < length}
+    # An object that the storage has cut short replaces no longer one: other copies may need its end.
+    wanted = [each for each in needed if each in lacking or (again and sizes.get(each, -1) >= present[each])]
+    for each in wanted:
+        if sizes.get(each, -1) < needed[each]:
+            found = "is missing" if each not in sizes else f"has {sizes[each]} bytes, {needed[each]} are needed"
+            raise SnapshotCorruptError(f"{source.url}/{each} {found}, so {source.url}/{directory} is not copied.")
     lock, done = Lock(), 0
 
     def copy(each: str, check_canceled: CancelCheck) -> None:
@@ -201,7 +204,7 @@ def copy_snapshot(
 
     in_threads(width, wanted, copy)
     if there is None:
-        target.write(name, [metadata], before_visible=lambda: _refuse_missing(target, directory, sizes))
+        target.write(name, [metadata], before_visible=lambda: _refuse_missing(target, directory, needed))
     return sum(sizes[each] for each in wanted) + (len(metadata) if there is None else 0)
 
 
@@ -212,10 +215,10 @@ def _chunks(source: FileIO, name: str, check_canceled: CancelCheck) -> Iterator[
             yield chunk
 
 
-def _refuse_missing(target: FileIO, directory: str, sizes: dict[str, int]) -> None:
+def _refuse_missing(target: FileIO, directory: str, needed: Mapping[str, int]) -> None:
     """Another process may have deleted an older copy with its objects."""
-    there = target.sizes(list(sizes))
-    missing = [name for name, size in sizes.items() if there.get(name) != size]
+    there = target.sizes(list(needed))
+    missing = [name for name, length in needed.items() if there.get(name, -1) < length]
     if missing:
         raise StorageAccessError(
             f"{target.url}/{directory} was not completed: {missing[0]} was deleted while it was copied. Copy it again."

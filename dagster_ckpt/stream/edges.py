@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, ExecutionRecord, OriginKind, StreamRecord
+from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, ExecutionRecord, StreamRecord
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
@@ -301,7 +301,7 @@ def _read_files(catalog: Catalog, edge: Edge, files: Sequence[SourceFile]) -> Re
     def find(sink: Sink, upstream: StreamRecord) -> ReadOfSink:
         times = {bare(each.path): each.modified_at_ms for each in files}
         batch, listed = newest_batch(times, str(sink.place), to_the_end=upstream.may_have_gone_back)
-        return ReadOfSink(batch, len(undone_files(times, listed, upstream)))
+        return ReadOfSink(batch, len(undone_files(times, listed, upstream, catalog)))
 
     return _read(catalog, edge, find)
 
@@ -365,14 +365,15 @@ def newest_batch(read: Times, folder: str, *, to_the_end: bool = True) -> tuple[
     return newest, found
 
 
-def undone_files(read: Times, listed: Times, upstream: StreamRecord) -> set[str]:
+def undone_files(read: Times, listed: Times, upstream: StreamRecord, catalog: Catalog) -> set[str]:
     """Files that a roll-back of the upstream stream removed from the log of its sink.
 
     The sink's own retention drops the oldest ones, and a roll-back, unless to empty state, leaves older ones there.
     """
     if not upstream.may_have_gone_back:
         return set()
-    began_empty = upstream.origin is not None and upstream.origin.kind is OriginKind.EMPTY
+    # By its whole history: a rewind or restore after an empty start has another origin.
+    began_empty = catalog.history.began_anew(upstream)
     oldest = None if began_empty else min((each for each in listed.values() if each is not None), default=None)
     return {
         name for name, time in read.items() if name not in listed and (oldest is None or time is None or time >= oldest)

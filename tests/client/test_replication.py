@@ -30,7 +30,8 @@ from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.executioner import Executioner, Killed
-from tests.support.file_damage import drop, flip
+from tests.support.file_damage import cut, drop, flip
+from tests.support.places import path_of
 from tests.support.retention_shelf import FILE_BYTES, STREAM, Shelf, storage_clock_ahead
 from tests.support.rewind_history import LAST, History
 from tests.support.taken_snapshot import taken
@@ -141,6 +142,28 @@ def test_a_copy_that_was_not_read_replaces_none(shelf: Shelf, second: Path, monk
     assert [each.is_verified for each in done.replicas] == [True]
     assert len(done.deleted) == 1
     assert len(copies(second)) == 1
+
+
+def test_what_happens_to_an_original_later_happens_to_no_copy(shelf: Shelf, second: Path) -> None:
+    base = shelf.checkpoint()
+    shelf.checkpoint(base=base)
+    savepoint = shelf.savepoint("mine")
+    copy(shelf, second)
+    before = {path: path.read_bytes() for path in second.rglob("*") if path.is_file()}
+    originals = [*(shelf.root / "snapshots" / STREAM / "shared").iterdir()]
+    originals += [each for each in path_of(savepoint.location or "").iterdir() if each.name != "_metadata"]
+
+    for damage in (cut, flip, drop):
+        for original in originals:
+            damage(original)
+        done = copy(shelf, second, verify=True)
+        assert done.is_complete
+        assert {path: path.read_bytes() for path in second.rglob("*") if path.is_file()} == before
+
+    # And if both are damaged, nothing is deleted that another copy may need.
+    flip(objects(second)[0])
+    assert not copy(shelf, second, verify=True).is_complete
+    assert {path for path in second.rglob("*") if path.is_file()} == before.keys()
 
 
 def test_a_copy_that_lost_an_object_gets_it_again(shelf: Shelf, second: Path) -> None:

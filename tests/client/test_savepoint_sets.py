@@ -237,6 +237,14 @@ def test_batch_asset_between_two_streams_is_named_before_anything_is_taken(pipel
 
 
 @pytest.mark.thorough
+def test_a_reader_that_was_cut_while_the_log_it_reads_was_empty_proves_nothing(pipeline: Pipeline) -> None:
+    for entry in (pipeline.orders.sink / "_spark_metadata").iterdir():
+        entry.unlink()
+
+    with pytest.raises(RequestFailedError, match="does not record how far it has read"):
+        pipeline.take(after={"orders": pipeline.orders.commit})
+
+
 def test_older_sets_are_released(pipeline: Pipeline) -> None:
     kept = pipeline.client.trigger_savepoint_set("orders+", label="by hand")
 

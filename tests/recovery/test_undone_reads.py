@@ -30,6 +30,7 @@ from dagster_ckpt.runtime.run import RunRequest
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.planned_batches import fence
 from dagster_ckpt.spark.query.sources import identities_of_record, keyed
+from dagster_ckpt.stream.edges import reads_in
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import set_stream
@@ -279,6 +280,49 @@ def test_files_that_the_log_of_a_sink_dropped_by_age_were_not_undone(chain: Chai
 
     label = plan.snapshot.label if plan.snapshot is not None else None
     assert label == ("aged" if undoes_something else None)
+
+
+@pytest.mark.parametrize("starts_between", [False, True])
+def test_what_an_empty_start_undid_stays_undone_whatever_follows_it(chain: Chain, starts_between: bool) -> None:
+    rewind(chain.orders, "empty")
+    chain.orders.execute(str(chain.orders.live))
+    chain.commit_orders(1)
+    if starts_between:
+        chain.started()
+    chain.daily.commit()
+    chain.daily.savepoint("good")
+    chain.orders.savepoint("orders-0")
+    chain.commit_orders(2)
+    chain.daily.commit()
+    rewind(chain.orders, "orders-0")
+
+    plan = chain.next_start()
+
+    if starts_between:
+        assert isinstance(plan, Restore)
+        assert plan.snapshot.label == "good"
+    else:
+        assert "keeps rows that were undone upstream" in plan.reason
+
+
+def test_rows_that_a_restore_without_a_start_took_away_are_not_counted_as_kept(chain: Chain) -> None:
+    """As the restart of a savepoint set and the rollback of an upgrade do."""
+    rewind(chain.orders, "orders-2", "they only count visits")
+    chain.started()
+    rewind(chain.daily, "before")
+    chain.started()
+    (read,) = reads_in(chain.daily.catalog.executions.last_recovery("daily")) or ()
+    assert read.undone == 0
+    chain.commit(1)
+    chain.orders.savepoint("orders-3")
+    chain.daily.savepoint("good")
+    chain.commit(2)
+    rewind(chain.orders, "orders-3")
+
+    plan = chain.next_start()
+
+    assert isinstance(plan, Restore)
+    assert plan.snapshot.label == "good"
 
 
 def age_out(stage: Stage, files: int) -> None:

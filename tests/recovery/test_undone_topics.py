@@ -41,7 +41,6 @@ class Reader:
         self.could_ask = False
         self.ran: list[int] = []
         patch.setattr(undone_topics, "edges_to", lambda *_: self.edges)
-        patch.setattr(undone_topics, "begins_of", lambda *_: {1: (0, 3)})
         patch.setattr(undone_topics, "query_ids_in", lambda *_: ["old", "new"])
         patch.setattr(undone_topics, "written_topic", lambda *_: self._asked())
         patch.setattr(undone_topics, "_could_ask", lambda *_: self.could_ask)
@@ -80,6 +79,7 @@ class Reader:
     def start(self, *, accept_loss: bool = False) -> list[str]:
         catalog = SimpleNamespace(
             now_ms=lambda: 1_000,
+            history=SimpleNamespace(begins=lambda _: {1: (0, 3)}),
             streams=SimpleNamespace(get=lambda _: SimpleNamespace(restored_snapshot_id="june")),
             snapshots=SimpleNamespace(by_id=lambda _: {"june": SimpleNamespace(properties={})}),
         )

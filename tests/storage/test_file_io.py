@@ -320,6 +320,21 @@ def test_a_tree_is_deleted(files: FileIO) -> None:
     assert list(files.find(hidden=True)) == []
 
 
+@pytest.mark.parametrize("name", ["env[1]", "env?", "env*"])
+@pytest.mark.parametrize("protocol", ["memory", "s3"])
+def test_the_name_of_a_tree_is_no_pattern(request: pytest.FixtureRequest, protocol: str, name: str) -> None:
+    options, bucket = dict[str, Any](), uuid.uuid4().hex
+    if protocol == "s3":
+        options = request.getfixturevalue("s3_options")
+        fsspec.filesystem("s3", **options).mkdir(bucket)
+    named, other = (FsspecFileIO(f"{protocol}://{bucket}/{each}", options) for each in (name, "env1"))
+    for each in (named, other):
+        each.write("a/b", [b"x"])
+    named.delete_all()
+    assert not named.exists()
+    assert other.read("a/b") == b"x"
+
+
 def test_an_empty_directory_is_deleted(files: FileIO) -> None:
     files.write("a/b", [b"x"])
     files.write("c", [b"x"])

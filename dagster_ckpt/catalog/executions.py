@@ -63,9 +63,14 @@ class ExecutionRecords(Records):
         return frozenset(row.run_id for row in self._database.rows(select(executions.c.run_id).where(lively)))
 
     def unsettled_runs(self) -> dict[str, str]:
-        """Runs with an unsettled or running execution, each with its stream."""
-        query = select(executions.c.run_id, executions.c.stream_id).where(executions.c.settled.is_(False))
-        return {row.run_id: row.stream_id for row in self._database.rows(query)}
+        """By stream: the run of its unsettled or running execution. Streams may share one."""
+        query = select(executions.c.stream_id, executions.c.run_id).where(executions.c.settled.is_(False))
+        return {row.stream_id: row.run_id for row in self._database.rows(query.order_by(executions.c.ordinal))}
+
+    def quiet(self, since_ms: int) -> list[ExecutionRecord]:
+        """Unsettled ones without a heartbeat since then (ms since the epoch)."""
+        query = select(executions).where(executions.c.settled.is_(False), executions.c.heartbeat_at_ms < since_ms)
+        return self._all(query.order_by(executions.c.stream_id, executions.c.ordinal))
 
     def unsettled(self, run_ids: Collection[str] | None = None) -> list[ExecutionRecord]:
         """Also running ones, oldest first; None: of all runs."""

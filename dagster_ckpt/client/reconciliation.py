@@ -87,10 +87,10 @@ class Orchestrator:
     """Queries to the orchestrator that launches runs.
 
     Attributes:
-        run_is_over: It has ended, or is unknown.
+        has_ended: Its run has ended, is unknown, or goes on without it.
     """
 
-    run_is_over: Callable[[str], bool]
+    has_ended: Callable[[ExecutionRecord], bool]
     start_request_of: Callable[[str], str | None]
     runs_of_step: Callable[[str], StepRuns]
 
@@ -191,7 +191,7 @@ def _life(catalog: Catalog, execution: ExecutionRecord | None, orchestrator: Orc
     # Another run's lease: a fork, a rollback, or a start without an execution yet.
     if holds_lease(catalog, execution.stream_id, execution.run_id):
         return StreamLife.ALIVE
-    if not orchestrator.run_is_over(execution.run_id):
+    if not orchestrator.has_ended(execution):
         return StreamLife.ALIVE
     if not execution.settled and execution.status in _FAILED:
         return StreamLife.TO_BE_RESTARTED

@@ -42,6 +42,7 @@ from dagster_ckpt.orchestration.run_status import (
     RunWatch,
     canceled_by_user,
     refuse_overridden_resources,
+    report_canceling,
     run_failure,
     run_tags,
     start_cause,
@@ -282,7 +283,7 @@ def _end_like(context: dg.AssetExecutionContext, execution: ExecutionRecord) -> 
             "DRIVER_GONE",
         )
     if execution.status is ExecutionStatus.CANCELED:
-        context.instance.report_run_canceling(context.run, message=reason)
+        report_canceling(context, reason)
         raise run_failure(f"The stream was canceled: {reason}", "CANCELED")
     if execution.status is ExecutionStatus.FAILED:
         raise run_failure(f"The stream failed and will not be restarted: {reason}", "FAILED")

@@ -20,12 +20,13 @@ from dagster_ckpt.orchestration.run_status import (
     STREAM_ID_TAG,
     UNFINISHED,
     RunWorker,
+    goes_on_without,
     has_time_limit,
     worker_of,
 )
 from dagster_ckpt.orchestration.stream import Stream
 from dagster_ckpt.runtime.settlement import record_death
-from dagster_ckpt.stream.liveness import LIVELY_MS, Liveness, execution_liveness, run_liveness
+from dagster_ckpt.stream.liveness import LIVELY_MS, SLOW_START_MS, Liveness, execution_liveness, run_liveness
 from dagster_ckpt.values.durations import Clock, monotonic_ms, wall_clock_ms
 from dagster_ckpt.values.modes import DesiredState
 from dagster_ckpt.values.untrusted import number_in
@@ -58,7 +59,7 @@ def undefined_streams(
     Nothing restarts such a stream, and a definition under another name would start empty. `location` None: unknown.
     """
     claims.renew(instance, catalog.deployment_id, streams, location)
-    runs = {stream_id: run_id for run_id, stream_id in catalog.executions.unsettled_runs().items()}
+    runs = catalog.executions.unsettled_runs()
     rows = catalog.desired_states.all()
     wanted = [row.stream_id for row in rows.values() if row.desired is DesiredState.RUNNING]
     latest = catalog.executions.latest_of([each for each in wanted if each not in runs and each not in streams])
@@ -108,11 +109,14 @@ def observed_ends(
     instance: dg.DagsterInstance, catalog: Catalog, streams: Mapping[str, Stream]
 ) -> Iterator[ObservedEnd]:
     """Records the death of a process that could not record it itself."""
-    unsettled = {run_id for run_id, stream_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
+    unsettled = {run_id for stream_id, run_id in catalog.executions.unsettled_runs().items() if stream_id in streams}
     # Two queries that read only ids: nearly all runs are in progress.
     over = unsettled - unfinished_runs(instance, unsettled)
     runs = runs_by_id(instance, over)
     for found in catalog.executions.unsettled(over):
+        # A run may have several streams.
+        if found.stream_id not in streams:
+            continue
         stream, execution, run = streams[found.stream_id], found, runs.get(found.run_id)
         recorded = (
             recorded_external_end(instance, catalog, execution, run)
@@ -122,6 +126,29 @@ def observed_ends(
         if recorded is RecordedEnd.FAILED and not execution.status.is_over:
             execution = record_death(catalog, execution)
         yield ObservedEnd(stream, execution, recorded)
+    for found in catalog.executions.quiet(catalog.now_ms() - SLOW_START_MS):
+        if found.stream_id not in streams or found.run_id in over:
+            continue
+        stream = streams[found.stream_id]
+        if has_left_its_run(instance, catalog, found, stream):
+            execution = found if found.status.is_over else record_death(catalog, found)
+            yield ObservedEnd(stream, execution, RecordedEnd.FAILED)
+
+
+def has_left_its_run(
+    instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, stream: Stream
+) -> bool:
+    """Whether an execution has ended, and its run goes on with steps that do not need it.
+
+    Such as another stream, if a user materialized both at once.
+    """
+    if stream.runs_externally or execution_liveness(catalog, execution) is Liveness.ALIVE:
+        return False
+    # What its process does at its end takes a while.
+    if catalog.now_ms() - execution.heartbeat_at_ms <= SLOW_START_MS:
+        return False
+    run = instance.get_run_by_id(execution.run_id)
+    return run is not None and run.status is dg.DagsterRunStatus.STARTED and goes_on_without(instance, run, stream.name)
 
 
 def recorded_end(instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> RecordedEnd:
@@ -229,8 +256,8 @@ def report_lost_runs(
     A run is lost if its process does not exist, none of its leases is being renewed, and it is either proven to have
     ended or has shown no sign of life for three minutes. It is CANCELED if it was being terminated, else a FAILURE.
     """
-    if instance.run_launcher.supports_check_run_worker_health:
-        # Dagster's monitoring covers these.
+    if instance.run_launcher.supports_check_run_worker_health and instance.run_monitoring_enabled:
+        # Dagster covers these.
         return []
     deployment_id = catalog.deployment_id
     lively = catalog.executions.lively_run_ids(catalog.now_ms() - LIVELY_MS)

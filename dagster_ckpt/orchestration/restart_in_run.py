@@ -33,7 +33,15 @@ from dagster_ckpt.orchestration.child_process import (
     Standby,
     in_child,
 )
-from dagster_ckpt.orchestration.run_status import CRASHED, END_KEY, RunWatch, StepContext, run_failure, worker_of
+from dagster_ckpt.orchestration.run_status import (
+    CRASHED,
+    END_KEY,
+    RunWatch,
+    StepContext,
+    goes_on_without,
+    run_failure,
+    worker_of,
+)
 from dagster_ckpt.policies.guard import decide_restart
 from dagster_ckpt.policies.restart import FailureHistory, RestartAt
 from dagster_ckpt.runtime.settlement import record_death
@@ -54,6 +62,9 @@ def can_restart_in_run(context: StepContext) -> bool:
     # A notebook or test that executes a job itself wants the session; its run has no origin.
     worker = worker_of(context.instance, context.run.run_id)
     if context.run.remote_job_origin is None or worker is None or worker.pid != os.getpid():
+        return False
+    # The others of a shared run do not wait: the supervisor sensor restarts the stream in a run of its own.
+    if goes_on_without(context.instance, context.run, context.op_execution_context.op.name):
         return False
     return SparkContext._gateway is None and SparkSession.getActiveSession() is None
 

@@ -25,6 +25,7 @@ from dagster_ckpt.orchestration.resources import (
     CheckpointStorageResource,
     StateBackendResource,
 )
+from dagster_ckpt.recovery.stream_graph import reached
 from dagster_ckpt.stream.liveness import Liveness, ProcessIdentity
 from dagster_ckpt.values.durations import Clock, monotonic_ms
 from dagster_ckpt.values.redaction import without_secrets
@@ -76,6 +77,12 @@ def canceled_by_user(context: dg.AssetExecutionContext | dg.OpExecutionContext) 
     return run.status if run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED) else None
 
 
+def report_canceling(context: StepContext, reason: str) -> None:
+    """Let the run end as canceled with its stream, unless others run in it: they would be canceled, too."""
+    if not goes_on_without(context.instance, context.run, context.op_execution_context.op.name):
+        context.instance.report_run_canceling(context.run, message=reason)
+
+
 def run_failure(description: str, kind: str, report: Mapping[str, Any] | None = None) -> dg.Failure:
     """Dagster never retries it. `kind` names the end for alerts."""
     metadata = {END_KEY: kind, **(report or {})}
@@ -86,6 +93,18 @@ def run_is_over(instance: dg.DagsterInstance, run_id: str) -> bool:
     """Recorded by Dagster, or deleted; its process may still be alive."""
     run = instance.get_run_by_id(run_id)
     return run is None or run.is_finished
+
+
+def goes_on_without(instance: dg.DagsterInstance, run: dg.DagsterRun, op_name: str) -> bool:
+    """Whether a run has steps that neither need a stream's step nor are needed by it."""
+    if run.execution_plan_snapshot_id is None:
+        return False
+    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+    steps = {step.key: step for step in plan.steps if step.key in plan.step_keys_to_execute}
+    own = {key for key in steps if key.rpartition(".")[2] == op_name}
+    needs = [(key, other) for key, step in steps.items() for each in step.inputs for other in each.upstream_step_keys]
+    needed = [(other, key) for key, other in needs]
+    return bool(own) and not steps.keys() <= reached(own, needs) | reached(own, needed)
 
 
 def start_cause(tags: Mapping[str, str], *, has_started: bool = False) -> StartCause:

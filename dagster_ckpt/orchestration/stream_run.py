@@ -46,6 +46,7 @@ from dagster_ckpt.orchestration.run_status import (
     StepContext,
     canceled_by_user,
     refuse_overridden_resources,
+    report_canceling,
     report_terminal_failure,
     run_failure,
     run_is_over,
@@ -333,7 +334,7 @@ def _settle(
         context.log.info(f"stopped: {watch.reason}" if watch.reason else end.reason)
         _end_interrupted(context, handle, outcome, report)
     if end.kind is EndKind.CANCEL_REQUESTED:
-        context.instance.report_run_canceling(context.run, message=end.reason)
+        report_canceling(context, end.reason)
         settle_run(handle, outcome)
         raise run_failure(f"The stream was canceled: {end.reason}", "CANCELED", report)
     if end.kind is EndKind.LEASE_LOST:

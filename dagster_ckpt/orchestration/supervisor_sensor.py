@@ -13,7 +13,7 @@ import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.desired_states import DesiredRecord
-from dagster_ckpt.catalog.records import RequestRecord
+from dagster_ckpt.catalog.records import ExecutionRecord, RequestRecord
 from dagster_ckpt.client.desired_state import is_steady
 from dagster_ckpt.client.health import HealthCheck, Verdict, judge
 from dagster_ckpt.client.health_facts import HealthSettings, health_facts
@@ -33,7 +33,9 @@ from dagster_ckpt.errors import CkptError, StreamNotFoundError
 from dagster_ckpt.orchestration._compat import RunSlots, run_slots
 from dagster_ckpt.orchestration.observed_runs import (
     Claims,
+    ObservedEnd,
     Silences,
+    has_left_its_run,
     observed_ends,
     report_lost_runs,
     undefined_streams,
@@ -123,9 +125,10 @@ def build_supervisor_sensor(
             context.instance, catalog, by_stream_id, location, silences=undefined_since, claims=claims
         )
         slots = describe_slots(run_slots(context.instance, STREAM_ID_TAG), held_slots)
-        if slots is not None and slots not in said:
-            said.add(slots)
-            context.log.warning(slots)
+        for advice in (slots, describe_monitoring(context.instance)):
+            if advice is not None and advice not in said:
+                said.add(advice)
+                context.log.warning(advice)
         for alert in tick.alerts:
             context.log.error(alert)
         for message in tick.messages:
@@ -246,40 +249,48 @@ class SupervisorTick:
         """Restart an ended execution, apply retention, or wait."""
         others = {stream_id: stream for stream_id, stream in self.streams.items() if stream_id not in except_of}
         for end in observed_ends(self.instance, self.catalog, others):
-            stream, execution = end.stream, end.execution
-            stream_id, execution_id = execution.stream_id, execution.execution_id
-            if stream.start_job is None:
-                self.messages.append(f"{stream_id}: not restarted, because its program is started outside Dagster")
+            try:
+                request = self._after(end)
+            except CkptError as error:
+                # One stream must not block the others.
+                self.alerts.append(f"{end.execution.stream_id}: no action: {error}")
                 continue
-            verdict = reconcile(
-                end.recorded,
-                execution.status,
-                stream.spec.restart,
-                self.catalog.executions.failures_since_manual_start(stream_id),
-                holds_lease=holds_lease(self.catalog, stream_id, execution.run_id),
-                now_ms=self.catalog.now_ms(),
-                random=Random(execution_id),
-            )
-            self.messages.append(f"{stream_id}: {verdict.reason}")
-            match verdict:
-                case Restart():
-                    attempt = self._next_attempt(RESTART_OF_TAG, execution_id)
-                    if attempt is not None:
-                        # Earlier ones ended before they could begin an execution.
-                        key = f"restart-{execution_id}-{attempt}"
-                        yield self._run(
-                            stream.start_job.name, key, {STREAM_ID_TAG: stream_id, RESTART_OF_TAG: execution_id}
-                        )
-                case Retain(state):
-                    attempt = self._next_attempt(RETENTION_OF_TAG, execution_id)
-                    if attempt == 0 and state is TerminalState.FAILED:
-                        self.alerts.append(
-                            report_terminal_failure(self.instance, self.catalog, execution, verdict.reason)
-                        )
-                    if attempt is not None:
-                        yield self._retention(f"retention-{execution_id}-{attempt}", stream_id, execution_id, state)
-                case Wait():
-                    pass
+            if request is not None:
+                yield request
+
+    def _after(self, end: ObservedEnd) -> dg.RunRequest | None:
+        stream, execution = end.stream, end.execution
+        stream_id, execution_id = execution.stream_id, execution.execution_id
+        if stream.start_job is None:
+            self.messages.append(f"{stream_id}: not restarted, because its program is started outside Dagster")
+            return None
+        verdict = reconcile(
+            end.recorded,
+            execution.status,
+            stream.spec.restart,
+            self.catalog.executions.failures_since_manual_start(stream_id),
+            holds_lease=holds_lease(self.catalog, stream_id, execution.run_id),
+            now_ms=self.catalog.now_ms(),
+            random=Random(execution_id),
+        )
+        self.messages.append(f"{stream_id}: {verdict.reason}")
+        match verdict:
+            case Restart():
+                attempt = self._next_attempt(RESTART_OF_TAG, execution_id)
+                if attempt is not None:
+                    # Earlier ones ended before they could begin an execution.
+                    tags = {STREAM_ID_TAG: stream_id, RESTART_OF_TAG: execution_id}
+                    return self._run(stream.start_job.name, f"restart-{execution_id}-{attempt}", tags)
+            case Retain(state):
+                attempt = self._next_attempt(RETENTION_OF_TAG, execution_id)
+                if attempt == 0 and state is TerminalState.FAILED:
+                    alert = report_terminal_failure(self.instance, self.catalog, execution, verdict.reason)
+                    self.alerts.append(alert)
+                if attempt is not None:
+                    return self._retention(f"retention-{execution_id}-{attempt}", stream_id, execution_id, state)
+            case Wait():
+                pass
+        return None
 
     def _has_a_launcher(self, request: RequestRecord) -> bool:
         """Whether a run in progress submitted this request and launches the driver itself."""
@@ -326,7 +337,12 @@ class SupervisorTick:
             failed = [run for run in runs if run.is_finished and run.status is not dg.DagsterRunStatus.SUCCESS]
             return StepRuns(len(failed), any(run.status is dg.DagsterRunStatus.SUCCESS for run in runs))
 
-        return Orchestrator(partial(run_is_over, self.instance), start_request_of, runs_of_step)
+        def has_ended(execution: ExecutionRecord) -> bool:
+            stream = self.streams[execution.stream_id]
+            is_over = run_is_over(self.instance, execution.run_id)
+            return is_over or has_left_its_run(self.instance, self.catalog, execution, stream)
+
+        return Orchestrator(has_ended, start_request_of, runs_of_step)
 
     def _run_of_step(self, stream: Stream, step: Step, attempt: int, execution_id: str) -> dg.RunRequest:
         key, of_step = f"{step.step_name}/{attempt}", {STEP_TAG: step.step_name}
@@ -392,6 +408,16 @@ def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
             stream.stream_id, name=stream.name, asset_key=stream.writes, options=settings.as_record()
         )
     return catalog.desired_states.ensure(stream.stream_id, origin="the asset's definition")
+
+
+def describe_monitoring(instance: dg.DagsterInstance) -> str | None:
+    """What to change in dagster.yaml, if nobody would notice the death of a run's container."""
+    if not instance.run_launcher.supports_check_run_worker_health or instance.run_monitoring_enabled:
+        return None
+    return (
+        f"run_monitoring.enabled is not true in dagster.yaml, so nothing notices that a run worker of "
+        f"{type(instance.run_launcher).__name__} was killed: its stream would count as running, and not be restarted"
+    )
 
 
 def describe_slots(slots: RunSlots | None, streams: int) -> str | None:

@@ -65,7 +65,7 @@ def test_unsettled_executions_by_their_runs(catalog: Catalog) -> None:
     begin_execution(catalog, "orders", "a")
     orders = begin_execution(catalog, "orders", "b")
     begin_execution(catalog, "payments", "a")
-    assert catalog.executions.unsettled_runs() == {"run of orders-b": "orders", "run of payments-a": "payments"}
+    assert catalog.executions.unsettled_runs() == {"orders": "run of orders-b", "payments": "run of payments-a"}
     assert [found.execution_id for found in catalog.executions.unsettled({"run of orders-b", "nope"})] == [orders]
     assert catalog.executions.unsettled(()) == []
 

@@ -99,7 +99,7 @@ class World:
         """One tick of the sensor."""
         definition = Definition(self.stream_id, self.declared, self.policy, self.code_version)
         orchestrator = Orchestrator(
-            run_is_over=lambda run_id: run_id in self.over,
+            has_ended=lambda execution: execution.run_id in self.over,
             start_request_of=self.answers.get,
             runs_of_step=lambda step: StepRuns(succeeded=self.runs.get(step) is not None),
         )

@@ -17,6 +17,7 @@ from dagster_ckpt.catalog.records import Holder, StartCause
 from dagster_ckpt.orchestration.observed_runs import Silences, report_lost_runs
 from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.run_status import STREAM_ID_TAG
+from dagster_ckpt.orchestration.supervisor_sensor import describe_monitoring
 from dagster_ckpt.stream.liveness import LIVELY_MS, SLOW_START_MS, this_holder
 from tests.support.as_writer import as_writer
 
@@ -197,10 +198,14 @@ def test_runs_that_are_not_ours_or_have_no_process_yet_are_none_of_this(lost: Lo
     assert lost.look(after_ms=10 * SLOW_START_MS) == []
 
 
-def test_a_launcher_that_can_look_by_itself_is_trusted(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = lost.run()
-    lost.execution(run)
+@pytest.mark.parametrize("monitoring", [False, True])
+def test_a_launcher_that_can_look_by_itself_is_trusted_if_dagster_asks_it(
+    lost: Lost, monkeypatch: pytest.MonkeyPatch, monitoring: bool
+) -> None:
+    lost.execution(lost.run())
     launcher = type(lost.instance.run_launcher)
     monkeypatch.setattr(launcher, "supports_check_run_worker_health", property(lambda _self: True))
+    monkeypatch.setattr(type(lost.instance), "run_monitoring_enabled", property(lambda _self: monitoring))
 
-    assert lost.look(after_ms=10 * SLOW_START_MS) == []
+    assert bool(lost.look(after_ms=10 * SLOW_START_MS)) is not monitoring
+    assert ("run_monitoring.enabled is not true" in (describe_monitoring(lost.instance) or "")) is not monitoring

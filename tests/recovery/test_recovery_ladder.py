@@ -238,7 +238,7 @@ def test_where_no_point_is_good_it_fails_for_good_with_one_alert(ladder: Ladder,
     assert ladder.count_events(EventType.TERMINALLY_FAILED) == 1
     assert ladder.stage.started_in == []
     # Nothing is left for the supervisor to restart.
-    assert STREAM not in ladder.stream.catalog.executions.unsettled_runs().values()
+    assert STREAM not in ladder.stream.catalog.executions.unsettled_runs()
 
 
 def starts_until_exhausted(ladder: Ladder) -> int:

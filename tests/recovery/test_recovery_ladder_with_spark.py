@@ -210,7 +210,7 @@ def test_without_a_good_point_it_fails_for_good_with_one_alert_and_health_is_red
     assert last is not None
     assert (last.status, last.settled) == (ExecutionStatus.FAILED, True)
     assert count_events(bench, EventType.TERMINALLY_FAILED) == 1
-    assert "orders" not in bench.stream.catalog.executions.unsettled_runs().values()
+    assert "orders" not in bench.stream.catalog.executions.unsettled_runs()
     now_ms = wall_clock_ms() + (bench.stream.options.interval or 0)
     facts = health_facts(bench.stream.catalog, {"orders": HealthSettings()}, now_ms=now_ms)["orders"]
     findings = {each.check: each for each in judge(facts, bench.stream.options, HealthSettings(), now_ms=now_ms)}

@@ -46,7 +46,7 @@ def test_known_defect_8_a_cancel_between_two_restarts_ends_it_and_says_so(shelf:
     assert state(shelf) == (ExecutionStatus.CANCELED, True)
     # As the clean-up option says for a cancellation.
     assert not shelf.is_whole(snapshot)
-    assert STREAM not in shelf.stream.catalog.executions.unsettled_runs().values()
+    assert STREAM not in shelf.stream.catalog.executions.unsettled_runs()
 
 
 def test_a_suspend_between_two_restarts_ends_it_and_keeps_everything(shelf: Shelf) -> None:

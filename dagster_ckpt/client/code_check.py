@@ -328,7 +328,8 @@ class _CodeCheck:
         new = plan_of_writer(self.describe())
         change = plan_change(record, plan, new)
         steps = operator_steps(old_plan(record, plan), new, self.start_from, self.stream.state_migrations)
-        if change is None or not (change.is_accepted or self.start_from.accept_plan_change):
+        is_accepted = change is not None and (change.is_accepted or self.start_from.accept_plan_change)
+        if change is None or not is_accepted or not change.fits:
             return list(steps)
         return [
             replace(step, action=Action.KEEP, reason=f"accepted: {step.reason}", options={})

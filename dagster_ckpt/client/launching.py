@@ -395,9 +395,7 @@ def check_loaded_code(
     describe()
     change = check_start(stream, describe, start_from, report=report).change
     if change is not None and not change.is_accepted and not start_from.accept_plan_change:
-        refuse_plan_change(
-            stream.stream_id, change.differences, came_from=change.came_from, fingerprint=change.fingerprint
-        )
+        refuse_plan_change(stream.stream_id, change)
 
 
 def _is_open(request: RequestRecord) -> bool:

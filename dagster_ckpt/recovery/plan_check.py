@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import Any, NoReturn
 
 from dagster_ckpt.catalog.records import LeaseRecord, StreamRecord
@@ -19,6 +18,13 @@ from dagster_ckpt.errors import (
     StatePartitionsError,
 )
 from dagster_ckpt.recovery.plan import RecoveryPlan, Restore, StartEmpty
+from dagster_ckpt.recovery.state_evolution import (
+    describe_differences,
+    evolve,
+    has_other_rows,
+    plan_differences,
+    refused_reasons,
+)
 from dagster_ckpt.spark.checkpoint_dir.inspect import (
     LiveStatus,
     check_pinned_provider,
@@ -29,7 +35,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import STATE_FORMAT
 from dagster_ckpt.spark.checkpoint_dir.operators import KnownQuery
 from dagster_ckpt.spark.checkpoint_dir.state_files import HEAP
-from dagster_ckpt.spark.query.plan import COLUMNS, Pair, PlanDescription, PlanOperator, read_plan
+from dagster_ckpt.spark.query.plan import PlanDescription, read_plan
 from dagster_ckpt.spark.versions import Feature, installed_release
 from dagster_ckpt.state.rewriter import Rewriter
 from dagster_ckpt.state.rewriting import shape_in, stored_state
@@ -38,101 +44,27 @@ from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.ownership import adopted_directory
 from dagster_ckpt.stream.start_from import StartFrom
 
-_NAMES = {
-    "Aggregate": "aggregation",
-    "Deduplicate": "dropDuplicates",
-    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
-    "Distinct": "distinct",
-    "Except": "subtract",
-    "Intersect": "intersect",
-    "EventTimeWatermark": "watermark",
-    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
-    "FlatMapGroupsWithState": "flatMapGroupsWithState",
-    "GlobalLimit": "limit",
-    "Join": "stream-stream join",
-    "TransformWithState": "transformWithState",
-    "TransformWithStateInPySpark": "transformWithStateInPandas",
-}
-_NOTHING = "nothing"
 
-
-def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
-    after = after.as_described_by(before.revision)
-    records = before.as_record(), after.as_record()
-    if records[0] == records[1]:
-        return ()
-    # A long description is recorded in part.
-    return tuple(_differences(read_plan(records[0]) or before, read_plan(records[1]) or after))
-
-
-def refuse_plan_change(stream_id: str, differences: Sequence[str], *, came_from: str, fingerprint: str) -> NoReturn:
-    raise PlanChangedError(
-        f"Stream {stream_id!r} is not started, nothing was changed: the code would continue from {came_from} with a "
-        f"plan that differs from the one that wrote this state. {describe_differences(differences)} Spark compares "
-        "types only, so it may mix the old state with the new. If the change is intended, start with "
-        f"accept_plan_change; from a program: client.accept_plan_change({stream_id!r}, {fingerprint!r}). Otherwise "
-        "restore the previous query, or start without state: start_from=empty, or a new stream."
+def refuse_plan_change(stream_id: str, change: PlanChange) -> NoReturn:
+    ways = []
+    if change.is_migratable:
+        ways.append("To keep what of the state still means something, start with migrate_state.")
+    if change.fits:
+        ways.append(
+            "If the change is intended and the state fits it, start with accept_plan_change; from a program: "
+            f"client.accept_plan_change({stream_id!r}, {change.fingerprint!r})."
+        )
+    ways.append("Otherwise restore the previous query, or start without state: start_from=empty, or a new stream.")
+    spark = (
+        "Spark compares types only, so it may mix the old state with the new."
+        if change.fits
+        else "Spark would refuse the stored rows, which have other columns."
     )
-
-
-def describe_differences(differences: Sequence[str]) -> str:
-    return "Differences: " + "; ".join(differences) + "."
-
-
-def _differences(before: PlanDescription, after: PlanDescription) -> Iterator[str]:
-    old, new = before.operators, after.operators
-    kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)
-    for step, old_from, old_to, new_from, new_to in kinds.get_opcodes():
-        if step == "equal":
-            for index, one in enumerate(old[old_from:old_to]):
-                yield from operator_differences(one, new[new_from + index], old_from + index + 1)
-            continue
-        for index in range(old_from, old_to):
-            yield f"operator {index + 1}, {describe_operator(old[index])}, was removed"
-        for index in range(new_from, new_to):
-            yield f"operator {index + 1}, {describe_operator(new[index])}, was added"
-    if before.output_mode != after.output_mode and None not in (before.output_mode, after.output_mode):
-        yield f"output mode: {before.output_mode} -> {after.output_mode}"
-
-
-def operator_differences(old: PlanOperator, new: PlanOperator, number: int) -> Iterator[str]:
-    where = f"operator {number} ({_name(old)})"
-    yield from _by_place(f"{where}, key", old.keys, new.keys)
-    yield from _by_place(f"{where}, value", old.values, new.values)
-    made = [dict(pair for pair in each.settings if pair[0].startswith(COLUMNS)) for each in (old, new)]
-    for name in made[0] | made[1]:
-        if made[0].get(name) != made[1].get(name):
-            yield f"{where}: {name.removeprefix(COLUMNS)} is made of other columns of the same names"
-    others = [[pair for pair in each.settings if not pair[0].startswith(COLUMNS)] for each in (old, new)]
-    yield from _by_name(where, *others)
-    yield from _by_name(f"{where}, computed column", old.definitions, new.definitions)
-
-
-def _by_place(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
-    """Spark finds keys and values by position."""
-    for index in range(max(len(old), len(new))):
-        was = " ".join(old[index]) if index < len(old) else _NOTHING
-        now = " ".join(new[index]) if index < len(new) else _NOTHING
-        if was != now:
-            yield f"{where} {index + 1}: {was} -> {now}"
-
-
-def _by_name(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
-    names = dict.fromkeys(name for name, _ in (*old, *new))
-    for name in names:
-        was = ", ".join(text for each, text in old if each == name) or _NOTHING
-        now = ", ".join(text for each, text in new if each == name) or _NOTHING
-        if was != now:
-            yield f"{where} {name}: {was} -> {now}"
-
-
-def _name(operator: PlanOperator) -> str:
-    return _NAMES.get(operator.kind, operator.kind)
-
-
-def describe_operator(operator: PlanOperator) -> str:
-    keys = ", ".join(name for name, _ in operator.keys)
-    return f"{_name(operator)} by {keys}" if keys else _name(operator)
+    raise PlanChangedError(
+        f"Stream {stream_id!r} is not started, nothing was changed: the code would continue from {change.came_from} "
+        f"with a plan that differs from the one that wrote this state. {describe_differences(change.differences)} "
+        f"{spark} {' '.join(ways)}"
+    )
 
 
 @dataclass(frozen=True)
@@ -266,18 +198,35 @@ def _check_log(stream: StreamHandle, plan: RecoveryPlan) -> None:
 
 @dataclass(frozen=True)
 class PlanChange:
+    """How the plan differs from the one that wrote the state.
+
+    Attributes:
+        fits: Whether Spark may take the state as it is.
+        is_migratable: Whether `migrate_state` may continue with it.
+    """
+
     differences: tuple[str, ...]
     came_from: str
     fingerprint: str
     is_accepted: bool
+    fits: bool = True
+    is_migratable: bool = False
 
 
 def plan_change(record: StreamRecord, recovery: RecoveryPlan, new: PlanDescription | None) -> PlanChange | None:
     old = old_plan(record, recovery)
     differences = plan_differences(old, new) if old is not None and new is not None else ()
-    if new is None or not differences:
+    if new is None or old is None or not differences:
         return None
-    return PlanChange(differences, recovery.came_from, new.fingerprint, record.accepted_plan == new.fingerprint)
+    decisions = evolve(old, new)
+    return PlanChange(
+        differences,
+        recovery.came_from,
+        new.fingerprint,
+        record.accepted_plan == new.fingerprint,
+        fits=not has_other_rows(decisions, old),
+        is_migratable=not refused_reasons(decisions),
+    )
 
 
 def old_plan(record: StreamRecord, recovery: RecoveryPlan) -> PlanDescription | None:
@@ -303,9 +252,7 @@ def check_plan(
     if accept:
         stream.catalog.streams.accept_plan(stream.stream_id, change.fingerprint, lease=lease)
     elif not change.is_accepted:
-        refuse_plan_change(
-            stream.stream_id, change.differences, came_from=change.came_from, fingerprint=change.fingerprint
-        )
+        refuse_plan_change(stream.stream_id, change)
     return tuple(f"accepted change of the plan: {difference}" for difference in change.differences)
 
 

@@ -14,9 +14,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from dagster_ckpt.errors import OptionError, StateRewriteError
-from dagster_ckpt.recovery.plan_check import describe_operator, operator_differences
 from dagster_ckpt.spark.checkpoint_dir.operators import UNNAMED, Operator, key_columns, value_columns
-from dagster_ckpt.spark.query.plan import COLUMNS, WATERMARK, Pair, PlanDescription, PlanOperator
+from dagster_ckpt.spark.query.plan import COLUMNS, WATERMARK, Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.state.migration import RuledOperator, StateMigration
 from dagster_ckpt.state.unsafe_rows import Taken, TakenRows, can_begin, can_widen, is_known
 
@@ -25,6 +24,92 @@ _AGGREGATION = ("stateStoreSave", UNNAMED)
 # Version of the schemas of stores with column families: transformWithState, joins with state v3.
 _FAMILIES = 3
 _WITHOUT_ROWS = ": it begins without rows"
+
+_NAMES = {
+    "Aggregate": "aggregation",
+    "Deduplicate": "dropDuplicates",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
+    "Distinct": "distinct",
+    "Except": "subtract",
+    "Intersect": "intersect",
+    "EventTimeWatermark": "watermark",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    "FlatMapGroupsWithState": "flatMapGroupsWithState",
+    "GlobalLimit": "limit",
+    "Join": "stream-stream join",
+    "TransformWithState": "transformWithState",
+    "TransformWithStateInPySpark": "transformWithStateInPandas",
+}
+_NOTHING = "nothing"
+
+
+def plan_differences(before: PlanDescription, after: PlanDescription) -> tuple[str, ...]:
+    after = after.as_described_by(before.revision)
+    records = before.as_record(), after.as_record()
+    if records[0] == records[1]:
+        return ()
+    # A long description is recorded in part.
+    return tuple(_differences(read_plan(records[0]) or before, read_plan(records[1]) or after))
+
+
+def describe_differences(differences: Sequence[str]) -> str:
+    return "Differences: " + "; ".join(differences) + "."
+
+
+def _differences(before: PlanDescription, after: PlanDescription) -> Iterator[str]:
+    old, new = before.operators, after.operators
+    kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)
+    for step, old_from, old_to, new_from, new_to in kinds.get_opcodes():
+        if step == "equal":
+            for index, one in enumerate(old[old_from:old_to]):
+                yield from operator_differences(one, new[new_from + index], old_from + index + 1)
+            continue
+        for index in range(old_from, old_to):
+            yield f"operator {index + 1}, {describe_operator(old[index])}, was removed"
+        for index in range(new_from, new_to):
+            yield f"operator {index + 1}, {describe_operator(new[index])}, was added"
+    if before.output_mode != after.output_mode and None not in (before.output_mode, after.output_mode):
+        yield f"output mode: {before.output_mode} -> {after.output_mode}"
+
+
+def operator_differences(old: PlanOperator, new: PlanOperator, number: int) -> Iterator[str]:
+    where = f"operator {number} ({_name(old)})"
+    yield from _by_place(f"{where}, key", old.keys, new.keys)
+    yield from _by_place(f"{where}, value", old.values, new.values)
+    made = [dict(pair for pair in each.settings if pair[0].startswith(COLUMNS)) for each in (old, new)]
+    for name in made[0] | made[1]:
+        if made[0].get(name) != made[1].get(name):
+            yield f"{where}: {name.removeprefix(COLUMNS)} is made of other columns of the same names"
+    others = [[pair for pair in each.settings if not pair[0].startswith(COLUMNS)] for each in (old, new)]
+    yield from _by_name(where, *others)
+    yield from _by_name(f"{where}, computed column", old.definitions, new.definitions)
+
+
+def _by_place(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
+    """Spark finds keys and values by position."""
+    for index in range(max(len(old), len(new))):
+        was = " ".join(old[index]) if index < len(old) else _NOTHING
+        now = " ".join(new[index]) if index < len(new) else _NOTHING
+        if was != now:
+            yield f"{where} {index + 1}: {was} -> {now}"
+
+
+def _by_name(where: str, old: Sequence[Pair], new: Sequence[Pair]) -> Iterator[str]:
+    names = dict.fromkeys(name for name, _ in (*old, *new))
+    for name in names:
+        was = ", ".join(text for each, text in old if each == name) or _NOTHING
+        now = ", ".join(text for each, text in new if each == name) or _NOTHING
+        if was != now:
+            yield f"{where} {name}: {was} -> {now}"
+
+
+def _name(operator: PlanOperator) -> str:
+    return _NAMES.get(operator.kind, operator.kind)
+
+
+def describe_operator(operator: PlanOperator) -> str:
+    keys = ", ".join(name for name, _ in operator.keys)
+    return f"{_name(operator)} by {keys}" if keys else _name(operator)
 
 
 class Fate(StrEnum):
@@ -241,6 +326,47 @@ _BUFFERS = {
     "last": _Buffer(("last", "valueSet"), (None, False)),
     **dict.fromkeys(("stddev", "stddev_samp", "stddev_pop", "variance", "var_samp", "var_pop"), _ONE_NUMBER),
 }
+_OF_THE_RESULT = ("count", "sum", "min", "max", "first", "last")
+
+
+def has_other_rows(decisions: Sequence[Decision], before: PlanDescription) -> bool:
+    """Whether Spark certainly refuses the stored rows of an operator: they have other columns."""
+    for each in decisions:
+        if each.was is None or each.now is None or each.operator.kind == WATERMARK:
+            continue
+        old, new = before.operators[each.was], each.operator
+        if old.kind == JOIN_KIND and before.revision < PlanDescription().revision:
+            # Which columns it keeps was not recorded exactly.
+            continue
+        if _are_other(_kinds(old.keys), _kinds(new.keys)) or _are_other(_value_kinds(old), _value_kinds(new)):
+            return True
+    return False
+
+
+def _kinds(pairs: Sequence[Pair]) -> list[str | None]:
+    # Spark does not compare the names within a structure.
+    return [kind if kind.isidentifier() else None for _, kind in pairs]
+
+
+def _value_kinds(operator: PlanOperator) -> list[str | None] | None:
+    """Of the columns that Spark stores; None if the plan does not tell."""
+    if operator.kind != AGGREGATE:
+        return _kinds(operator.values)
+    found: list[str | None] = []
+    for (text, _), kind in zip(operator.values, _kinds(operator.values), strict=True):
+        function = text.partition("(")[0]
+        if function not in _BUFFERS:
+            return None
+        found += [kind if function in _OF_THE_RESULT else None, *([None] * (len(_BUFFERS[function].names) - 1))]
+    return found
+
+
+def _are_other(old: list[str | None] | None, new: list[str | None] | None) -> bool:
+    if old is None or new is None:
+        return False
+    return len(old) != len(new) or any(None not in pair and pair[0] != pair[1] for pair in zip(old, new, strict=True))
+
+
 _ADVICE = "Nothing was changed. Let the state be built from its input (bootstrap_state), or start with empty state."
 
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_ckpt.recovery.plan_check import plan_differences
+from dagster_ckpt.errors import PlanChangedError
+from dagster_ckpt.recovery.plan_check import PlanChange, refuse_plan_change
+from dagster_ckpt.recovery.state_evolution import evolve, has_other_rows, plan_differences
 from dagster_ckpt.spark.query.plan import PlanDescription, PlanOperator
 
 WATERMARK = PlanOperator("EventTimeWatermark", (("t", "timestamp"),), settings=(("delay", "10 seconds"),))
@@ -105,3 +107,41 @@ def test_each_difference_is_said_as_from_and_to(
     before: PlanDescription, after: PlanDescription, said: tuple[str, ...]
 ) -> None:
     assert plan_differences(before, after) == said
+
+
+@pytest.mark.parametrize(
+    ("after", "fits"),
+    [
+        (replace(COUNTS, keys=COUNTS.keys[:1]), False),
+        (replace(COUNTS, keys=(COUNTS.keys[0], ("site", "int"))), False),
+        (replace(COUNTS, keys=(COUNTS.keys[0], ("device", "string"))), True),
+        # Of a structure, Spark does not compare the names.
+        (replace(COUNTS, keys=(("window", "struct<begin:timestamp>"), COUNTS.keys[1])), True),
+        (replace(COUNTS, values=(*COUNTS.values, ("max(v)", "bigint"))), False),
+        (replace(COUNTS, values=(("count(1)", "bigint"), ("max(v)", "int"))), False),
+        (replace(COUNTS, values=(("count(1)", "bigint"), ("max(v)", "bigint"))), True),
+        # As many buffers as the two before it.
+        (replace(COUNTS, values=(("avg(v)", "double"),)), True),
+        (replace(COUNTS, values=(("my_function(v)", "double"),)), True),
+        (replace(FIRSTS, keys=COUNTS.keys), True),
+    ],
+)
+def test_a_change_that_spark_certainly_refuses_is_known(after: PlanOperator, fits: bool) -> None:
+    assert has_other_rows(evolve(PLAN, of(WATERMARK, after)), PLAN) is not fits
+
+
+@pytest.mark.parametrize(
+    ("fits", "is_migratable", "named"),
+    [
+        (True, False, {"accept_plan_change", "start_from=empty"}),
+        (False, True, {"migrate_state", "start_from=empty"}),
+        (True, True, {"migrate_state", "accept_plan_change", "start_from=empty"}),
+        (False, False, {"start_from=empty"}),
+    ],
+)
+def test_only_what_can_help_is_advised(fits: bool, is_migratable: bool, named: set[str]) -> None:
+    change = PlanChange(("operator 2 changed",), "chk-1", "plan-2:1", False, fits=fits, is_migratable=is_migratable)
+    with pytest.raises(PlanChangedError) as told:
+        refuse_plan_change("orders", change)
+    ways = ("migrate_state", "accept_plan_change", "start_from=empty")
+    assert {each for each in ways if each in str(told.value)} == named

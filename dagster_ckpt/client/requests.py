@@ -27,6 +27,12 @@ def is_running(stream: StreamHandle) -> bool:
     return has_living_holder(stream.catalog, stream.stream_id)
 
 
+def is_between_restarts(stream: StreamHandle) -> bool:
+    """Whether the query of a run in progress has failed, and the run is to start another one."""
+    latest = stream.catalog.executions.latest(stream.stream_id)
+    return latest is not None and latest.status.is_over
+
+
 def require_running(stream: StreamHandle, participle: str) -> None:
     """`participle` names it, such as "suspended"."""
     stream.catalog.streams.get(stream.stream_id)
@@ -63,10 +69,14 @@ def await_process(
 ) -> RequestRecord:
     """Wait for the answer of a stream's process as long as it is alive; as `ask`."""
 
-    def run_ended() -> str | None:
-        return None if is_running(stream) else "the stream's run ended before it answered"
+    def cannot_answer() -> str | None:
+        if not is_running(stream):
+            return "the stream's run ended before it answered"
+        if request.kind is RequestKind.SAVEPOINT and is_between_restarts(stream):
+            return "the query failed, and its run waits to start another one"
+        return None
 
-    return await_answer(stream, request, timeout_s=timeout_s, abort_reason=run_ended, poll_s=poll_s)
+    return await_answer(stream, request, timeout_s=timeout_s, abort_reason=cannot_answer, poll_s=poll_s)
 
 
 def await_answer(

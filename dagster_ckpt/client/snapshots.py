@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.records import RequestKind, SnapshotTrigger
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.connection import Connection, checked_target, given_folder
-from dagster_ckpt.client.requests import await_answer, await_process, is_running, require_running, snapshot_of
+from dagster_ckpt.client.requests import (
+    await_answer,
+    await_process,
+    is_between_restarts,
+    is_running,
+    require_running,
+    snapshot_of,
+)
 from dagster_ckpt.errors import RequestFailedError, SnapshotCorruptError, SnapshotNotFoundError, StorageAccessError
 from dagster_ckpt.values.modes import SnapshotKind
 
@@ -69,8 +76,13 @@ class SnapshotMethods(Connection):
     ) -> SnapshotRecord:
         from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
 
-        if is_running(opened):
-            return self._answer(self._ask_for_savepoint(opened, label, target, schedule), timeout_s)
+        # A query that fails again and again answers nothing; its state is read as that of a stopped one.
+        if is_running(opened) and not is_between_restarts(opened):
+            try:
+                return self._answer(self._ask_for_savepoint(opened, label, target, schedule), timeout_s)
+            except RequestFailedError:
+                if is_running(opened) and not is_between_restarts(opened):
+                    raise
         return savepoint_of_stopped_stream(
             opened,
             label=label,

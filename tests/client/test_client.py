@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestStatus, SnapshotStatus
+from dagster_ckpt.catalog.records import ExecutionStatus, RequestKind, RequestRecord, RequestStatus, SnapshotStatus
 from dagster_ckpt.client import Client
 from dagster_ckpt.client.description import StreamStatus
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -35,6 +36,7 @@ from dagster_ckpt.recovery.plan import RecoveryKind
 from dagster_ckpt.stream.recorded_settings import RecordedSettings
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import DesiredState, ExternalizedCheckpointCleanup, SnapshotKind
+from tests.support.as_writer import as_writer
 from tests.support.golden_stream import STREAM, GoldenStream
 
 RETAIN = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
@@ -304,6 +306,29 @@ class TestVerbs:
 
         assert (savepoint.label, savepoint.batch_id) == ("before-release-42", 4)
         assert "SnapshotRecord(savepoint before-release-42 of golden at batch 4, COMPLETED" in repr(savepoint)
+
+    @pytest.mark.parametrize("fails", ["before", "meanwhile"])
+    def test_a_savepoint_of_a_query_that_fails_again_and_again(
+        self, golden: GoldenStream, client: Client, monkeypatch: pytest.MonkeyPatch, fails: str
+    ) -> None:
+        golden.begin_again({})
+        end = as_writer(golden.stream.catalog, STREAM).executions.end
+        fail = partial(end, "second", ExecutionStatus.FAILED, "a bug", settled=False)
+        submit = client.catalog.requests.submit
+
+        def submit_and_fail(*arguments: Any, **options: Any) -> RequestRecord:
+            request = submit(*arguments, **options)
+            fail()
+            return request
+
+        if fails == "before":
+            fail()
+        monkeypatch.setattr(client.catalog.requests, "submit", submit_and_fail)
+
+        savepoint = client.trigger_savepoint(STREAM, label="broken")
+
+        assert (savepoint.label, savepoint.batch_id) == ("broken", 4)
+        assert client.list_requests(STREAM) == []
 
     @pytest.mark.parametrize("verb", ["trigger_checkpoint", "request_checkpoint", "request_savepoint", "stop"])
     def test_what_only_a_running_stream_can_do(self, client: Client, verb: str) -> None:

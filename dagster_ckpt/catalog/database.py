@@ -295,6 +295,11 @@ def _parsed(url: str) -> URL:
         raise CatalogError(
             f"The catalog cannot be stored in {parsed.get_backend_name()} ({_shown(parsed)}). Use SQLite or PostgreSQL."
         )
+    if parsed.get_backend_name() == "sqlite" and parsed.host:
+        raise CatalogError(
+            f"The catalog's URL {url!r} names a host, {parsed.host}. A path begins after the third slash: "
+            "sqlite:////absolute/path/catalog.db."
+        )
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise CatalogError(
             f"The catalog cannot be stored in memory ({parsed}): other processes cannot see it, and it is lost when "

@@ -327,9 +327,10 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
 def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
     """A watermark ahead of the clock makes every later event a late one."""
     finding = _finding_of(HealthCheck.EVENT_TIME)
-    watermark_ms = facts.watermark_ms
+    newest_ms = facts.newest.watermark_ms if facts.newest is not None else None
+    watermark_ms = facts.watermark_ms if facts.watermark_ms is not None else newest_ms
     if watermark_ms is None:
-        return finding(Verdict.PASS, "it has no watermark")
+        return finding(Verdict.PASS, "no watermark was reported")
     if watermark_ms <= now_ms + settings.max_watermark_ahead_ms:
         return finding(Verdict.PASS, f"its watermark is {utc_time(watermark_ms)}")
     return finding(

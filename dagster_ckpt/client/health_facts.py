@@ -361,7 +361,9 @@ def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) 
     if execution is not None and not execution.status.is_over:
         return None
     if execution is not None and execution.status is ExecutionStatus.FAILED:
-        return f"its last run failed: {execution.reason}"
+        # The rest of Spark's errors is advice and a trace; each check shows this.
+        first, _, _ = (execution.reason or "").partition("\n")
+        return f"its last run failed: {first}"
     if desired is not None and desired.desired is DesiredState.RUNNING:
         return "its desired state is RUNNING"
     if desired is not None and desired.upgrade is not None and desired.upgrade.phase in _TO_START:

@@ -16,7 +16,15 @@ from dagster_ckpt.values.modes import (
     ExternalizedCheckpointCleanup,
     ExternalizedCheckpointRetention,
 )
-from dagster_ckpt.values.validation import INT_MAX, Choice, OptionDescription, Switch, options_of, type_error
+from dagster_ckpt.values.validation import (
+    INT_MAX,
+    Choice,
+    OptionDescription,
+    Switch,
+    did_you_mean,
+    options_of,
+    type_error,
+)
 
 __all__ = ["CheckpointConfig", "CheckpointOptions"]
 
@@ -66,6 +74,10 @@ class CheckpointConfig:
 
     @_keywords_of(CheckpointOptions)
     def __init__(self, **options: Any) -> None:
+        for name in options:
+            if name not in CheckpointOptions.__dataclass_fields__:
+                hint = did_you_mean(name, CheckpointOptions.__dataclass_fields__)
+                raise TypeError(f"CheckpointConfig() got an unexpected keyword argument {name!r}.{hint}")
         self._asked = CheckpointOptions(**options)
         self._is_tolerance_set = self._asked.tolerable_failures != CheckpointOptions.tolerable_failures
 

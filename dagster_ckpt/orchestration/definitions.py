@@ -1,7 +1,6 @@
 """`stream_definitions`: everything that the streams of a code location need, in one call."""
 
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 
 import dagster as dg
 
@@ -25,7 +24,7 @@ from dagster_ckpt.orchestration.jobs.schedules import (
 from dagster_ckpt.orchestration.metadata import GRAPH_KEY, PAGE_KEY, CheckpointPage
 from dagster_ckpt.orchestration.stream import Stream, StreamingAsset
 from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
-from dagster_ckpt.values.validation import conforming
+from dagster_ckpt.values.validation import conforming, did_you_mean
 
 RETENTION_JOB = "apply_retention_job"
 SAVEPOINT_JOB = "trigger_savepoint_job"
@@ -73,6 +72,8 @@ def stream_definitions(
         conforming("health", each, HealthSettings)
     conforming("operator_jobs", operator_jobs, Collection | None)
     health_checks = [conforming("health_checks", each, HealthCheck) for each in health_checks]
+    for stream in streams:
+        conforming("each of streams", stream, Stream)
     by_stream_id = {stream.stream_id: stream for stream in streams}
     if len(by_stream_id) != len(streams):
         raise OptionError(
@@ -129,8 +130,7 @@ def stream_definitions(
 def _known(names: Collection[str], jobs: Mapping[str, dg.JobDefinition]) -> set[str]:
     for name in names:
         if name not in jobs:
-            near = get_close_matches(name, jobs, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, jobs)
             raise OptionError(f"operator_jobs names {name!r}.{hint} The operator jobs are: {', '.join(sorted(jobs))}.")
     return set(names)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, get_type_hints
 
 import dagster as dg
@@ -29,7 +28,7 @@ from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.values.modes import DesiredState
-from dagster_ckpt.values.validation import checked_stream_id, conforming, policy_name
+from dagster_ckpt.values.validation import checked_stream_id, conforming, did_you_mean, policy_name
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -51,8 +50,7 @@ def refuse_unknown(function: str, given: Mapping[str, object], *known: type) -> 
     names = [name for kind in known for name in kind.__annotations__]
     for name in given:
         if name not in names:
-            near = get_close_matches(name, names, n=1)
-            hint = _UNFIT.get(name) or (f" Did you mean {near[0]}?" if near else "")
+            hint = _UNFIT.get(name) or did_you_mean(name, names)
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}.{hint}")
 
 

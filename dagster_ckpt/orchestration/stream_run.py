@@ -45,6 +45,7 @@ from dagster_ckpt.orchestration.run_status import (
     RunWatch,
     StepContext,
     canceled_by_user,
+    has_time_limit,
     refuse_overridden_resources,
     report_canceling,
     report_terminal_failure,
@@ -276,7 +277,7 @@ class _Step:
                     restart_of=restart_of if cause is StartCause.RESTART_NEW_RUN else None,
                     jvm_pid=jvm_pid(spark) or UNSEEN_JVM,
                     interrupted=self.watch.should_stop,
-                    interrupted_as=lambda: ExecutionStatus.CANCELED if canceled_by_user(context) is not None else None,
+                    interrupted_as=lambda: _interrupted_as(context),
                     application=application_of(spark),
                     is_launched=True,
                     batch_inputs=batch_inputs_of(
@@ -360,10 +361,18 @@ def _end_interrupted(
         raise run_failure("The stream was canceled: its run was terminated.", "CANCELED", report)
     # After a time limit a run is CANCELING, then FAILURE: the supervisor sensor settles by that.
     raise run_failure(
-        "The stream's process was asked to stop; the supervisor sensor decides whether it is restarted.",
+        "The stream's process was asked to stop; the supervisor sensor decides whether it is restarted. To keep it "
+        f"down: dagster-ckpt stop {handle.stream_id} --no-savepoint",
         "INTERRUPTED",
         report,
     )
+
+
+def _interrupted_as(context: StepContext) -> ExecutionStatus | None:
+    if canceled_by_user(context) is not None:
+        return ExecutionStatus.CANCELED
+    # A time limit looks like a user until the run has ended.
+    return None if has_time_limit(context.instance, context.run.tags) else ExecutionStatus.FAILED
 
 
 def run_report(stream: StreamHandle, outcome: Outcome) -> dict[str, Any]:

@@ -7,7 +7,6 @@ alternatives. Without `with_field_errors`, both would report the parts around a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args
@@ -25,6 +24,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails
 
 from dagster_ckpt.errors import CkptError, OptionError
+from dagster_ckpt.values.validation import did_you_mean
 
 Value = TypeVar("Value", bound=BaseModel)
 # The types of values that YAML may hold for a Spark option.
@@ -218,9 +218,8 @@ def _with_field_names(error: ValidationError, model: type[BaseModel], given: Any
 
 
 def _unknown(name: str, known: Sequence[str]) -> ValueError:
-    nearest = get_close_matches(name, known, n=1, cutoff=0.4)
-    advice = f"Did you mean {nearest[0]}? " if nearest else ""
-    return ValueError(f"There is no field {name} here. {advice}The fields are: {', '.join(known)}.")
+    advice = did_you_mean(name, known, cutoff=0.4)
+    return ValueError(f"There is no field {name} here.{advice} The fields are: {', '.join(known)}.")
 
 
 def _place(loc: Sequence[str | int], given: Any, is_missing: bool) -> _Place:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from difflib import get_close_matches
 from enum import Enum
 from importlib import import_module
 from inspect import getattr_static
@@ -38,6 +39,12 @@ Value_co = TypeVar("Value_co", covariant=True)
 
 def type_error(option: str, value: object, allowed: str) -> OptionTypeError:
     return OptionTypeError(f"{option} is {value!r} ({type(value).__name__}), but must be {allowed}.")
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """A hint, with a leading space; empty if nothing is near."""
+    near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 @dataclass(frozen=True)

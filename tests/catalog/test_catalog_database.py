@@ -67,6 +67,7 @@ def test_a_catalog_pickles_as_its_url(url: str) -> None:
         ("postgresql+psycopg//user:p@secret@localhost/x", "is not a database URL"),
         ("postgresql+psycopg://user:secret@localhost:port/x", "is not a database URL"),
         ("sqlite://", "cannot be stored in memory"),
+        ("sqlite://data/catalog.db", "path begins after the third slash"),
         ("sqlite:///:memory:", "cannot be stored in memory"),
         ("mysql://root@localhost/x", "cannot be stored in mysql"),
         ("sqlite:////dev/null/folder/catalog.db", "cannot be created"),

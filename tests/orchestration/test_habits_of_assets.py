@@ -264,6 +264,21 @@ def test_code_references_name_the_users_function() -> None:
     assert reference.line_number == inspect.getsourcelines(limited.function)[1]
 
 
+def test_a_traceback_names_no_line_of_the_user_that_the_error_has_not_passed() -> None:
+    assert limited.function is not None
+    _, first = inspect.getsourcelines(limited.function)
+    code = limited.asset.op.compute_fn.decorated_fn.__code__  # type: ignore[union-attr]
+    assert {line for _, _, line in code.co_lines()} == {first}
+    assert code.co_name == "limited"
+
+
+def test_a_streaming_asset_needs_no_parentheses() -> None:
+    @streaming_asset
+    def bare(context: Any) -> Any: ...
+
+    assert (bare.stream_id, bare.key.path) == ("bare", ["bare"])
+
+
 def test_where_dagster_takes_no_stream_its_error_says_what_to_write(orders: StreamingAsset) -> None:
     for wrong in (lambda: dg.AssetSpec("daily", deps=[orders]), lambda: dg.Definitions(assets=[orders])):
         with pytest.raises(Exception, match=r"<StreamingAsset orders: write \.asset or \.key in deps") as raised:

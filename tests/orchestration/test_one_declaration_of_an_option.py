@@ -13,6 +13,7 @@ from dagster_ckpt.config import checkpoint_config
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.checkpoint_options import CheckpointOptions
 from dagster_ckpt.errors import OptionError
+from dagster_ckpt.orchestration.definitions import stream_definitions
 from dagster_ckpt.orchestration.external_asset import external_streaming_asset
 from dagster_ckpt.orchestration.settings import fields_of, unset_fields_of
 from dagster_ckpt.orchestration.stream import NOT_IN_YAML, StreamOptions, StreamSpec, description_of
@@ -100,3 +101,10 @@ def test_each_option_of_a_stream_is_a_keyword_of_its_makers_and_a_field_in_yaml(
 def test_an_unknown_keyword_is_refused_with_the_nearest_one(make: Any) -> None:
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'checkpoint'. Did you mean checkpointing\?"):
         make(checkpoint=3)
+
+
+def test_names_that_nobody_knows_are_answered_with_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"CheckpointConfig\(\).*'intervall'\. Did you mean interval\?"):
+        CheckpointConfig(intervall=5000)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="each of streams is 'orders'"):
+        stream_definitions("orders")  # type: ignore[arg-type]

@@ -303,7 +303,7 @@ class RecordedStreams:
         )
 
     def on_storage(self) -> list[str]:
-        from dagster_ckpt.snapshot.opening import stream_folders
+        from dagster_ckpt.snapshot.opening import stored_streams
         from dagster_ckpt.stream.handle import live_folders
 
         if self.storage is None:
@@ -311,7 +311,7 @@ class RecordedStreams:
                 "No storage was given. Name the folder of the checkpoints: --storage s3://bucket/checkpoints on the "
                 "command line, storage='s3://bucket/checkpoints' in Python."
             )
-        return sorted({*stream_folders(self.storage), *(live_folders(self.live_root) if self.live_root else ())})
+        return sorted({*stored_streams(self.storage), *(live_folders(self.live_root) if self.live_root else ())})
 
     def _find(self, stream: str) -> StreamRecord | None:
         try:

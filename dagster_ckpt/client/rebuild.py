@@ -35,7 +35,7 @@ from dagster_ckpt.spark.checkpoint_dir.state_files import LAYOUT
 from dagster_ckpt.stream.handle import BuiltDirectory, StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire_for
 from dagster_ckpt.stream.ownership import IF_LOST, owner_of_live_folder, refuse_unfinished_adoption, unclaimed_directory
-from dagster_ckpt.stream.snapshots import DEPLOYMENT, TAKEN_FROM, describe_snapshot, record_of
+from dagster_ckpt.stream.snapshots import DEPLOYMENT, TAKEN_FROM, Noted, as_noted, describe_snapshot, record_of
 from dagster_ckpt.stream.start_from import checked_label
 
 
@@ -130,7 +130,8 @@ def rebuild(
             _refuse_anothers(stream, found, owner)
         refuse_unfinished_adoption(record)
         found = _without_adoptions(stream, _of_this_deployment(stream, found, skipped), record, skipped)
-        missing = [snapshot for snapshot in found if snapshot.snapshot_id not in known]
+        noted = [as_noted(stream, each) for each in found if each.snapshot_id not in known]
+        missing = [each.snapshot for each in noted]
         undecided: list[SnapshotRecord] = []
         numbers = [snapshot.number or 0 for snapshot in found]
         next_number = max(numbers, default=0) + 1
@@ -158,10 +159,19 @@ def rebuild(
                 _note_execution(stream, lease, rebuilt, batch)
                 stream.catalog.rebuilding.register(lease.record, rebuilt)
             live_directory = rebuilt.live_directory
+            _tag_again(stream, lease, noted)
     names = tuple(describe_snapshot(snapshot) for snapshot in missing)
     maybe = tuple(map(describe_snapshot, undecided))
     sets, incomplete = register_sets(stream, found)
     return RebuildReport(stream.stream_id, names, live_directory, tuple(skipped), maybe, tuple(sets), tuple(incomplete))
+
+
+def _tag_again(stream: StreamHandle, lease: LeaseKeeper, noted: Sequence[Noted]) -> None:
+    listed = stream.catalog.snapshots.by_id([each.snapshot.snapshot_id for each in noted])
+    for each in noted:
+        if each.tagged_by is not None and each.snapshot.snapshot_id in listed:
+            snapshot_id = each.snapshot.snapshot_id
+            stream.catalog.holds.tag(snapshot_id, label=None, holder=each.tagged_by, lease=lease.record)
 
 
 def _goes_on_elsewhere(

@@ -38,6 +38,7 @@ from dagster_ckpt.sinks.kafka.sink import TransactionalKafkaSink
 from dagster_ckpt.sinks.registry import sink_of, sinks_in, sinks_of
 from dagster_ckpt.sinks.sink import distinct
 from dagster_ckpt.sinks.table import NoSessionError
+from dagster_ckpt.snapshot.garbage_collection import SET_NAME
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.stream.edges import EdgeKind, edges_in
 from dagster_ckpt.stream.known_sinks import sinks_written, topic_end_in
@@ -165,7 +166,7 @@ def _put(made: SavepointSet, open_stream: OpenStream, content: bytes | None) -> 
     for stream, each in made.savepoints.items():
         store = open_stream(stream).store
         if isinstance(store, ObjectSnapshotStore) and each.location is not None:
-            store.put_set(each.location, content)
+            store.put_beside(each.location, SET_NAME, content)
 
 
 def register_sets(stream: StreamHandle, found: Iterable[SnapshotRecord]) -> tuple[list[str], list[str]]:
@@ -198,7 +199,7 @@ def _set_beside(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[Savepoi
     store = stream.store
     if not isinstance(store, ObjectSnapshotStore) or snapshot.kind is not SnapshotKind.SAVEPOINT:
         return None
-    content = store.set_of(snapshot.location or "")
+    content = store.beside(snapshot.location or "", SET_NAME)
     if content is None:
         return None
     with reading(lambda why: SnapshotCorruptError(f"The record of its set cannot be read: {why}")):

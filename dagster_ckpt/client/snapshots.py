@@ -151,6 +151,7 @@ class SnapshotMethods(Connection):
 
         It does not count towards `num_retained`.
         """
+        from dagster_ckpt.stream.snapshots import note_beside
         from dagster_ckpt.stream.start_from import checked_label
 
         checked_label(label)
@@ -158,6 +159,7 @@ class SnapshotMethods(Connection):
         if label != found.label:
             self._refuse_taken(found.stream_id, label)
         self._catalog.holds.tag(found.snapshot_id, label=label, holder=self._origin)
+        note_beside(self._open(stream), found.snapshot_id)
         return self._catalog.snapshots.get(found.snapshot_id)
 
     def release(self, stream: str, snapshot: str) -> SnapshotRecord:
@@ -165,10 +167,11 @@ class SnapshotMethods(Connection):
 
         A user's savepoint cannot be released: to remove it, delete its folder.
         """
-        from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream
+        from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, note_beside
 
         found = self._snapshot(self._open(stream), snapshot)
         released = self._catalog.holds.release_tag(found.snapshot_id)
+        note_beside(self._open(stream), found.snapshot_id)
         if found.trigger is SnapshotTrigger.REWIND and not is_owned_by_stream(found):
             self._catalog.snapshots.give_to_stream(found.snapshot_id)
             released = True

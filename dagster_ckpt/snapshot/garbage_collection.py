@@ -26,6 +26,8 @@ INCOMPLETE_NAME = "_incomplete"
 SET_NAME = "_set"
 # In a copy whose bytes were all read and compared.
 VERIFIED_NAME = "_verified"
+# What only the catalog knows of the snapshot, for a catalog that is rebuilt.
+NOTES_NAME = "_notes"
 _PROBE = "probe-"
 _PROBE_NAME = re.compile(rf"{_PROBE}[0-9a-f]{{32}}\.tmp")
 _log = logging.getLogger(__name__)
@@ -267,6 +269,5 @@ def _used(file_io: FileIO, listed: Iterable[str], protected: Iterable[str] = ())
 
 def _is_ours(name: str) -> bool:
     """Files of users in a snapshot's directory are kept."""
-    return name in (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME, SET_NAME, VERIFIED_NAME) or name.endswith(
-        (".pack", ".tmp")
-    )
+    known = (METADATA_NAME, DELETING_NAME, INCOMPLETE_NAME, SET_NAME, VERIFIED_NAME, NOTES_NAME)
+    return name in known or name.endswith((".pack", ".tmp"))

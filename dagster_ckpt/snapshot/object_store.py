@@ -23,6 +23,7 @@ from dagster_ckpt.io.location import normalised
 from dagster_ckpt.snapshot.entries import FileEntry
 from dagster_ckpt.snapshot.garbage_collection import (
     INCOMPLETE_NAME,
+    NOTES_NAME,
     SAVEPOINT,
     SET_NAME,
     SHARED,
@@ -249,24 +250,25 @@ class ObjectSnapshotStore:
         if is_new:
             with contextlib.suppress(StorageAccessError):
                 file_io.delete(mark)
-        self.put_set(f"{file_io.url}/{directory}", source.set_of(location))
+        for name in (SET_NAME, NOTES_NAME):
+            self.put_beside(f"{file_io.url}/{directory}", name, source.beside(location, name))
         manifest = read_metadata(file_io, directory).manifest
         return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
 
-    def set_of(self, location: str) -> bytes | None:
+    def beside(self, location: str, name: str) -> bytes | None:
         file_io, directory = self._at(location)
         try:
-            return file_io.read(f"{directory}/{SET_NAME}")
+            return file_io.read(f"{directory}/{name}")
         except FileNotFoundError:
             return None
 
-    def put_set(self, location: str, content: bytes | None) -> None:
-        """Note to which savepoint set a savepoint belongs; None: to none."""
+    def put_beside(self, location: str, name: str, content: bytes | None) -> None:
+        """Beside the metadata: `SET_NAME`, the savepoint set of a savepoint, or `NOTES_NAME`. None deletes it."""
         file_io, directory = self._at(location)
         if content is not None:
-            file_io.write(f"{directory}/{SET_NAME}", [content])
-        elif file_io.size(f"{directory}/{SET_NAME}") is not None:
-            file_io.delete(f"{directory}/{SET_NAME}")
+            file_io.write(f"{directory}/{name}", [content])
+        elif file_io.size(f"{directory}/{name}") is not None:
+            file_io.delete(f"{directory}/{name}")
             file_io.flush(directory)
 
     def is_verified(self, location: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,15 +19,17 @@ from dagster_ckpt.config.checkpoint_storage import (
     JobManagerCheckpointStorage,
 )
 from dagster_ckpt.config.state_backend import DEFAULT_TRANSFER_THREADS
-from dagster_ckpt.errors import OptionError
+from dagster_ckpt.errors import OptionError, SnapshotCorruptError, SnapshotNotFoundError
 from dagster_ckpt.io.custom import FolderFileIO
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.io.fsspec import SINGLE_PUT_BYTES, FsspecFileIO
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import normalised
 from dagster_ckpt.io.memory import MemoryFileIO
+from dagster_ckpt.snapshot.garbage_collection import savepoint_directories
 from dagster_ckpt.snapshot.manifest import CHECKPOINT_PREFIX
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore, StoreLayout
+from dagster_ckpt.snapshot.reader import read_metadata
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.snapshot.writer import PACK_TARGET_BYTES
 from dagster_ckpt.values.redaction import cause_to_show, without_secrets
@@ -72,7 +75,8 @@ def open_store(
     return _store(layout, storage.storage_options, configured, buffer_bytes=buffer_bytes)
 
 
-def stream_folders(storage: CheckpointStorage) -> list[str]:
+def stored_streams(storage: CheckpointStorage) -> set[str]:
+    """Ids of streams with a folder of checkpoints, or a savepoint that can be read."""
     location = getattr(storage, "checkpoint_location", None)
     if not isinstance(location, StoragePath):
         raise OptionError(
@@ -81,11 +85,18 @@ def stream_folders(storage: CheckpointStorage) -> list[str]:
     options: Mapping[str, Any] = getattr(storage, "storage_options", {})
     users = {(location.scheme, location.authority): location.user_info} if location.user_info else {}
     root = _file_io(location.url, options, buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE, users=users)
-    return [
+    found = {
         name
-        for name, entry in sorted(root.list().items())
+        for name, entry in root.list().items()
         if entry.is_directory and any(each.startswith(CHECKPOINT_PREFIX) for each in root.list(name))
-    ]
+    }
+    place = getattr(storage, "savepoint_location", None)
+    if isinstance(place, StoragePath):
+        savepoints = _file_io(place.url, options, buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE, users=users)
+        for directory in savepoint_directories(savepoints):
+            with suppress(SnapshotCorruptError, SnapshotNotFoundError):
+                found.add(read_metadata(savepoints, directory).manifest.header.stream_id)
+    return found
 
 
 def _store(

@@ -15,7 +15,9 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SnapshotRecord
 from dagster_ckpt.catalog.streams import StreamRecords
 from dagster_ckpt.catalog.tables import snapshots
+from dagster_ckpt.client import Client
 from dagster_ckpt.client import rebuild as rebuilding
+from dagster_ckpt.client.examination import SnapshotVerification, record_verification
 from dagster_ckpt.client.preflight import planned_start
 from dagster_ckpt.client.rebuild import ContinueFrom, rebuild
 from dagster_ckpt.errors import CatalogError, LeaseHeldError, LiveDirectoryError, StateAtRiskError, StreamNotFoundError
@@ -27,6 +29,8 @@ from dagster_ckpt.recovery.prepare import prepare
 from dagster_ckpt.recovery.retention import discard, subsume
 from dagster_ckpt.runtime.execution import execute_stream
 from dagster_ckpt.runtime.run import RunRequest
+from dagster_ckpt.snapshot.garbage_collection import NOTES_NAME
+from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import query_metadata
 from dagster_ckpt.spark.query.output import NamedOutput
@@ -34,6 +38,8 @@ from dagster_ckpt.stream import ownership
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import fence_predecessor
+from dagster_ckpt.stream.snapshots import note_beside
+from dagster_ckpt.stream.snapshotting import sharing_base
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.as_writer import as_writer, holding, keeping, set_stream
@@ -403,6 +409,48 @@ def test_nothing_but_the_catalog_is_changed(history: History) -> None:
 
     assert {path for path in history.shelf.root.rglob("*") if "catalog" not in path.name} == before
     assert LiveDirectory(history.live.url).positions().commit == LAST
+
+
+def test_what_only_the_lost_catalog_knew_of_a_snapshot_is_beside_it(history: History) -> None:
+    client = Client.of_stream(history.shelf.stream, origin="the operator")
+    tagged, broken = checkpoint(history), checkpoint(history)
+    loaded = checkpoint(history)
+    client.tag(STREAM, tagged.reference, label="audit-2026")
+    client.tag(STREAM, loaded.reference, label="released")
+    client.release(STREAM, loaded.reference)
+    catalog = history.shelf.stream.catalog
+    as_writer(catalog, STREAM).snapshots.proven(loaded.snapshot_id)
+    note_beside(history.shelf.stream, loaded.snapshot_id)
+    damage = SnapshotVerification(broken.location or "", None, deep=True, problems=("a block is damaged",))
+    record_verification(history.shelf.stream, damage)
+    before = {each.snapshot_id: each for each in catalog.snapshots.completed(STREAM)}
+    lost = lose_the_catalog(history)
+
+    rebuild(history.shelf.stream, origin=ORIGIN, take_over_deployment=lost)
+
+    catalog = history.shelf.stream.catalog
+    after = {each.snapshot_id: each for each in catalog.snapshots.completed(STREAM)}
+    assert catalog.holds.tagged(STREAM) == {tagged.snapshot_id}
+    assert after[tagged.snapshot_id].label == "audit-2026"
+    assert after[loaded.snapshot_id].label is None
+    assert after[loaded.snapshot_id].is_proven
+    assert after[broken.snapshot_id].verified_problem == "a block is damaged"
+    assert {name: each.is_proven for name, each in after.items()} == {
+        name: each.is_proven for name, each in before.items()
+    }
+    assert sharing_base(history.shelf.stream) is None
+
+
+def test_notes_that_cannot_be_read_keep_no_snapshot_from_being_registered(history: History) -> None:
+    store = history.shelf.stream.store
+    assert isinstance(store, ObjectSnapshotStore)
+    taken_here = checkpoint(history)
+    store.put_beside(taken_here.location or "", NOTES_NAME, b"[1")
+    lost = lose_the_catalog(history)
+
+    report = rebuild(history.shelf.stream, origin=ORIGIN, take_over_deployment=lost)
+
+    assert len(report.registered) == 1
 
 
 def test_a_query_that_the_lost_catalog_knew_of_is_fenced_before_the_next_start(

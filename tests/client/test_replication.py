@@ -25,8 +25,9 @@ from dagster_ckpt.errors import OptionError, StorageAccessError
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.policies.retention import Latest, MaxBytes, YoungerThan
 from dagster_ckpt.recovery.plan import RecoveryKind
+from dagster_ckpt.snapshot.garbage_collection import SET_NAME
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
-from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.snapshot.opening import open_store, stored_streams
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
 from tests.support.executioner import Executioner, Killed
@@ -68,7 +69,7 @@ def test_a_copy_is_its_original_byte_for_byte_and_shares_what_is_there(shelf: Sh
     first = shelf.checkpoint()
     newest = shelf.checkpoint(base=first)
     savepoint = shelf.savepoint("mine")
-    shelf.stream.store.put_set(savepoint.location or "", b"its set")  # type: ignore[attr-defined]
+    shelf.stream.store.put_beside(savepoint.location or "", SET_NAME, b"its set")  # type: ignore[attr-defined]
 
     done = copy(shelf, second)
 
@@ -79,7 +80,7 @@ def test_a_copy_is_its_original_byte_for_byte_and_shares_what_is_there(shelf: Sh
         originals = shelf.root / ("snapshots" if STREAM in path.relative_to(second).parts else "savepoints")
         assert path.read_bytes() == (originals / path.relative_to(second)).read_bytes()
     assert [path.read_bytes() for path in second.rglob("_set")] == [b"its set"]
-    shelf.stream.store.put_set(savepoint.location or "", None)  # type: ignore[attr-defined]
+    shelf.stream.store.put_beside(savepoint.location or "", SET_NAME, None)  # type: ignore[attr-defined]
     again = copy(shelf, second)
     assert [each.copied_bytes for each in again.replicas] == [0, 0, 0]
     assert list(second.rglob("_set")) == []
@@ -259,7 +260,7 @@ def test_what_an_interrupted_copy_left_is_deleted_once_it_is_old(
 def test_copies_of_a_savepoint_set_stay(shelf: Shelf, second: Path) -> None:
     savepoint = shelf.savepoint("of a set")
     made = SavepointSet("set-1", "all", (STREAM,), "a test", None, created_at_ms=1, savepoints={STREAM: savepoint})
-    shelf.stream.store.put_set(savepoint.location or "", b"{}")
+    shelf.stream.store.put_beside(savepoint.location or "", SET_NAME, b"{}")
     shelf.stream.catalog.savepoint_sets.record(made, [savepoint.snapshot_id])
     copy(shelf, second)
     shelf.checkpoint()
@@ -417,3 +418,11 @@ def test_a_copy_that_cannot_be_read_is_a_failure_and_not_an_empty_list(
 
     monkeypatch.setattr(LocalFileIO, "write", unreachable)
     assert "the bucket cannot be reached" in copy(shelf, second).failed[0]
+
+
+def test_a_stream_of_which_only_savepoints_are_left_is_found_on_the_storage(shelf: Shelf) -> None:
+    shelf.checkpoint()
+    shelf.savepoint("mine")
+    assert stored_streams(shelf.storage) == {STREAM}
+    shutil.rmtree(shelf.root / "snapshots" / STREAM)
+    assert stored_streams(shelf.storage) == {STREAM}

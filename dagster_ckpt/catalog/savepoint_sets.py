@@ -28,6 +28,8 @@ class SavepointSet:
         streams: Their ids, upstream first.
         unproven: Why the set is not proven to be consistent, if that was accepted.
         is_counted: Later sets of this selection replace it (`keep`).
+        created_at_ms: Later than that of every earlier set, whatever the clock says.
+        executions: Ids of the newest ones of its streams.
     """
 
     set_id: str
@@ -38,6 +40,7 @@ class SavepointSet:
     unproven: tuple[str, ...] = ()
     is_counted: bool = False
     created_at_ms: int = 0
+    executions: tuple[str, ...] = ()
     savepoints: Mapping[str, SnapshotRecord] = field(default_factory=dict)
 
     def messages(self) -> list[str]:
@@ -125,6 +128,7 @@ def values_of(made: SavepointSet) -> dict[str, Any]:
         "unproven": list(made.unproven),
         "is_counted": made.is_counted,
         "created_at_ms": made.created_at_ms,
+        "executions": list(made.executions),
     }
 
 
@@ -139,6 +143,7 @@ def set_from(values: Mapping[str, Any]) -> SavepointSet:
         unproven=tuple(map(str, values.get("unproven") or ())),
         is_counted=values.get("is_counted") is True,
         created_at_ms=created if isinstance(created, int) else 0,
+        executions=tuple(map(str, values.get("executions") or ())),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.catalog.requests import REQUEST_TIMEOUT_S
 from dagster_ckpt.client.lifecycle import LifecycleMethods
 from dagster_ckpt.client.snapshots import SnapshotMethods
+from dagster_ckpt.errors import CkptError
 from dagster_ckpt.values.untrusted import LARGEST_LONG
 
 if TYPE_CHECKING:
@@ -146,6 +147,14 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
             found, opened, lambda stream: self.stop(stream, savepoint=False, timeout_s=timeout_s)
         )
         report(f"suspended {', '.join(suspended) or 'no stream'}")
+        try:
+            # What was committed and read until then.
+            sets.refuse_set(found, opened, sets.preview_set(found, opened))
+        except CkptError:
+            for stream in found.streams:
+                if stream in suspended:
+                    self.restart(stream, timeout_s=timeout_s, report=report)
+            raise
         sets.save_before(
             lambda: (
                 sets.set_before(found, opened, self.savepoint_sets())
@@ -156,7 +165,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
                     self._open,
                     selection=",".join(found.streams),
                     origin=self._origin,
-                    label=sets.label_before(found),
+                    label=sets.label_before(found, opened),
                     as_they_are=True,
                 )
             ),

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import count
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.catalog import Catalog
@@ -109,7 +110,8 @@ def take_savepoint_set(
             label,
             doubtful,
             is_counted=keep is not None,
-            created_at_ms=catalog.now_ms(),
+            created_at_ms=max([catalog.now_ms(), *(each.created_at_ms + 1 for each in catalog.savepoint_sets.all())]),
+            executions=_executions(catalog, graph.order),
             savepoints=made,
         )
         write_set(record, open_stream)
@@ -133,11 +135,11 @@ def release_savepoint_set(catalog: Catalog, found: SavepointSet, open_stream: Op
 
 
 def _forget_older(catalog: Catalog, open_stream: OpenStream, newest: SavepointSet, keep: int) -> None:
-    """Never the one just taken, even if the clock went back and others seem newer."""
+    """Only those before it: another caller may take one beside this."""
     alike = [
         each
         for each in catalog.savepoint_sets.all()
-        if each.is_counted and each.selection == newest.selection and each.set_id != newest.set_id
+        if each.is_counted and each.selection == newest.selection and each.created_at_ms < newest.created_at_ms
     ]
     for each in alike[max(keep, 1) - 1 :]:
         release_savepoint_set(catalog, each, open_stream)
@@ -319,15 +321,24 @@ def set_before(
     Another one would be of streams that are restored in part, and would hide the way back.
     """
     for each in sets:
-        if each.label == label_before(found) and set(each.savepoints) == set(found.streams):
-            latest = [opened[stream].catalog.executions.latest(stream) for stream in found.streams]
-            began = [last.started_at_ms for last in latest if last is not None]
-            return each if max(began, default=0) < each.created_at_ms else None
+        if (each.label or "").startswith(_before(found)) and set(each.savepoints) == set(found.streams):
+            catalog = opened[found.streams[0]].catalog
+            return each if set(_executions(catalog, found.streams)) == set(each.executions) else None
     return None
 
 
-def label_before(found: SavepointSet) -> str:
+def _executions(catalog: Catalog, streams: Sequence[str]) -> tuple[str, ...]:
+    return tuple(each.execution_id for each in catalog.executions.latest_of(streams).values())
+
+
+def label_before(found: SavepointSet, opened: Mapping[str, StreamHandle]) -> str:
     """Of the set that a restart from `found` takes first."""
+    used = {each.label for stream, handle in opened.items() for each in handle.catalog.snapshots.completed(stream)}
+    names = (_before(found) + (f"-{number}" if number > 1 else "") for number in count(1))
+    return next(name for name in names if name not in used)
+
+
+def _before(found: SavepointSet) -> str:
     return f"before-{found.set_id[:8]}"
 
 

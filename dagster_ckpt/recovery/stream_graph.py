@@ -8,6 +8,7 @@ So a reader goes back because of its upstream, never vice versa, and one pass in
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -223,7 +224,10 @@ def reached(start: Iterable[str], steps: Sequence[tuple[str, str]]) -> set[str]:
 
 def graph_of(catalog: Catalog, selection: str) -> StreamGraph:
     streams = catalog.streams.all()
-    names = {each.asset_key: each.stream_id for each in streams} | {each.stream_id: each.stream_id for each in streams}
+    written = Counter(key for each in streams for key in each.asset_key.split(", "))
+    # An asset that an older stream wrote as well names neither.
+    names = {key: each.stream_id for each in streams for key in each.asset_key.split(", ") if written[key] == 1}
+    names |= {each.stream_id: each.stream_id for each in streams}
     return select(selection, names, edges_in(catalog))
 
 

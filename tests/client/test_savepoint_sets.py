@@ -17,17 +17,24 @@ import pytest
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import BatchInput, ExecutionStatus, SnapshotRecord
-from dagster_ckpt.catalog.savepoint_sets import SavepointSet, SavepointSetRecords
+from dagster_ckpt.catalog.savepoint_sets import SavepointSet
 from dagster_ckpt.client import Client, savepoint_set
 from dagster_ckpt.client.rebuild import RebuildReport, rebuild
 from dagster_ckpt.client.savepoint_set import suspend_set, take_savepoint_set
-from dagster_ckpt.errors import CkptError, RequestFailedError, SnapshotHeldError, SnapshotNotFoundError
+from dagster_ckpt.errors import (
+    CkptError,
+    RequestFailedError,
+    SnapshotHeldError,
+    SnapshotNotFoundError,
+    StreamNotFoundError,
+)
 from dagster_ckpt.recovery.stream_graph import graph_of
 from dagster_ckpt.snapshot.store import read_files
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.stream.edges import Edge, EdgeKind, edges_in
 from dagster_ckpt.stream.start_from import StartFrom
 from tests.support.as_writer import as_writer
+from tests.support.manual_clock import ManualClock
 from tests.support.stream_graph import COMPACTED_EVERY, Stage, listed
 from tests.support.thorough import either
 
@@ -253,16 +260,73 @@ def test_older_sets_are_released(pipeline: Pipeline) -> None:
     assert pipeline.client.savepoint_sets() == [made[3], made[2], kept]
 
 
-@pytest.mark.thorough
-def test_a_set_that_was_just_taken_stays_although_the_clock_went_back(
+def test_sets_are_in_the_order_in_which_they_were_taken_whatever_the_clock_says(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_time = SavepointSetRecords.all
-    with monkeypatch.context() as clock:
-        clock.setattr(SavepointSetRecords, "all", lambda records: by_time(records)[::-1])
-        made = [pipeline.client.trigger_savepoint_set("orders+", keep=1) for _ in range(2)]
+    clock = ManualClock(10_000_000)
+    monkeypatch.setattr(pipeline.catalog.database, "_clock", clock)
+    first = pipeline.client.trigger_savepoint_set("orders+", label="june", keep=3)
+    clock.now_ms -= 3_600_000
+    second = pipeline.client.trigger_savepoint_set("orders+", label="june", keep=3)
 
-    assert pipeline.client.savepoint_sets() == [made[1]]
+    assert pipeline.client.savepoint_sets() == [second, first]
+    assert pipeline.catalog.savepoint_sets.get("june") == second
+
+    third = pipeline.client.trigger_savepoint_set("orders+", keep=1)
+    assert pipeline.client.savepoint_sets() == [third]
+
+
+def test_a_way_back_that_an_earlier_restart_left_is_not_taken_for_a_new_one(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock(10_000_000)
+    monkeypatch.setattr(pipeline.catalog.database, "_clock", clock)
+    june = pipeline.client.trigger_savepoint_set("orders+", label="june")
+    pipeline.commit()
+    pipeline.client.restart_savepoint_set("june", start=False)
+    clock.now_ms -= 3_600_000
+    for stage in pipeline.stages:
+        stage.execute(str(stage.live))
+    pipeline.commit(3)
+    was = pipeline.batches
+
+    pipeline.client.restart_savepoint_set("june", start=False)
+
+    before = pipeline.catalog.savepoint_sets.get(f"before-{june.set_id[:8]}-2")
+    assert [before.savepoints[stage.name].batch_id for stage in pipeline.stages] == was
+
+
+def test_what_is_read_while_the_streams_of_a_set_stop_is_not_undone(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline.client.trigger_savepoint_set("orders+", label="june")
+    late = Stage(tmp_path, "late", pipeline.totals)
+    late.commit()
+    pipeline.commit()
+    was = pipeline.batches
+
+    def suspend(*_arguments: object) -> list[str]:
+        late.commit()
+        return ["left", "orders"]
+
+    started: list[str] = []
+    monkeypatch.setattr(savepoint_set, "suspend_set", suspend)
+    monkeypatch.setattr(Client, "restart", lambda _self, stream, **_: started.append(stream))
+
+    with pytest.raises(RequestFailedError, match="downstream stream late has read undone rows"):
+        pipeline.client.restart_savepoint_set("june", start=False)
+
+    assert (pipeline.batches, started) == (was, ["orders", "left"])
+
+
+def test_an_asset_that_two_streams_have_written_names_neither(pipeline: Pipeline) -> None:
+    old = replace(pipeline.orders.stream, stream_id="orders-of-2025", name="old", asset_key="raw/orders")
+    old.register()
+    new = replace(pipeline.orders.stream, asset_key="raw/orders")
+    new.register()
+
+    with pytest.raises(StreamNotFoundError, match="has no stream 'raw/orders'"):
+        graph_of(pipeline.catalog, "raw/orders+")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.operators import UNNAMED, Operator, key_columns, value_columns
-from dagster_ckpt.spark.query.plan import COLUMNS, WATERMARK, Pair, PlanDescription, PlanOperator, read_plan
+from dagster_ckpt.spark.query.plan import COLUMNS, TIME_ZONE, WATERMARK, Pair, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.state.migration import RuledOperator, StateMigration
 from dagster_ckpt.state.unsafe_rows import Taken, TakenRows, can_begin, can_widen, is_known
 
@@ -237,7 +237,9 @@ def _changed(old: PlanOperator, new: PlanOperator, was: int, now: int) -> Decisi
     if new.kind != AGGREGATE:
         same = one == other
         return Decision(Fate.MIGRATE if same else Fate.REFUSE, new, was, now, why)
-    return Decision(Fate.REFUSE if _refused(one, other) else Fate.MIGRATE, new, was, now, why)
+    zones = [[pair for pair in each.settings if pair[0] == TIME_ZONE] for each in (one, other)]
+    is_refused = _refused(one, other) or (zones[0] != zones[1] and all(zones))
+    return Decision(Fate.REFUSE if is_refused else Fate.MIGRATE, new, was, now, why)
 
 
 def _refused(old: PlanOperator, new: PlanOperator) -> bool:

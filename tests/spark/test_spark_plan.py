@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import spark_stateful_queries as queries
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_scenarios import ROCKSDB, SCHEMA, Workload, run_to_the_end
 
+from dagster_ckpt.recovery.state_evolution import Fate, evolve, plan_differences
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.operators import ExecutionMode, key_columns, read_operators
 from dagster_ckpt.spark.query.plan import (
@@ -319,6 +320,40 @@ def test_over_spark_connect_there_is_none(spark: SparkSession) -> None:
 
     assert plan_of_query(Connect()) is None  # type: ignore[arg-type]
     assert plan_of_writer(Connect()) is None  # type: ignore[arg-type]
+
+
+def test_where_a_day_begins_is_part_of_the_state(spark: SparkSession, folder: Path) -> None:
+    def plan(zone: str, *keys: Column | str) -> PlanDescription:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+        found = plan_of_writer(stream(spark, folder / "left").groupBy(*keys).count().writeStream)
+        assert found is not None
+        return found
+
+    before = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        for key in (
+            F.to_date("t"),
+            F.hour("t"),
+            F.date_trunc("day", "t"),
+            F.date_format("t", "yyyy"),
+            F.col("t").cast("string"),
+        ):
+            utc, berlin = plan("Etc/UTC", key), plan("Europe/Berlin", key)
+            (said,) = plan_differences(utc, berlin)
+            assert said == "operator 2 (aggregation) spark.sql.session.timeZone: UTC -> Europe/Berlin"
+            assert plan("UTC", key) == utc
+            assert [each.fate for each in evolve(utc, berlin)] == [Fate.KEEP, Fate.REFUSE]
+            # What an earlier version recorded does not tell it.
+            assert plan_differences(utc.as_described_by(2), berlin) == ()
+            spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+        for keys in (
+            (F.window("t", "1 day"),),
+            ("k", F.to_date(F.lit("2024-01-01").cast("date"))),
+            (F.col("k").cast("string"),),
+        ):
+            assert plan("UTC", *keys).fingerprint == plan("Europe/Berlin", *keys).fingerprint
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before or "UTC")
 
 
 def test_a_random_seed_is_no_change(spark: SparkSession, folder: Path) -> None:

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _VERSION = 1
-_REVISION = 2
+_REVISION = 3
 _IGNORES_NULLS = " ignore nulls"
 _MAX_OPERATORS = 30
 _MAX_SIZE = 32_768
 
 # Settings: a digest of what the columns of an expression are made of, if their names do not say; the input of a join or
-# union, from the output on, in which the operator is.
-COLUMNS, BRANCH = "columns of ", "branch"
+# union, from the output on, in which the operator is; the time zone of days and hours.
+COLUMNS, BRANCH, TIME_ZONE = "columns of ", "branch", "spark.sql.session.timeZone"
 
 # A name and a type, a name and a value, or a column and its expression.
 Pair = tuple[str, str]
@@ -70,7 +70,7 @@ class PlanDescription:
     Attributes:
         numbers: Spark's number of each operator, None for a watermark, if the query has branches that keep state. The
             operators of any other query are numbered from the output to the input.
-        revision: Of what is described; 1 is without the settings `COLUMNS` and `BRANCH`.
+        revision: Of what is described; 1 is without the settings `COLUMNS` and `BRANCH`, 2 without `TIME_ZONE`.
     """
 
     operators: tuple[PlanOperator, ...] = ()
@@ -83,12 +83,18 @@ class PlanDescription:
         if revision >= _REVISION:
             return self
         operators = tuple(
+            replace(each, settings=tuple(pair for pair in each.settings if pair[0] != TIME_ZONE))
+            for each in self.operators
+        )
+        if revision >= 2:
+            return replace(self, operators=operators, revision=revision)
+        operators = tuple(
             replace(
                 each,
                 values=tuple((text.removesuffix(_IGNORES_NULLS), kind) for text, kind in each.values),
                 settings=tuple(pair for pair in each.settings if not _is_of_revision_2(pair)),
             )
-            for each in self.operators
+            for each in operators
             if each.kind not in ("Except", "Intersect")
         )
         return replace(self, operators=operators, numbers=None, revision=revision)
@@ -302,6 +308,9 @@ class _Walk:
             for text, operand in (operands if unclear else ())
             if not unclear.isdisjoint(self._reached(_references(operand)))
         ]
+        made = [each for number in self._reached(used) for each in self._computed.get(number, ("", []))[1]]
+        zones = {zone for each in (*made, *(operand for _, operand in operands)) for zone in _time_zones(each)}
+        settings += [(TIME_ZONE, zone) for zone in sorted(zones)]
         definitions = tuple(self._definitions(used))
         self.operators.append(replace(described, kind=name, settings=tuple(settings), definitions=definitions))
 
@@ -410,6 +419,30 @@ def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | N
     if (name in _PASS_ON or name == "Join") and needed is not None:
         return needed | _references(node)
     return None
+
+
+def _time_zones(expression: Any) -> Iterator[str]:
+    """On which what it computes depends, such as a day, an hour, or a text."""
+    kinds = "TimeZoneAwareExpression", "RuntimeReplaceable"
+    loader = expression.getClass().getClassLoader()
+    aware, replaced = (loader.loadClass(f"org.apache.spark.sql.catalyst.expressions.{kind}") for kind in kinds)
+    to_visit = [expression]
+    while to_visit:
+        node = to_visit.pop()
+        if replaced.isInstance(node):
+            to_visit.append(node.replacement())
+            continue
+        to_visit += items_of(node.children())
+        if aware.isInstance(node) and (node.nodeName() != "Cast" or _is_zoned(node)):
+            # UTC has several names.
+            name = str(node.zoneId().normalized().getId())
+            yield "UTC" if name == "Z" else name
+
+
+def _is_zoned(cast: Any) -> bool:
+    # Spark 3.5 says so of a date in a text, too.
+    is_date = cast.child().dataType().typeName() == "string" and cast.dataType().typeName() == "date"
+    return bool(cast.needsTimeZone()) and not is_date
 
 
 def _references(node: Any) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dagster_ckpt.catalog.pending_restore import Emptied, Forked, PendingRestore
+from dagster_ckpt.catalog.pending_restore import Emptied, Forked, PendingRestore, SinkRollBack, ToBatch, ToSnapshot
 from dagster_ckpt.catalog.records import OriginKind, SnapshotRecord
 from dagster_ckpt.errors import LiveDirectoryError, RecoveryExhaustedError, SnapshotNotFoundError, StateAtRiskError
 from dagster_ckpt.recovery.plan import (
@@ -217,8 +217,14 @@ def _from_adopted_directory(facts: RecoveryFacts, adopted: Adopted) -> RecoveryP
 
 
 def _can_be_finished(facts: RecoveryFacts, pending: PendingRestore) -> bool:
+    live = facts.live
+    if isinstance(pending, SinkRollBack) and live is not None and live.status is LiveStatus.GOOD:
+        # No query runs before the sinks have followed. If one has, the catalog is older than the directory.
+        to_batch = pending.batch_id if isinstance(pending, ToSnapshot | ToBatch) else -1
+        if to_batch is not None and live.batch_id is not None and live.batch_id > to_batch:
+            return False
     # An empty start has no directory yet. A restored or rewound one may be lost before its query starts.
-    return isinstance(pending, Emptied) or (facts.live is not None and facts.live.status is LiveStatus.GOOD)
+    return isinstance(pending, Emptied) or (live is not None and live.status is LiveStatus.GOOD)
 
 
 def _go_back(facts: RecoveryFacts, why: str, *passed: PassedPoint) -> RecoveryPlan:

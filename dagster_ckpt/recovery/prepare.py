@@ -309,6 +309,8 @@ class _Preparation:
 
     def _start_empty(self, live: LiveDirectory) -> PreparedStart:
         stream = self.stream
+        # A successor fences only what is there: the query may be late.
+        live.folder.make()
         record = stream.catalog.streams.switch_live_directory(
             self.lease.record,
             live.url,

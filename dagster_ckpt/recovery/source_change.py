@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotNotFoundError, SourceChangedError
 from dagster_ckpt.recovery.live_directories import snapshot_location
-from dagster_ckpt.recovery.plan import FinishRestore, RecoveryPlan, Restore, Rewind, StartEmpty
+from dagster_ckpt.recovery.plan import Clone, FinishRestore, RecoveryPlan, Restore, Resume, Rewind, StartEmpty
 from dagster_ckpt.recovery.source_check import read_offsets, state_files, topic_offsets
 from dagster_ckpt.spark.checkpoint_dir.file_source import COMPACT, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import SOURCES, LiveDirectory
@@ -118,10 +118,11 @@ _REMAP = "Correct map_sources: a source that reads something else is new, not th
 
 
 def state_batch(stream: StreamHandle, plan: RecoveryPlan) -> int | None:
-    if isinstance(plan, FinishRestore):
-        record = stream.catalog.streams.get(stream.stream_id)
-        is_known = record.origin is not None and bool(record.origin.source_identities)
-        return LiveDirectory(record.live_directory or "").positions().commit if is_known else None
+    """The batch whose offsets the query continues from; of a first batch in flight, its own."""
+    if isinstance(plan, FinishRestore | Resume | Clone) and plan.to_batch is None:
+        live = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
+        positions = LiveDirectory(live).positions() if live is not None else None
+        return (positions.offset if positions.commit is None else positions.commit) if positions is not None else None
     if isinstance(plan, StartEmpty) or plan.to_batch is None or plan.to_batch < 0:
         return None
     return plan.to_batch

@@ -18,14 +18,17 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.catalog.journal import PlannedBatch
+from dagster_ckpt.catalog.pending_restore import ToBatch, ToSnapshot
 from dagster_ckpt.errors import CkptError, LiveDirectoryError, StorageAccessError
 from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.recovery.plan import (
+    Clone,
     FinishRestore,
     RecoveryFacts,
     RecoveryPlan,
     Restore,
     RestoreAndReplay,
+    Resume,
     Rewind,
     StartEmpty,
 )
@@ -94,6 +97,8 @@ def source_inputs(
     # An unfinished restore or a fork has the batch in flight, if any, in its directory.
     to_batch = facts.live_batch if isinstance(plan, FinishRestore) else plan.to_batch
     base = plan.snapshot.batch_id if plan.snapshot is not None else to_batch
+    if base is None and isinstance(plan, Resume | Clone) and facts.live is not None and facts.live.in_flight == 0:
+        base = -1
     if isinstance(plan, StartEmpty) or base is None:
         return ()
     again = _Again.of(stream, facts, plan, base)
@@ -140,18 +145,25 @@ class _Again:
     @classmethod
     def of(cls, stream: StreamHandle, facts: RecoveryFacts, plan: RecoveryPlan, base: int) -> _Again:
         urls = dict.fromkeys((plan.directory, facts.stream.live_directory))
+        pending, origin_of_live = facts.stream.pending_restore, facts.stream.origin
+        # What it undoes is read again, and only the directory that it was made from names the files.
+        finishes = isinstance(plan, FinishRestore) and isinstance(pending, ToSnapshot | ToBatch)
+        if finishes and origin_of_live is not None:
+            urls[origin_of_live.directory] = None
         directories = [LiveDirectory(url) for url in urls if url is not None]
         offsets: Mapping[str, str | None] = {}
         if plan.snapshot is not None:
             offsets = read_offsets(stream, plan, base)
-        elif (data := _live_offsets(directories, base)) is not None:
-            offsets = parse_offset_entry(data, f"{OFFSETS}/{base}").sources
+        elif (data := _live_offsets(directories, max(base, 0))) is not None:
+            offsets = parse_offset_entry(data, f"{OFFSETS}/{max(base, 0)}").sources
+            # Before the first batch, nothing was read.
+            offsets = offsets if base >= 0 else dict.fromkeys(offsets)
         positions = {key: log_offset(text) for key, text in offsets.items()}
         # The log of another timeline has other files under the same numbers.
         is_other = plan.snapshot is not None and plan.snapshot.timeline != facts.stream.timeline
         first = {key: -1 if each is None or is_other else each for key, each in positions.items()}
-        goes_back = isinstance(plan, Restore | Rewind | RestoreAndReplay)
-        until = plan.to_batch if isinstance(plan, RestoreAndReplay) else facts.live_batch
+        goes_back = finishes or isinstance(plan, Restore | Rewind | RestoreAndReplay)
+        until = plan.to_batch if isinstance(plan, RestoreAndReplay) else None if finishes else facts.live_batch
         planned = stream.catalog.journal.after(stream.stream_id, base) if goes_back else []
         # What the kept batches have read matters only to a start that goes back.
         after = dict.fromkeys(offsets, -1) if goes_back else first
@@ -178,7 +190,7 @@ class _Again:
         return cls(
             offsets=offsets,
             goes_back=rewinds,
-            is_named=is_good or until is None or _covers(planned, base, until),
+            is_named=is_good or (not finishes and (until is None or _covers(planned, base, until))),
             files=files,
             kept=kept,
             live_scheme=directories[0].url.partition(":")[0] if directories else "",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.errors import OptionError
 from dagster_ckpt.recovery.plan import FinishRestore, MappedSources, RecoveryFacts, RecoveryPlan, Restore, Rewind
 from dagster_ckpt.recovery.planning import plan_recovery
-from dagster_ckpt.recovery.source_change import ReadSource, compared, read_sources, source_differences, state_batch
+from dagster_ckpt.recovery.source_change import ReadSource, read_sources, source_differences, state_batch
 from dagster_ckpt.recovery.source_check import read_offsets, resolved_offsets, state_files
 from dagster_ckpt.spark.checkpoint_dir.file_source import SourceFile, existing_files
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS
@@ -53,7 +53,7 @@ def plan_of_start(
         return resolved_offsets(stream, plan, describe)
     writer = describe() if describe is not None else None
     now = source_identities(writer) if writer is not None else None
-    if now is not None and _is_carried_out(stream, facts, mapping, keyed(now)):
+    if now is not None and _is_carried_out(stream, facts, keyed(now)):
         plan = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
         plan = replace(plan, reason=f"{plan.reason}; the sources of the state are those of the query already")
         return resolved_offsets(stream, plan, describe)
@@ -75,9 +75,8 @@ def plan_of_start(
     return resolved_offsets(stream, replace(plan, sources=found), describe)
 
 
-def _is_carried_out(
-    stream: StreamHandle, facts: RecoveryFacts, mapping: SourceMapping, now: Mapping[str, SourceIdentity]
-) -> bool:
+def _is_carried_out(stream: StreamHandle, facts: RecoveryFacts, now: Mapping[str, SourceIdentity]) -> bool:
+    """To read a source anew that fits as it is, a user names a point: a repeated start must not do it again."""
     plan = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
     batch_id = state_batch(stream, plan)
     if batch_id is None:
@@ -85,13 +84,7 @@ def _is_carried_out(
     was = read_sources(stream, plan, batch_id, len(now))
     if was.keys() != now.keys() or any(each.is_refused for each in source_differences(was, now)):
         return False
-    if facts.start_from.point is not StartPoint.LATEST or not any(each.identity is not None for each in was.values()):
-        return False
-    kept, of_query = compared(was, now, mapping)
-    if not mapping.new or any(each.is_refused for each in source_differences(kept, of_query)):
-        return True
-    origin = facts.stream.origin
-    return plan.snapshot is None and origin is not None and origin.map_sources == str(mapping)
+    return facts.start_from.point is StartPoint.LATEST and any(each.identity is not None for each in was.values())
 
 
 def _check(

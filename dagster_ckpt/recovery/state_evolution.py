@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 
 from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.spark.checkpoint_dir.operators import UNNAMED, Operator, key_columns, value_columns
-from dagster_ckpt.spark.query.plan import COLUMNS, TIME_ZONE, WATERMARK, Pair, PlanDescription, PlanOperator, read_plan
+from dagster_ckpt.spark.query.plan import (
+    BRANCH,
+    COLUMNS,
+    TIME_ZONE,
+    WATERMARK,
+    Pair,
+    PlanDescription,
+    PlanOperator,
+    read_plan,
+)
 from dagster_ckpt.state.migration import RuledOperator, StateMigration
 from dagster_ckpt.state.unsafe_rows import Taken, TakenRows, can_begin, can_widen, is_known
 
@@ -145,7 +154,9 @@ def evolve(
     before: PlanDescription, after: PlanDescription, rules: Sequence[StateMigration] = ()
 ) -> tuple[Decision, ...]:
     """In the order of the old plan, then of the new one; OptionError if a rule names no operator with state."""
-    after = replace(after.as_described_by(before.revision), numbers=after.numbers)
+    numbers, after = after.numbers, after.as_described_by(before.revision)
+    # A long description is recorded in part, and the former one comes from its record.
+    after = replace(read_plan(after.as_record()) or after, numbers=numbers)
     old, new = before.operators, after.operators
     found: list[Decision] = []
     kinds = SequenceMatcher(None, [each.kind for each in old], [each.kind for each in new], autojunk=False)
@@ -250,6 +261,9 @@ def _refused(old: PlanOperator, new: PlanOperator) -> bool:
     made = [{name: text for name, text in each.settings if name.startswith(COLUMNS)} for each in (old, new)]
     if any(made[0].get(f"{COLUMNS}{text}") != made[1].get(f"{COLUMNS}{text}") for text in texts):
         return True
+    if dict(old.settings).get(BRANCH) != dict(new.settings).get(BRANCH):
+        # Another stream of rows.
+        return True
     gone, come = ({_unqualified(text) for text, _ in each.values if text not in kept} for each in (old, new))
     if gone & come:
         # An alias or a view was renamed, or it is the column of another input: the sum must not begin again.
@@ -258,7 +272,8 @@ def _refused(old: PlanOperator, new: PlanOperator) -> bool:
 
 
 def _unqualified(text: str) -> str:
-    return re.sub(r"(?:(?:`[^`]+`|\w+)\.)+(?=[`\w])", "", text)
+    # Spark does not distinguish case.
+    return re.sub(r"(?:(?:`[^`]+`|\w+)\.)+(?=[`\w])", "", text).casefold()
 
 
 def _definitions(operator: PlanOperator) -> dict[str, tuple[str, ...]]:
@@ -287,9 +302,8 @@ def _mentioned(texts: Sequence[str], definitions: Mapping[str, tuple[str, ...]])
 
 def _resolved(operator: PlanOperator) -> PlanOperator:
     """With renamed columns under their former names."""
-    renamed = {
-        name: texts[0] for name, texts in _definitions(operator).items() if len(texts) == 1 and texts[0].isidentifier()
-    }
+    names = {name: texts[0] for name, texts in _definitions(operator).items() if len(texts) == 1}
+    renamed = _origins({name: text for name, text in names.items() if text.isidentifier()})
 
     def named(text: str) -> str:
         return _WORD.sub(lambda word: renamed.get((word[1] or word[2]).casefold(), word[0]), text)
@@ -304,6 +318,19 @@ def _resolved(operator: PlanOperator) -> PlanOperator:
     )
     values = pairs(operator.values)
     return replace(operator, keys=pairs(operator.keys), values=values, settings=settings, definitions=definitions)
+
+
+def _origins(renamed: Mapping[str, str]) -> dict[str, str]:
+    """The first name of each column that was renamed, perhaps several times; not of those that changed their names."""
+    found = {}
+    for name, text in renamed.items():
+        seen = {name}
+        while text.casefold() in renamed.keys() - seen:
+            seen.add(text.casefold())
+            text = renamed[text.casefold()]  # noqa: PLW2901
+        if text.casefold() not in seen or len(seen) == 1:
+            found[name] = text
+    return found
 
 
 def refused_reasons(decisions: Sequence[Decision]) -> list[str]:
@@ -328,6 +355,8 @@ _BUFFERS = {
     "last": _Buffer(("last", "valueSet"), (None, False)),
     **dict.fromkeys(("stddev", "stddev_samp", "stddev_pop", "variance", "var_samp", "var_pop"), _ONE_NUMBER),
 }
+# What stands for the rest in a record of many.
+_CUT = re.compile(r"\d+ more")
 _OF_THE_RESULT = ("count", "sum", "min", "max", "first", "last")
 
 
@@ -339,6 +368,8 @@ def has_other_rows(decisions: Sequence[Decision], before: PlanDescription) -> bo
         old, new = before.operators[each.was], each.operator
         if old.kind == JOIN_KIND and before.revision < PlanDescription().revision:
             # Which columns it keeps was not recorded exactly.
+            continue
+        if any(_CUT.fullmatch(name) for each_one in (old, new) for name, _ in (*each_one.keys, *each_one.values)):
             continue
         if _are_other(_kinds(old.keys), _kinds(new.keys)) or _are_other(_value_kinds(old), _value_kinds(new)):
             return True
@@ -508,6 +539,8 @@ def _places(decision: Decision, operator: PlanOperator, stored: Sequence[Mapping
             names = ("sum", "isEmpty")
         if tuple(column["name"] for column in stored[at : at + len(names)]) != names:
             raise _other(decision, f"the buffer of {text} is not where it was expected")
+        if text in found:
+            raise _other(decision, f"{text} is there twice, under two names of a column")
         found[text] = slice(at, at + len(names))
         at += len(names)
     if at != len(stored):

@@ -16,10 +16,18 @@ import yaml
 
 from dagster_ckpt.errors import OptionError, StateRewriteError
 from dagster_ckpt.io.memory import MemoryFileIO
-from dagster_ckpt.recovery.state_evolution import Fate, evolve, refused_reasons, taken_rows
+from dagster_ckpt.recovery.state_evolution import (
+    Fate,
+    _resolved,
+    _values,
+    evolve,
+    has_other_rows,
+    refused_reasons,
+    taken_rows,
+)
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory, NeededFile
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator
-from dagster_ckpt.spark.query.plan import WATERMARK, PlanDescription, PlanOperator
+from dagster_ckpt.spark.query.plan import WATERMARK, PlanDescription, PlanOperator, read_plan
 from dagster_ckpt.state.migration import StateMigration
 from dagster_ckpt.state.unsafe_rows import Graft, Taken, TakenRows, encode, taken
 from dagster_ckpt.stream.start_from import StartFrom
@@ -262,3 +270,69 @@ def test_the_table_of_the_docs_names_cases_of_the_matrix() -> None:
     named = {name.strip() for row in rows for name in row[-1].rstrip(" |").split(",") if name.strip()}
     assert len(rows) > 20
     assert named <= {case["case"] for case in cases}
+
+
+def _aggregate(*values: str, definitions: tuple[tuple[str, str], ...] = (), **settings: str) -> PlanDescription:
+    pairs = tuple((text, "bigint") for text in values)
+    made = PlanOperator("Aggregate", (("k", "string"),), pairs, tuple(settings.items()), definitions)
+    return PlanDescription((made,), "Update")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fate"),
+    [
+        pytest.param(
+            _aggregate("sum(x)", definitions=(("x", "y"),)),
+            _aggregate("sum(x)", definitions=(("x", "y"), ("y", "z"))),
+            Fate.MIGRATE,
+            id="a chain of names leads to another column: its sum begins again",
+        ),
+        pytest.param(
+            _aggregate("sum(x)"),
+            _aggregate("sum(x)", definitions=(("x", "y"), ("y", "x"))),
+            Fate.REFUSE,
+            id="two columns change their names",
+        ),
+        pytest.param(
+            _aggregate("sum(v)", branch="0"),
+            _aggregate("sum(v)", branch="1"),
+            Fate.REFUSE,
+            id="another input of a union",
+        ),
+        pytest.param(_aggregate("sum(v)"), _aggregate("sum(V)", "count(1)"), Fate.REFUSE, id="another case of a name"),
+    ],
+)
+def test_state_of_one_column_never_continues_as_that_of_another(
+    before: PlanDescription, after: PlanDescription, fate: Fate
+) -> None:
+    (decision,) = evolve(before, after)
+    assert decision.fate is fate
+
+
+def test_the_sum_of_another_column_behind_the_same_name_takes_nothing() -> None:
+    before = _aggregate("sum(x)", definitions=(("x", "y"),))
+    after = _aggregate("sum(x)", definitions=(("x", "y"), ("y", "z")))
+    assert [_resolved(each.operators[0]).values for each in (before, after)] == [
+        (("sum(y)", "bigint"),),
+        (("sum(z)", "bigint"),),
+    ]
+
+
+def test_aggregates_that_mean_the_same_are_not_mistaken_for_one() -> None:
+    plan = _aggregate("sum(x)", "sum(v)", definitions=(("x", "v"),))
+    (decision,) = evolve(plan, _aggregate("sum(x)", "sum(v)", "max(z)", definitions=(("x", "v"),)))
+    stored = [{"name": "sum", "type": "long", "nullable": True}] * 2
+    with pytest.raises(StateRewriteError, match="twice, under two names"):
+        _values(decision, _resolved(plan.operators[0]), _resolved(decision.operator), stored, stored)
+
+
+@pytest.mark.parametrize("columns", [60, 61, 84])
+def test_a_long_plan_is_compared_as_it_was_recorded(columns: int) -> None:
+    join = PlanOperator("Join", values=tuple((f"left.c{at}", "bigint") for at in range(columns)))
+    marks = [PlanOperator("EventTimeWatermark", (("t", "timestamp"),), settings=(("delay", each),)) for each in "12"]
+    before, after = (PlanDescription((mark, join), "Append") for mark in marks)
+    recorded = read_plan(before.as_record())
+    assert recorded is not None
+    decisions = evolve(recorded, after)
+    assert [each.fate for each in decisions] == [Fate.MIGRATE, Fate.KEEP]
+    assert not has_other_rows(decisions, recorded)

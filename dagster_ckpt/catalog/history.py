@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, func, or_, select, text
 
-from dagster_ckpt.catalog.database import Records, as_dict, cells, read_dict, read_enum
+from dagster_ckpt.catalog.database import Records, as_dict, cells, optional_dict, read_dict, read_enum
 from dagster_ckpt.catalog.records import (
     UNANSWERED,
     EventRecord,
@@ -477,11 +477,19 @@ class PruningRecords(Records):
         """The stream may be running.
 
         These stay: snapshots that exist or are held, the one verified last, the one that the timeline began with, the
-        last executions, those of the current live directory, the last that reported sinks, and open requests.
+        last executions, those of the current live directory, the last that reported sinks, the newest row that names
+        each query, and open requests.
         """
+        named_in_snapshots, named_in_executions = self._naming_queries(stream_id)
         rows = {
-            "snapshots": (snapshots.c.snapshot_id, _old_snapshots(stream_id, before_ms)),
-            "executions": (executions.c.execution_id, _old_executions(stream_id, before_ms)),
+            "snapshots": (
+                snapshots.c.snapshot_id,
+                and_(_old_snapshots(stream_id, before_ms), snapshots.c.snapshot_id.not_in(named_in_snapshots)),
+            ),
+            "executions": (
+                executions.c.execution_id,
+                and_(_old_executions(stream_id, before_ms), executions.c.execution_id.not_in(named_in_executions)),
+            ),
             "events": (events.c.sequence, and_(events.c.stream_id == stream_id, events.c.at_ms < before_ms)),
             "requests": (requests.c.request_id, _old_requests(stream_id, before_ms)),
             "recovery_failures": (
@@ -495,6 +503,25 @@ class PruningRecords(Records):
         }
         counted = {name: self._delete(key, old, dry_run=dry_run) for name, (key, old) in rows.items()}
         return PrunedHistory(stream_id, **counted)
+
+    def _naming_queries(self, stream_id: str) -> tuple[list[str], list[str]]:
+        """The newest row that names each query: a roll-back of a table has to know all ids that were the stream's.
+
+        Ids of snapshots, and of executions.
+        """
+        of_executions, of_snapshots = dict[str, str](), dict[str, str]()
+        ran = select(executions.c.execution_id, executions.c.progress).where(executions.c.stream_id == stream_id)
+        for row in self._database.rows(ran.order_by(executions.c.ordinal)):
+            query_id = (optional_dict(row.progress) or {}).get("query_id")
+            if isinstance(query_id, str):
+                of_executions[query_id] = row.execution_id
+        taken = select(snapshots.c.snapshot_id, snapshots.c.query_id).where(
+            snapshots.c.stream_id == stream_id, snapshots.c.query_id.is_not(None)
+        )
+        for row in self._database.rows(taken.order_by(snapshots.c.number)):
+            if row.query_id not in of_executions:
+                of_snapshots[row.query_id] = row.snapshot_id
+        return list(of_snapshots.values()), list(of_executions.values())
 
     def _delete(self, key: Any, old: ColumnElement[bool], *, dry_run: bool) -> int:
         table: Table = key.table

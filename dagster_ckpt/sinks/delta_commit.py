@@ -183,7 +183,7 @@ class _Table:
 
     def additions(self, files: DataFrame, version: int) -> list[Any]:
         found = self._add_actions(files)
-        missing = [path for path in (str(each.path()) for each in found) if not self._exists(path)]
+        missing = [str(each.path()) for each in found if not self._is_whole(each)]
         if missing:
             raise SinkRollbackError(
                 f"Version {version} of the Delta table cannot be restored: {len(missing)} of its data files were "
@@ -203,9 +203,13 @@ class _Table:
         parse = self.delta.actions.Action.fromJson
         return [parse(json.dumps({"add": {**add, "dataChange": True}})) for add in found]
 
-    def _exists(self, path: str) -> bool:
-        place = self.delta.util.DeltaFileOperations.absolutePath(self._log.dataPath().toString(), path)
-        return bool(place.getFileSystem(self._log.newDeltaHadoopConf()).exists(place))
+    def _is_whole(self, add: Any) -> bool:
+        """VACUUM deletes an old deletion vector of a file that is still in use."""
+        root, vector = self._log.dataPath(), add.deletionVector()
+        places = [self.delta.util.DeltaFileOperations.absolutePath(root.toString(), str(add.path()))]
+        if vector is not None and vector.isOnDisk():
+            places.append(vector.absolutePath(root))
+        return all(each.getFileSystem(self._log.newDeltaHadoopConf()).exists(each) for each in places)
 
     def domains(self, wanted: Any, newest: Any) -> Iterable[Any]:
         return items_of(self.delta.DomainMetadataUtils.handleDomainMetadataForRestoreTable(wanted, newest))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,13 +28,16 @@ _COMMITS_LOOKED_AT = 200
 _NO_PREDICATE = (None, "[]", '["true"]')
 
 
+UNKNOWN_VERSION = -2
+
+
 @dataclass(frozen=True)
 class DeltaCommit:
     """One version of a table.
 
     Attributes:
         batches: By query id (`txn` actions).
-        restored_to: For a RESTORE, the version of its files.
+        restored_to: For a RESTORE, the version of its files; `UNKNOWN_VERSION` if no version that can be read has them.
         is_roll_back: This package undid batches with it.
     """
 
@@ -97,8 +100,26 @@ class DeltaLog:
 
     def commit(self, version: int) -> DeltaCommit:
         if version not in self._commits:
-            self._commits[version] = _read(self._table, version)
+            found = _read(self._table, version)
+            if found.restored_to == UNKNOWN_VERSION:
+                found = replace(found, restored_to=self._restored_by(version))
+            self._commits[version] = found
         return self._commits[version]
+
+    def _restored_by(self, version: int) -> int:
+        """Delta records no version of a RESTORE TO TIMESTAMP, but the files that it takes back and gives up."""
+        wanted = self._files_of(version, "remove"), self._files_of(version, "add")
+        # Files of the version before the restore that one further back lacks, and the other way around.
+        more, fewer = set[str](), set[str]()
+        for at in range(version - 1, self.oldest - 1, -1):
+            if (more, fewer) == wanted:
+                return at
+            added, removed = self._files_of(at, "add"), self._files_of(at, "remove")
+            more, fewer = (more | added) - removed - (fewer & added), (fewer | removed) - added - (more & removed)
+        return -1 if (more, fewer) == wanted and self.oldest == 0 else UNKNOWN_VERSION
+
+    def _files_of(self, version: int, kind: str) -> set[str]:
+        return {f"{each['path']} {each.get('deletionVector') or ''}" for each in self._actions(version, kind)}
 
     def plan(self, to: RollBack) -> DeltaPlan:
         own = to.own_ids
@@ -114,6 +135,8 @@ class DeltaLog:
             if at < self.oldest:
                 return DeltaPlan(self.newest, reaches_back=False)
             commit = self.commit(at)
+            if commit.restored_to == UNKNOWN_VERSION:
+                return DeltaPlan(self.newest, reaches_back=False)
             if commit.restored_to is not None and commit.restored_to >= wanted:
                 at = commit.restored_to
                 continue
@@ -168,6 +191,8 @@ class DeltaLog:
                 return batch, True
             if commit.is_roll_back and commit.empties:
                 return None, True
+            if commit.restored_to == UNKNOWN_VERSION:
+                return None, False
             at = commit.restored_to if commit.restored_to is not None else at - 1
         return None, False
 
@@ -183,6 +208,8 @@ class DeltaLog:
         if not self.oldest - 1 <= read <= self.newest:
             return ReadOfSink(why=f"version {read}, up to which it has read, is not in the table's log and is")
         read, undone = self._shown_of(read)
+        if read == UNKNOWN_VERSION:
+            return ReadOfSink(why="the table was restored to a version that its log no longer has, and the position is")
         if skips_changes and rewound and self._has_roll_back(read):
             return ReadOfSink(why="it skips commits that change rows, and what it read before a roll-back is")
         batch, is_certain = self.newest_batch_shown(own, read) if read >= 0 else (None, True)
@@ -311,12 +338,17 @@ def _read(table: FileIO, version: int) -> DeltaCommit:
     return DeltaCommit(
         version,
         batches,
-        number_in(str(parameters.get("version"))) if operation == "RESTORE" else None,
+        _restored_to(parameters) if operation == "RESTORE" else None,
         operation == "TRUNCATE" or (operation == "DELETE" and parameters.get("predicate") in _NO_PREDICATE),
         ROLL_BACK_ID in batches,
         # A roll-back with nothing to undo repeats the metadata.
         ROLL_BACK_ID not in batches and any(_is_change(action) for action in found),
     )
+
+
+def _restored_to(parameters: Mapping[str, Any]) -> int:
+    version = number_in(str(parameters.get("version")))
+    return UNKNOWN_VERSION if version is None else version
 
 
 def _identity_in(table: FileIO, version: int) -> str | None:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 _PART = re.compile(r"part-\d{5,}-(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}).*")
 # Left by a batch job (`FileOutputCommitter`).
 _SUCCESS = "_SUCCESS"
+# What only the folder of an output has: a file sink, a table of Delta, Hudi or Iceberg, or a batch job.
+_ANOTHERS = re.compile(
+    r"(?P<folder>.+?)/(?:(?:_spark_metadata|_delta_log|\.hoodie)/|_SUCCESS$|metadata/[^/]+\.metadata\.json$)"
+)
 _NAMED = 5
 # Others with a path (Delta, Iceberg) keep their own record of batches.
 _FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
@@ -210,7 +215,11 @@ def _without_entry(folder: str, batch_id: int) -> str:
 
 
 def part_files(path: str) -> list[PartFile]:
-    return sorted((file for file in _all_files(path) if _PART.fullmatch(file.name)), key=lambda file: file.path)
+    """Not in folders below that are the output of something else: its files have such names, too."""
+    files = list(_all_files(path))
+    others = {match["folder"] for file in files if (match := _ANOTHERS.match(file.path)) is not None}
+    own = [file for file in files if others.isdisjoint(map(str, PurePosixPath(file.path).parents))]
+    return sorted((file for file in own if _PART.fullmatch(file.name)), key=lambda file: file.path)
 
 
 def storage_time_ms(path: str) -> int | None:

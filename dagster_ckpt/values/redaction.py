@@ -14,10 +14,11 @@ HIDDEN = "***"
 
 _NAME = (
     r"(?:password|passwd|passphrase|pwd|secret|token|credential|api[._-]?key|access[._-]?key|account[._-]?key"
-    r"|private[._-]?key|shared[._-]?key|jaas|authorization|signature|user[._-]?info)"
+    r"|private[._-]?key|shared[._-]?key|encryption[._-]?key|jaas|authorization|signature|user[._-]?info"
+    r"|[._-]pass(?![a-z0-9]))"
 )
 _NAMED = rf"[\w.\-]*{_NAME}[\w.\-]*"
-_SECRET_NAME = re.compile(rf"(?:{_NAMED}|key|pass|sig|sas|auth)", re.IGNORECASE)
+_SECRET_NAME = re.compile(rf"(?:{_NAMED}|(?:[\w.\-]*[._-])?(?:key|pass)|sig|sas|auth)", re.IGNORECASE)
 _URL = re.compile(r"(?P<scheme>(?:[A-Za-z][A-Za-z0-9+.\-]*:)?//)(?P<rest>[^\s'\"<>`]+)")
 # Here the part before the `@` is a container.
 _CONTAINERS = ("abfs://", "abfss://", "wasb://", "wasbs://")

@@ -148,3 +148,27 @@ def test_events_keep_their_order_and_new_ones_follow(old: Catalog, clock: Manual
     take(old, 11, to=SnapshotStatus.COMPLETED)
     [event] = old.events.after(latest)
     assert (event.sequence, event.type) == (latest + 1, EventType.CHECKPOINT_COMPLETED)
+
+
+def test_every_query_that_a_stream_ran_stays_known(old: Catalog, clock: ManualClock) -> None:
+    """A table may still show its batches, which a roll-back would take for those of others."""
+    for number, query in ((30, "first"), (31, "first"), (32, "second")):
+        run(old, number, live="/live-1", sinks=False)
+        with old.database.writing() as connection:
+            named = executions.c.execution_id == f"execution-{number:03}"
+            connection.execute(executions.update().where(named).values(progress=f'{{"query_id":"{query}"}}'))
+    for number, query in ((10, "second"), (11, "of a snapshot"), (12, "of a snapshot")):
+        name = take(old, number, to=SnapshotStatus.DELETED)
+        with old.database.writing() as connection:
+            connection.execute(snapshots.update().where(snapshots.c.snapshot_id == name).values(query_id=query))
+    for number in range(40, 40 + KEPT_EXECUTIONS):
+        run(old, number, live="/live-1", sinks=False)
+    clock.now_ms += 1_000_000
+
+    old.pruning.prune(STREAM, before_ms=clock.now_ms)
+
+    left = {each.execution_id for each in old.executions.of_stream(STREAM)}
+    assert {"execution-031", "execution-032"} <= left
+    assert "execution-030" not in left
+    assert {each.snapshot_id for each in old.snapshots.of_stream(STREAM)} >= {"snapshot-012"}
+    assert "snapshot-011" not in {each.snapshot_id for each in old.snapshots.of_stream(STREAM)}

@@ -354,3 +354,22 @@ def test_a_stream_that_has_not_written_yet_has_no_files(tmp_path: Path) -> None:
     as_writer(shelf.stream.catalog, STREAM).executions.heartbeat("first", {"sinks": [f"FileSink[file:{tmp_path}/out]"]})
 
     assert output_files(shelf.stream) == []
+
+
+@pytest.mark.parametrize(
+    "mark",
+    ["_spark_metadata/0", "_delta_log/00000000000000000000.json", "_SUCCESS", "metadata/v1.metadata.json", ".hoodie/x"],
+)
+def test_the_output_of_something_else_below_is_not_cleaned(output: Output, mark: str) -> None:
+    theirs = output.sink / "audit" / "day=1" / f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+    ours = output.sink / "day=1" / f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+    for path in (theirs, ours, output.sink / "audit" / mark):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("rows of another")
+        output.written_at(path, 0)
+
+    cleaned = clean_sinks(output.history.shelf.stream, dry_run=False, grace_ms=0)
+
+    assert theirs.exists()
+    assert not ours.exists()
+    assert [each.file.name for each in cleaned.orphans] == [ours.name]

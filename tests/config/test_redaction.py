@@ -2,7 +2,14 @@
 
 import pytest
 
-from dagster_ckpt.values.redaction import cause_to_show, shown_command, shown_settings, user_info, without_secrets
+from dagster_ckpt.values.redaction import (
+    cause_to_show,
+    names_a_secret,
+    shown_command,
+    shown_settings,
+    user_info,
+    without_secrets,
+)
 
 S = "S3CR3T"
 
@@ -18,6 +25,8 @@ S = "S3CR3T"
         (f"postgresql://h/db?user=u&password={S}", "postgresql://h/db?user=u&password=***"),
         (f"postgresql://h/db?sslpassword={S}&x=1", "postgresql://h/db?sslpassword=***&x=1"),
         (f"host=h user=u password={S} dbname=d", "host=h user=u password=*** dbname=d"),
+        (f"spark.executorEnv.DB_PASS={S}", "spark.executorEnv.DB_PASS=***"),
+        (f"spark-submit --db-pass {S} orders.py", "spark-submit --db-pass *** orders.py"),
         (f"host=h password='{S} x' dbname=d", "host=h password='***' dbname=d"),
         (f"cannot connect to jdbc:postgresql://u:{S}@h/db", "cannot connect to jdbc:postgresql://***@h/db"),
         (f"jdbc:mysql://h/db?user=u&password={S}: refused", "jdbc:mysql://h/db?user=u&password=*** refused"),
@@ -53,6 +62,7 @@ def test_a_secret_is_hidden_and_the_rest_is_left(text: str, shown: str) -> None:
         "its lease passed to another execution (token 3)",
         "http://[::1]:4566/bucket",
         "write to admin@example.org",
+        "partition_key: site, passed=3, bypass=no, compass: north",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
@@ -104,3 +114,13 @@ def test_a_cause_that_says_a_secret_is_not_chained() -> None:
     assert cause_to_show(clean) is clean
     assert cause_to_show(leaking) is None
     assert cause_to_show(wrapped) is None
+
+
+@pytest.mark.parametrize("name", ["DB_PASS", "FERNET_KEY", "ENCRYPTION_KEY", "smtp.pass", "key", "SECRET_HANDSHAKE"])
+def test_settings_with_such_names_are_hidden(name: str) -> None:
+    assert names_a_secret(name)
+
+
+@pytest.mark.parametrize("name", ["KEYSPACE", "key.deserializer", "PASSES", "MONKEY", "COMPASS"])
+def test_other_settings_are_shown(name: str) -> None:
+    assert not names_a_secret(name)

@@ -13,8 +13,10 @@ import pytest
 import yaml
 
 from dagster_ckpt.errors import SinkRollbackError, StorageAccessError
+from dagster_ckpt.io.location import open_file_io
 from dagster_ckpt.sinks import delta
 from dagster_ckpt.sinks.delta_commit import ROLL_BACK_ID
+from dagster_ckpt.sinks.delta_log import DeltaLog
 from dagster_ckpt.sinks.registry import forecast, sink_of
 from dagster_ckpt.sinks.sink import Replay, RollBack, SinkEffect, SinkForecast, newest_batch, roll_back
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
@@ -249,3 +251,51 @@ def test_a_path_that_spark_looks_for_in_another_file_system_is_no_table_without_
     with pytest.raises(StorageAccessError, match=rf"Let the query name it in full: hdfs://name-node{tmp_path}"):
         newest_batch(sink_of(f"DeltaSink[{tmp_path}]"), QUERY)
     assert newest_batch(sink_of(f"DeltaSink[file:{tmp_path}]"), QUERY) is None
+
+
+@pytest.mark.parametrize(
+    ("restored", "effect"),
+    [
+        ({"version": 1, "timestamp": None}, SinkEffect.LOSE),
+        ({"version": None, "timestamp": "2026-11-29 10:00:00"}, SinkEffect.LOSE),
+        # The commits with the files that it took back are gone.
+        ({"version": None, "timestamp": "2026-11-29 10:00:00", "gone": True}, SinkEffect.LOSE),
+    ],
+)
+def test_a_restore_to_a_time_is_known_by_its_files(
+    tmp_path: Path, restored: dict[str, Any], effect: SinkEffect
+) -> None:
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+
+    def commit(version: int, *actions: dict[str, Any]) -> None:
+        (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)))
+
+    commit(0, {"commitInfo": {"operation": "CREATE TABLE"}}, {"metaData": {"id": "t"}})
+    for batch in range(3):
+        of_batch = {"txn": {"appId": QUERY, "version": batch}}
+        commit(batch + 1, of_batch, {"add": {"path": f"part-{batch}", "dataChange": True}})
+    # An upsert marks rows of a file as deleted.
+    vectors = [{"storageType": "u", "pathOrInlineDv": each} for each in "ab"]
+    commit(
+        4,
+        {"remove": {"path": "part-2", "dataChange": True}},
+        {"add": {"path": "part-2", "dataChange": True, "deletionVector": vectors[0]}},
+    )
+    removed = [{"path": "part-1"}, {"path": "part-2", "deletionVector": vectors[0]}]
+    by = {name: value for name, value in restored.items() if name != "gone"}
+    commit(
+        5,
+        {"commitInfo": {"operation": "RESTORE", "operationParameters": by}},
+        *({"remove": {**each, "dataChange": True}} for each in removed),
+    )
+    if "gone" in restored:
+        for version in range(3):
+            (log / f"{version:020}.json").unlink()
+    sink = sink_of(f"DeltaSink[{tmp_path}]")
+
+    told = sink.forecast(Replay(2, QUERY, query_ids=[QUERY]))
+
+    assert told.effect is effect
+    shown = DeltaLog(open_file_io(str(tmp_path))).newest_batch_shown([QUERY])
+    assert shown == ((None, False) if "gone" in restored else (0, True))

@@ -123,6 +123,9 @@ class _Preparation:
 
     def resume(self, live: LiveDirectory) -> PreparedStart:
         live.note_in_use()
+        if isinstance(self.record.pending_restore, SinkRollBack):
+            # A query has run on from it: the catalog is older than the directory.
+            self.stream.catalog.streams.restore_finished(self.lease.record)
         self._begin_logs()
         return PreparedStart(live, _places_of(self._settle_batch_in_flight(live)))
 

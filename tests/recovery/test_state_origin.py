@@ -198,6 +198,7 @@ def test_an_empty_start_is_asked_for_by_name_and_confirmed(history: History) -> 
 def test_an_empty_start_that_was_lost_before_its_first_batch_begins_again(history: History) -> None:
     history.start("empty", discard_state=True)
 
-    # Its directory is made by Spark.
-    assert not history.live.exists()
+    assert history.live.positions().offset is None
+    assert history.start()[0] is RecoveryKind.RESUME
+    history.live.delete()
     assert history.start()[0] is RecoveryKind.START_EMPTY

@@ -319,7 +319,16 @@ class HistoryRecords(Records):
     def began_anew(self, stream: StreamRecord) -> bool:
         """Whether it ever started from empty state again, which undoes all it had written."""
         past = past_of(stream.timeline, self.begins(stream.stream_id))
-        return min({*past, stream.timeline}) > 1 or -1 in past.values()
+        if -1 in past.values():
+            return True
+        # Of an empty start nothing else is noted. What a rebuilt catalog lacks is no empty start.
+        emptied = select(events.c.sequence).where(
+            events.c.stream_id == stream.stream_id,
+            events.c.type == EventType.RESTORED.value,
+            events.c.payload.contains('"origin":"EMPTY"', autoescape=True),
+            events.c.payload.contains('"new_timeline":true', autoescape=True),
+        )
+        return min({*past, stream.timeline}) > 1 and bool(self._database.rows(emptied.limit(1)))
 
     def newest_of(self, stream_ids: Sequence[str]) -> dict[str, SnapshotRecord]:
         newest = snapshots.c.snapshot_id == _newest_restorable(_restorable.c.snapshot_id)

@@ -48,8 +48,11 @@ class StreamSource(Protocol):
     def id_of(self, stream: str) -> str:
         """StreamNotFoundError if there is none. Opens no storage."""
 
-    def on_storage(self) -> list[str]:
-        """Ids of streams that may have state, known to the catalog or not."""
+    def on_storage(self, take_over_deployment: str | None = None) -> list[str]:
+        """Ids of streams that may have state, known to the catalog or not.
+
+        Not those of which only savepoints of other deployments are left: they may share the folder.
+        """
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
         """By its id or the key of an asset that it writes; StreamNotFoundError if there is none.
@@ -219,7 +222,7 @@ class GivenStreams:
     open_stream: Callable[[str], StreamHandle]
     ids: Callable[[], list[str]]
 
-    def on_storage(self) -> list[str]:
+    def on_storage(self, take_over_deployment: str | None = None) -> list[str]:  # noqa: ARG002 - as defined
         return self.ids()
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:  # noqa: ARG002 - it has settings
@@ -302,16 +305,20 @@ class RecordedStreams:
             storage=storage,
         )
 
-    def on_storage(self) -> list[str]:
+    def on_storage(self, take_over_deployment: str | None = None) -> list[str]:
         from dagster_ckpt.snapshot.opening import stored_streams
         from dagster_ckpt.stream.handle import live_folders
+        from dagster_ckpt.stream.snapshots import DEPLOYMENT
 
         if self.storage is None:
             raise OptionError(
                 "No storage was given. Name the folder of the checkpoints: --storage s3://bucket/checkpoints on the "
                 "command line, storage='s3://bucket/checkpoints' in Python."
             )
-        return sorted({*stored_streams(self.storage), *(live_folders(self.live_root) if self.live_root else ())})
+        deployments = self.catalog.deployment_id, take_over_deployment
+        stored = stored_streams(self.storage).items()
+        ours = {name for name, said in stored if said is None or said.get(DEPLOYMENT) in deployments}
+        return sorted({*ours, *(live_folders(self.live_root) if self.live_root else ())})
 
     def _find(self, stream: str) -> StreamRecord | None:
         try:

@@ -159,7 +159,7 @@ def rebuild(
                 _note_execution(stream, lease, rebuilt, batch)
                 stream.catalog.rebuilding.register(lease.record, rebuilt)
             live_directory = rebuilt.live_directory
-            _tag_again(stream, lease, noted)
+        _tag_again(stream, lease, noted)
     names = tuple(describe_snapshot(snapshot) for snapshot in missing)
     maybe = tuple(map(describe_snapshot, undecided))
     sets, incomplete = register_sets(stream, found)

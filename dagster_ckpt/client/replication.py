@@ -7,7 +7,7 @@ its location, and a catalog is rebuilt from it; the catalog lists no copy.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -24,6 +24,7 @@ from dagster_ckpt.policies.guard import KeptBecause, decide_retention
 from dagster_ckpt.policies.retention import RetainedSnapshot, RetentionContext, RetentionPolicy
 from dagster_ckpt.recovery.live_directories import snapshot_location
 from dagster_ckpt.recovery.retention import ORPHAN_AGE_MS, objects_of
+from dagster_ckpt.snapshot.garbage_collection import VERIFIED_NAME
 from dagster_ckpt.snapshot.manifest import Manifest
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.snapshot.opening import open_store
@@ -107,17 +108,23 @@ def replicate(
         chosen = [each for each in chosen if each.snapshot_id in kept]
     replicas: list[Replica] = []
     failed: list[str] = []
+    report = progress or (lambda _done, _total: None)
     for snapshot in chosen:
         with holding(stream.catalog, [snapshot], f"replicate {uuid.uuid4()}"):
             try:
-                replicas.append(_copied(source, target, snapshot, verify, progress or (lambda _done, _total: None)))
+                replicas.append(_copied(source, target, snapshot, verify=verify, progress=report, there=there))
             except CkptError as error:
                 failed.append(f"{describe_snapshot(snapshot)} was not copied and verified: {error}")
+    lost: dict[str, str] = {}
     if verify and reference == ALL:
-        failed += _damaged(stream, target, {each.location for each in replicas})
+        known = {each.snapshot_id for each in stream.catalog.snapshots.completed(stream.stream_id)}
+        lost = dict(_damaged(target, [at for at, each in there.items() if each.header.snapshot_id not in known]))
     deleted: list[str] = []
     # A copy that was not made or not read may be the one for which an older one would go.
     is_safe = not failed and not any(each.problems for each in replicas)
+    if keep is not None and is_safe:
+        is_safe = lost.keys() <= set(_dropped(stream, target, keep))
+    failed += lost.values()
     if keep is not None and not is_safe:
         failed.append("no older copy was deleted, because not every chosen snapshot has a verified copy")
     for location in _dropped(stream, target, keep) if keep is not None and is_safe else ():
@@ -152,7 +159,13 @@ def _refuse_overlap(stream: StreamHandle, place: str, chosen: Sequence[SnapshotR
 
 
 def _copied(
-    source: ObjectSnapshotStore, target: ObjectSnapshotStore, snapshot: SnapshotRecord, verify: bool, progress: Progress
+    source: ObjectSnapshotStore,
+    target: ObjectSnapshotStore,
+    snapshot: SnapshotRecord,
+    *,
+    verify: bool,
+    progress: Progress,
+    there: Collection[str],
 ) -> Replica:
     original = snapshot_location(snapshot)
     stored = target.copy(original, source, progress=progress)
@@ -163,10 +176,13 @@ def _copied(
         # An object that was there is damaged. Other copies share it: only an intact original replaces it.
         stored = target.copy(original, source, progress=progress, again=True)
         problems = target.verify(stored.location)
-    if problems and not target.is_verified(stored.location):
+    if problems and stored.location not in there:
         # It may be the original: `verify` says so.
         target.discard(stored.location)
-    elif not problems and is_read:
+    elif problems:
+        # The next call reads it again: it stands for no older copy.
+        target.put_beside(stored.location, VERIFIED_NAME, None)
+    elif is_read:
         target.note_verified(stored.location)
     name = describe_snapshot(snapshot)
     return Replica(
@@ -174,17 +190,17 @@ def _copied(
     )
 
 
-def _damaged(stream: StreamHandle, target: ObjectSnapshotStore, done: Collection[str]) -> Iterator[str]:
+def _damaged(target: ObjectSnapshotStore, gone: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Copies whose originals are gone: only a reader finds what rots there, and nothing mends it."""
-    for location in sorted({*target.checkpoints(), *target.savepoints()}.difference(done)):
+    for location in sorted(gone):
         try:
             problems = target.verify(location)
-            if not problems and target.manifest(location).header.stream_id == stream.stream_id:
+            if not problems:
                 target.note_verified(location)
         except CkptError as error:
             problems = [str(error)]
         if problems:
-            yield f"{location} is damaged, and its original is gone: {problems[0]}"
+            yield location, f"{location} is damaged, and its original is gone: {problems[0]}"
 
 
 def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Manifest]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import unquote
 
+from dagster_ckpt.catalog.pending_restore import Forked
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES
 from dagster_ckpt.errors import LiveDirectoryError, SnapshotNotFoundError, SourceChangedError
 from dagster_ckpt.recovery.live_directories import snapshot_location
@@ -120,7 +121,11 @@ _REMAP = "Correct map_sources: a source that reads something else is new, not th
 def state_batch(stream: StreamHandle, plan: RecoveryPlan) -> int | None:
     """The batch whose offsets the query continues from; of a first batch in flight, its own."""
     if isinstance(plan, FinishRestore | Resume | Clone) and plan.to_batch is None:
-        live = plan.directory or stream.catalog.streams.get(stream.stream_id).live_directory
+        record = stream.catalog.streams.get(stream.stream_id)
+        if isinstance(record.pending_restore, Forked) and not (record.origin and record.origin.source_identities):
+            # The code of an import reads another input of the same offsets.
+            return None
+        live = plan.directory or record.live_directory
         positions = LiveDirectory(live).positions() if live is not None else None
         return (positions.offset if positions.commit is None else positions.commit) if positions is not None else None
     if isinstance(plan, StartEmpty) or plan.to_batch is None or plan.to_batch < 0:

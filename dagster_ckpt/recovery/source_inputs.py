@@ -148,7 +148,7 @@ class _Again:
         pending, origin_of_live = facts.stream.pending_restore, facts.stream.origin
         # What it undoes is read again, and only the directory that it was made from names the files.
         finishes = isinstance(plan, FinishRestore) and isinstance(pending, ToSnapshot | ToBatch)
-        if finishes and origin_of_live is not None:
+        if finishes and origin_of_live is not None and origin_of_live.map_sources is None:
             urls[origin_of_live.directory] = None
         directories = [LiveDirectory(url) for url in urls if url is not None]
         offsets: Mapping[str, str | None] = {}
@@ -190,7 +190,7 @@ class _Again:
         return cls(
             offsets=offsets,
             goes_back=rewinds,
-            is_named=is_good or (not finishes and (until is None or _covers(planned, base, until))),
+            is_named=is_good or until is None or _covers(planned, base, until),
             files=files,
             kept=kept,
             live_scheme=directories[0].url.partition(":")[0] if directories else "",

@@ -217,7 +217,9 @@ def _without_entry(folder: str, batch_id: int) -> str:
 def part_files(path: str) -> list[PartFile]:
     """Not in folders below that are the output of something else: its files have such names, too."""
     files = list(_all_files(path))
-    others = {match["folder"] for file in files if (match := _ANOTHERS.match(file.path)) is not None}
+    marked = {match["folder"] for file in files if (match := _ANOTHERS.match(file.path)) is not None}
+    # A batch job may have appended to a partition.
+    others = {folder for folder in marked if not all("=" in name for name in folder.split("/"))}
     own = [file for file in files if others.isdisjoint(map(str, PurePosixPath(file.path).parents))]
     return sorted((file for file in own if _PART.fullmatch(file.name)), key=lambda file: file.path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import threading
 import uuid
@@ -250,8 +251,8 @@ class ObjectSnapshotStore:
         if is_new:
             with contextlib.suppress(StorageAccessError):
                 file_io.delete(mark)
-        for name in (SET_NAME, NOTES_NAME):
-            self.put_beside(f"{file_io.url}/{directory}", name, source.beside(location, name))
+        self.put_beside(f"{file_io.url}/{directory}", SET_NAME, source.beside(location, SET_NAME))
+        self.put_beside(f"{file_io.url}/{directory}", NOTES_NAME, _of_any_copy(source.beside(location, NOTES_NAME)))
         manifest = read_metadata(file_io, directory).manifest
         return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
 
@@ -266,7 +267,9 @@ class ObjectSnapshotStore:
         """Beside the metadata: `SET_NAME`, the savepoint set of a savepoint, or `NOTES_NAME`. None deletes it."""
         file_io, directory = self._at(location)
         if content is not None:
-            file_io.write(f"{directory}/{name}", [content])
+            # A user may have deleted the folder.
+            if file_io.size(f"{directory}/{METADATA_NAME}") is not None:
+                file_io.write(f"{directory}/{name}", [content])
         elif file_io.size(f"{directory}/{name}") is not None:
             file_io.delete(f"{directory}/{name}")
             file_io.flush(directory)
@@ -377,3 +380,13 @@ def _folder(location: str) -> str:
 
 def _directories_in(file_io: FileIO, locations: Iterable[str]) -> list[str]:
     return [directory for root, _, directory in (where.rpartition("/") for where in locations) if root == file_io.url]
+
+
+def _of_any_copy(notes: bytes | None) -> bytes | None:
+    """Damage is of the original's bytes, not of the copy's."""
+    try:
+        known = json.loads(notes or b"{}")
+        kept = {name: value for name, value in known.items() if name not in ("problem", "broken_since_ms")}
+    except (AttributeError, ValueError):
+        return None
+    return json.dumps(kept).encode() if kept else None

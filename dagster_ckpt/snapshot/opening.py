@@ -75,8 +75,8 @@ def open_store(
     return _store(layout, storage.storage_options, configured, buffer_bytes=buffer_bytes)
 
 
-def stored_streams(storage: CheckpointStorage) -> set[str]:
-    """Ids of streams with a folder of checkpoints, or a savepoint that can be read."""
+def stored_streams(storage: CheckpointStorage) -> dict[str, Mapping[str, object] | None]:
+    """By id: of streams of which only savepoints are left, the properties of one; None with a folder of checkpoints."""
     location = getattr(storage, "checkpoint_location", None)
     if not isinstance(location, StoragePath):
         raise OptionError(
@@ -85,8 +85,8 @@ def stored_streams(storage: CheckpointStorage) -> set[str]:
     options: Mapping[str, Any] = getattr(storage, "storage_options", {})
     users = {(location.scheme, location.authority): location.user_info} if location.user_info else {}
     root = _file_io(location.url, options, buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE, users=users)
-    found = {
-        name
+    found: dict[str, Mapping[str, object] | None] = {
+        name: None
         for name, entry in root.list().items()
         if entry.is_directory and any(each.startswith(CHECKPOINT_PREFIX) for each in root.list(name))
     }
@@ -95,7 +95,8 @@ def stored_streams(storage: CheckpointStorage) -> set[str]:
         savepoints = _file_io(place.url, options, buffer_bytes=DEFAULT_WRITE_BUFFER_SIZE, users=users)
         for directory in savepoint_directories(savepoints):
             with suppress(SnapshotCorruptError, SnapshotNotFoundError):
-                found.add(read_metadata(savepoints, directory).manifest.header.stream_id)
+                header = read_metadata(savepoints, directory).manifest.header
+                found.setdefault(header.stream_id, header.properties)
     return found
 
 

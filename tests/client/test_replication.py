@@ -164,7 +164,21 @@ def test_what_happens_to_an_original_later_happens_to_no_copy(shelf: Shelf, seco
     # And if both are damaged, nothing is deleted that another copy may need.
     flip(objects(second)[0])
     assert not copy(shelf, second, verify=True).is_complete
-    assert {path for path in second.rglob("*") if path.is_file()} == before.keys()
+    left = {path for path in second.rglob("*") if path.is_file()}
+    assert {path for path in before if path.name != "_verified"} <= left
+
+
+def test_a_copy_that_was_found_damaged_stands_for_no_older_one(shelf: Shelf, second: Path) -> None:
+    shelf.checkpoint()
+    newest = shelf.checkpoint()
+    copy(shelf, second)
+    for shared in (shelf.root / "snapshots" / STREAM / "shared", second / STREAM / "shared"):
+        [pack] = shared.glob(f"{newest.number}-*")
+        flip(pack)
+    assert not copy(shelf, second, verify=True).is_complete
+
+    assert not copy(shelf, second, keep=Latest(1)).is_complete
+    assert copies(second) == ["chk-1", "chk-2"]
 
 
 def test_a_copy_that_lost_an_object_gets_it_again(shelf: Shelf, second: Path) -> None:
@@ -286,14 +300,15 @@ def test_copies_outlive_their_originals_until_the_policy_drops_them(shelf: Shelf
     (second / STREAM / "chk-1/_verified").unlink()
     assert copy(shelf, second, verify=True).is_complete
     assert (second / STREAM / "chk-1/_verified").exists()
-    for damage in (flip, drop):
-        for path in objects(second):
-            if path.exists():
-                damage(path)
-        done = copy(shelf, second, verify=True, keep=Latest(1))
-        assert [each for each in done.failed if "its original is gone" in each and "/chk-1 is damaged" in each]
-        assert not done.is_complete
-        assert copies(second) == ["chk-1", "chk-2"]
+    for path in objects(second):
+        flip(path)
+    done = copy(shelf, second, verify=True)
+    assert [each for each in done.failed if "its original is gone" in each and "/chk-1 is damaged" in each]
+    assert not done.is_complete
+    assert copies(second) == ["chk-1", "chk-2"]
+    # One that the policy drops is no reason to keep others.
+    assert copy(shelf, second, verify=True, keep=Latest(1)).deleted
+    assert copies(second) == ["chk-2"]
 
 
 def test_one_snapshot_that_cannot_be_read_keeps_no_other_from_being_verified(
@@ -423,6 +438,7 @@ def test_a_copy_that_cannot_be_read_is_a_failure_and_not_an_empty_list(
 def test_a_stream_of_which_only_savepoints_are_left_is_found_on_the_storage(shelf: Shelf) -> None:
     shelf.checkpoint()
     shelf.savepoint("mine")
-    assert stored_streams(shelf.storage) == {STREAM}
+    assert stored_streams(shelf.storage) == {STREAM: None}
     shutil.rmtree(shelf.root / "snapshots" / STREAM)
-    assert stored_streams(shelf.storage) == {STREAM}
+    assert list(stored_streams(shelf.storage)) == [STREAM]
+    assert stored_streams(shelf.storage)[STREAM] is not None

@@ -423,9 +423,8 @@ def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | N
 
 def _time_zones(expression: Any) -> Iterator[str]:
     """On which what it computes depends, such as a day, an hour, or a text."""
-    kinds = "TimeZoneAwareExpression", "RuntimeReplaceable"
     loader = expression.getClass().getClassLoader()
-    aware, replaced = (loader.loadClass(f"org.apache.spark.sql.catalyst.expressions.{kind}") for kind in kinds)
+    replaced = loader.loadClass("org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable")
     to_visit = [expression]
     while to_visit:
         node = to_visit.pop()
@@ -433,16 +432,28 @@ def _time_zones(expression: Any) -> Iterator[str]:
             to_visit.append(node.replacement())
             continue
         to_visit += items_of(node.children())
-        if aware.isInstance(node) and (node.nodeName() != "Cast" or _is_zoned(node)):
+        if _is_zoned(node):
             # UTC has several names.
             name = str(node.zoneId().normalized().getId())
             yield "UTC" if name == "Z" else name
 
 
-def _is_zoned(cast: Any) -> bool:
+# Whose result is another one elsewhere, for a timestamp.
+_ZONED = {
+    *("Hour", "Minute", "Second", "SecondWithFraction", "TruncTimestamp", "DateFormatClass", "FromUnixTime"),
+    *("GetTimestamp", "MonthsBetween"),
+}
+
+
+def _is_zoned(node: Any) -> bool:
+    name = node.nodeName()
+    if name in ("UnixTimestamp", "ToUnixTimestamp"):
+        return str(node.left().dataType().typeName()) != "timestamp"
+    if name != "Cast":
+        return name in _ZONED
     # Spark 3.5 says so of a date in a text, too.
-    is_date = cast.child().dataType().typeName() == "string" and cast.dataType().typeName() == "date"
-    return bool(cast.needsTimeZone()) and not is_date
+    is_date = node.child().dataType().typeName() == "string" and node.dataType().typeName() == "date"
+    return bool(node.needsTimeZone()) and not is_date
 
 
 def _references(node: Any) -> set[int]:

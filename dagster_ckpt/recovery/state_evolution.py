@@ -386,11 +386,13 @@ def _value_kinds(operator: PlanOperator) -> list[str | None] | None:
     if operator.kind != AGGREGATE:
         return _kinds(operator.values)
     found: list[str | None] = []
-    for (text, _), kind in zip(operator.values, _kinds(operator.values), strict=True):
-        function = text.partition("(")[0]
+    for (text, result), kind in zip(operator.values, _kinds(operator.values), strict=True):
+        function = _function(text)
         if function not in _BUFFERS:
             return None
-        found += [kind if function in _OF_THE_RESULT else None, *([None] * (len(_BUFFERS[function].names) - 1))]
+        # A sum of decimals is kept with a flag.
+        columns = len(_BUFFERS[function].names) + (function == "sum" and result.startswith("decimal"))
+        found += [kind if function in _OF_THE_RESULT else None, *([None] * (columns - 1))]
     return found
 
 

@@ -123,6 +123,8 @@ def test_each_difference_is_said_as_from_and_to(
         # As many buffers as the two before it.
         (replace(COUNTS, values=(("avg(v)", "double"),)), True),
         (replace(COUNTS, values=(("my_function(v)", "double"),)), True),
+        # With the flag of its sum.
+        (replace(COUNTS, values=(("sum(d)", "decimal(20,2)"),)), True),
         (replace(FIRSTS, keys=COUNTS.keys), True),
     ],
 )

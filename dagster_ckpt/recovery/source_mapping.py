@@ -76,7 +76,7 @@ def plan_of_start(
 
 
 def _is_carried_out(stream: StreamHandle, facts: RecoveryFacts, now: Mapping[str, SourceIdentity]) -> bool:
-    """To read a source anew that fits as it is, a user names a point: a repeated start must not do it again."""
+    """To read a source again that fits as it is, a user names a point: a repeated start must not do it again."""
     plan = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
     batch_id = state_batch(stream, plan)
     if batch_id is None:

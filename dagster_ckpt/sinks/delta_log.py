@@ -107,7 +107,7 @@ class DeltaLog:
         return self._commits[version]
 
     def _restored_by(self, version: int) -> int:
-        """Delta records no version of a RESTORE TO TIMESTAMP, but the files that it takes back and gives up."""
+        """Delta records no version of a RESTORE TO TIMESTAMP, but the files that it takes back and removes."""
         wanted = self._files_of(version, "remove"), self._files_of(version, "add")
         # Files of the version before the restore that one further back lacks, and the other way around.
         more, fewer = set[str](), set[str]()

@@ -297,8 +297,8 @@ def _parsed(url: str) -> URL:
         )
     if parsed.get_backend_name() == "sqlite" and parsed.host:
         raise CatalogError(
-            f"The catalog's URL {url!r} names a host, {parsed.host}. A path begins after the third slash: "
-            "sqlite:////absolute/path/catalog.db."
+            f"The catalog's URL {without_secrets(url)!r} names a host, {parsed.host}. A path begins after the third "
+            "slash: sqlite:////absolute/path/catalog.db."
         )
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise CatalogError(

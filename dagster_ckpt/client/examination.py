@@ -24,7 +24,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.doctor.diagnosis import Diagnosis
 from dagster_ckpt.state.reading import StateReader, StateRows
 from dagster_ckpt.stream.handle import StreamHandle
-from dagster_ckpt.stream.snapshots import holding_location, is_named, note_beside
+from dagster_ckpt.stream.snapshots import holding_location, is_named, write_notes
 from dagster_ckpt.stream.start_from import is_location
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def record_verification(stream: StreamHandle, verification: SnapshotVerification
             was_read = verification.state is not None
             stream.catalog.snapshots.verified(snapshot.snapshot_id, problem, state_was_read=was_read)
             if problem != snapshot.verified_problem or (was_read and not snapshot.is_proven):
-                note_beside(stream, snapshot.snapshot_id)
+                write_notes(stream, snapshot.snapshot_id)
 
 
 def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: SparkSession) -> tuple[StateRows, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.pending_restore import SinkRollBack
@@ -125,10 +126,11 @@ def _may_be_writing(stream: StreamHandle) -> bool:
 
 
 def _of_a_batch_job(file: PartFile, leftovers: Leftovers, uuids: Mapping[str | None, int]) -> str | None:
-    if leftovers.has_batch_job:
-        return (
-            "a batch job has written to this folder, which has a file _SUCCESS, and its files have such names as well"
-        )
+    folders = map(str, PurePosixPath(file.path).parents)
+    folder = next((each for each in folders if each in leftovers.batch_folders), None)
+    if folder is not None:
+        where = "this folder" if folder == "." else f"its folder {folder}"
+        return f"a batch job has written to {where}, which has a file _SUCCESS, and its files have such names as well"
     if uuids[file.uuid] > 1:
         return "other files have the same uuid, so a batch job may have written it"
     return None

@@ -41,7 +41,7 @@ class Replica:
     Attributes:
         copied_bytes: Bytes written for it now; 0: it was there.
         is_verified: Whether each of its bytes was read now, and none differs.
-        problems: Why it cannot be restored; it was deleted again, unless it was good before.
+        problems: Why it cannot be restored; it was deleted again, unless it was there before.
     """
 
     snapshot_id: str
@@ -120,21 +120,23 @@ def replicate(
         known = {each.snapshot_id for each in stream.catalog.snapshots.completed(stream.stream_id)}
         lost = dict(_damaged(target, [at for at, each in there.items() if each.header.snapshot_id not in known]))
     deleted: list[str] = []
+    swept: tuple[str, ...] = ()
     # A copy that was not made or not read may be the one for which an older one would go.
     is_safe = not failed and not any(each.problems for each in replicas)
-    if keep is not None and is_safe:
-        is_safe = lost.keys() <= set(_dropped(stream, target, keep))
     failed += lost.values()
-    if keep is not None and not is_safe:
-        failed.append("no older copy was deleted, because not every chosen snapshot has a verified copy")
-    for location in _dropped(stream, target, keep) if keep is not None and is_safe else ():
-        try:
-            target.discard(location)
-            deleted.append(location)
-        except CkptError as error:
-            failed.append(f"{location} was not deleted: {error}")
-    swept: tuple[str, ...] = ()
     if keep is not None:
+        dropped = _dropped(stream, target, keep) if is_safe else []
+        if not is_safe or not lost.keys() <= set(dropped):
+            failed.append(
+                "no older copy was deleted, because one that is to be kept is missing, damaged or was not read"
+            )
+            dropped = []
+        for location in dropped:
+            try:
+                target.discard(location)
+                deleted.append(location)
+            except CkptError as error:
+                failed.append(f"{location} was not deleted: {error}")
         try:
             swept = tuple(each.location for each in target.sweep(older_than_ms=ORPHAN_AGE_MS))
         except CkptError as error:
@@ -169,7 +171,7 @@ def _copied(
 ) -> Replica:
     original = snapshot_location(snapshot)
     stored = target.copy(original, source, progress=progress)
-    # Whatever interrupted an earlier call, a copy counts only once it was read.
+    # An earlier call may have been interrupted before it read the copy.
     is_read = verify or stored.incremental_bytes > 0 or not target.is_verified(stored.location)
     problems = target.verify(stored.location) if is_read else []
     if problems and not source.verify(original):
@@ -181,7 +183,7 @@ def _copied(
         target.discard(stored.location)
     elif problems:
         # The next call reads it again: it stands for no older copy.
-        target.put_beside(stored.location, VERIFIED_NAME, None)
+        target.put_companion(stored.location, VERIFIED_NAME, None)
     elif is_read:
         target.note_verified(stored.location)
     name = describe_snapshot(snapshot)

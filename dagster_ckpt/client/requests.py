@@ -27,8 +27,13 @@ def is_running(stream: StreamHandle) -> bool:
     return has_living_holder(stream.catalog, stream.stream_id)
 
 
-def is_between_restarts(stream: StreamHandle) -> bool:
-    """Whether the query of a run in progress has failed, and the run is to start another one."""
+def has_query(stream: StreamHandle) -> bool:
+    """Whether a query runs that can answer, not only a run whose query failed and which is to start another one."""
+    return is_running(stream) and not _is_between_restarts(stream)
+
+
+def _is_between_restarts(stream: StreamHandle) -> bool:
+    """Of a stream that is running."""
     latest = stream.catalog.executions.latest(stream.stream_id)
     return latest is not None and latest.status.is_over
 
@@ -72,7 +77,7 @@ def await_process(
     def cannot_answer() -> str | None:
         if not is_running(stream):
             return "the stream's run ended before it answered"
-        if request.kind is RequestKind.SAVEPOINT and is_between_restarts(stream):
+        if request.kind is RequestKind.SAVEPOINT and _is_between_restarts(stream):
             return "the query failed, and its run waits to start another one"
         return None
 

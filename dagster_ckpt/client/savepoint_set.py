@@ -168,7 +168,7 @@ def _put(made: SavepointSet, open_stream: OpenStream, content: bytes | None) -> 
     for stream, each in made.savepoints.items():
         store = open_stream(stream).store
         if isinstance(store, ObjectSnapshotStore) and each.location is not None:
-            store.put_beside(each.location, SET_NAME, content)
+            store.put_companion(each.location, SET_NAME, content)
 
 
 def register_sets(stream: StreamHandle, found: Iterable[SnapshotRecord]) -> tuple[list[str], list[str]]:
@@ -201,7 +201,7 @@ def _set_beside(stream: StreamHandle, snapshot: SnapshotRecord) -> tuple[Savepoi
     store = stream.store
     if not isinstance(store, ObjectSnapshotStore) or snapshot.kind is not SnapshotKind.SAVEPOINT:
         return None
-    content = store.beside(snapshot.location or "", SET_NAME)
+    content = store.companion(snapshot.location or "", SET_NAME)
     if content is None:
         return None
     with reading(lambda why: SnapshotCorruptError(f"The record of its set cannot be read: {why}")):

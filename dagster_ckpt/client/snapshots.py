@@ -10,7 +10,7 @@ from dagster_ckpt.client.connection import Connection, checked_target, given_fol
 from dagster_ckpt.client.requests import (
     await_answer,
     await_process,
-    is_between_restarts,
+    has_query,
     is_running,
     require_running,
     snapshot_of,
@@ -77,11 +77,11 @@ class SnapshotMethods(Connection):
         from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
 
         # A query that fails again and again answers nothing; its state is read as that of a stopped one.
-        if is_running(opened) and not is_between_restarts(opened):
+        if has_query(opened):
             try:
                 return self._answer(self._ask_for_savepoint(opened, label, target, schedule), timeout_s)
             except RequestFailedError:
-                if is_running(opened) and not is_between_restarts(opened):
+                if has_query(opened):
                     raise
         return savepoint_of_stopped_stream(
             opened,
@@ -151,7 +151,7 @@ class SnapshotMethods(Connection):
 
         It does not count towards `num_retained`.
         """
-        from dagster_ckpt.stream.snapshots import note_beside
+        from dagster_ckpt.stream.snapshots import write_notes
         from dagster_ckpt.stream.start_from import checked_label
 
         checked_label(label)
@@ -159,7 +159,7 @@ class SnapshotMethods(Connection):
         if label != found.label:
             self._refuse_taken(found.stream_id, label)
         self._catalog.holds.tag(found.snapshot_id, label=label, holder=self._origin)
-        note_beside(self._open(stream), found.snapshot_id)
+        write_notes(self._open(stream), found.snapshot_id)
         return self._catalog.snapshots.get(found.snapshot_id)
 
     def release(self, stream: str, snapshot: str) -> SnapshotRecord:
@@ -167,11 +167,11 @@ class SnapshotMethods(Connection):
 
         A user's savepoint cannot be released: to remove it, delete its folder.
         """
-        from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, note_beside
+        from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, write_notes
 
         found = self._snapshot(self._open(stream), snapshot)
         released = self._catalog.holds.release_tag(found.snapshot_id)
-        note_beside(self._open(stream), found.snapshot_id)
+        write_notes(self._open(stream), found.snapshot_id)
         if found.trigger is SnapshotTrigger.REWIND and not is_owned_by_stream(found):
             self._catalog.snapshots.give_to_stream(found.snapshot_id)
             released = True

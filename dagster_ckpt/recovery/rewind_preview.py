@@ -47,7 +47,7 @@ from dagster_ckpt.spark.query.output import NamedOutput
 from dagster_ckpt.spark.query.sources import Distance, SourceDistance, distance
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import query_ids_of, sinks_of_snapshot, sinks_written, with_moved_logs
-from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, note_beside
+from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, write_notes
 from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
 from dagster_ckpt.stream.start_from import StartFrom, StartPoint
 
@@ -471,5 +471,5 @@ def _tag(stream: StreamHandle, snapshot: SnapshotRecord, label: str, why: str, l
     if not is_owned_by_stream(snapshot):
         return f"{describe_snapshot(snapshot)} stays, so that you can return to it ({why})"
     stream.catalog.holds.tag(snapshot.snapshot_id, label=label, holder="the rewind after it", lease=lease)
-    note_beside(stream, snapshot.snapshot_id)
+    write_notes(stream, snapshot.snapshot_id)
     return f"tagged {describe_snapshot(snapshot)} as {label}, so that you can return to it until it is released ({why})"

@@ -323,13 +323,13 @@ def _resolved(operator: PlanOperator) -> PlanOperator:
 def _origins(renamed: Mapping[str, str]) -> dict[str, str]:
     """The first name of each column that was renamed, perhaps several times; not of those that changed their names."""
     found = {}
-    for name, text in renamed.items():
-        seen = {name}
-        while text.casefold() in renamed.keys() - seen:
-            seen.add(text.casefold())
-            text = renamed[text.casefold()]  # noqa: PLW2901
-        if text.casefold() not in seen or len(seen) == 1:
-            found[name] = text
+    for name, former in renamed.items():
+        seen, origin = {name}, former
+        while origin.casefold() in renamed.keys() - seen:
+            seen.add(origin.casefold())
+            origin = renamed[origin.casefold()]
+        if origin.casefold() not in seen or len(seen) == 1:
+            found[name] = origin
     return found
 
 

@@ -43,7 +43,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import Positions
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.lease import LeaseKeeper
-from dagster_ckpt.stream.snapshots import note_beside
+from dagster_ckpt.stream.snapshots import write_notes
 from dagster_ckpt.stream.snapshotting import (
     NotRecorded,
     SnapshotOrder,
@@ -165,7 +165,7 @@ class AttemptRunner:
         if self._proves is not None:
             try:
                 self._catalog.snapshots.proven(self._lease.record, self._proves)
-                note_beside(self._stream, self._proves)
+                write_notes(self._stream, self._proves)
             except CatalogError:
                 return False
         self._has_progressed = True

@@ -9,8 +9,8 @@ Parquet checkpoints of the log are not read: a table is not rolled back beyond t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
@@ -108,18 +108,25 @@ class DeltaLog:
 
     def _restored_by(self, version: int) -> int:
         """Delta records no version of a RESTORE TO TIMESTAMP, but the files that it takes back and removes."""
-        wanted = self._files_of(version, "remove"), self._files_of(version, "add")
+        back, gone = self._changed_files(version)
+        wanted = gone, back
         # Files of the version before the restore that one further back lacks, and the other way around.
         more, fewer = set[str](), set[str]()
         for at in range(version - 1, self.oldest - 1, -1):
             if (more, fewer) == wanted:
                 return at
-            added, removed = self._files_of(at, "add"), self._files_of(at, "remove")
+            added, removed = self._changed_files(at)
             more, fewer = (more | added) - removed - (fewer & added), (fewer | removed) - added - (more & removed)
         return -1 if (more, fewer) == wanted and self.oldest == 0 else UNKNOWN_VERSION
 
-    def _files_of(self, version: int, kind: str) -> set[str]:
-        return {f"{each['path']} {each.get('deletionVector') or ''}" for each in self._actions(version, kind)}
+    def _changed_files(self, version: int) -> tuple[set[str], set[str]]:
+        """Added and removed ones, each with its deletion vector."""
+        files: dict[str, set[str]] = {"add": set(), "remove": set()}
+        with self._reading(version):
+            for action in self._lines(version):
+                for kind in files.keys() & action.keys():
+                    files[kind].add(f"{action[kind]['path']} {action[kind].get('deletionVector') or ''}")
+        return files["add"], files["remove"]
 
     def plan(self, to: RollBack) -> DeltaPlan:
         own = to.own_ids
@@ -283,10 +290,16 @@ class DeltaLog:
         return removed or bool(self._actions(version, "cdc") or (version and self._actions(version, "metaData")))
 
     def _actions(self, version: int, kind: str) -> list[Any]:
-        name = f"{LOG}/{version:020}.json"
-        lines = self._table.read(name).decode("utf-8", "replace").splitlines()
-        with reading(lambda why: LiveDirectoryError(f"{self._table.url}/{name} is not a Delta commit: {why}.")):
-            return [action[kind] for line in lines if line.strip() and kind in (action := from_json(line))]
+        with self._reading(version):
+            return [action[kind] for action in self._lines(version) if kind in action]
+
+    def _lines(self, version: int) -> Iterator[Any]:
+        text = self._table.read(f"{LOG}/{version:020}.json").decode("utf-8", "replace")
+        return (from_json(line) for line in text.splitlines() if line.strip())
+
+    def _reading(self, version: int) -> AbstractContextManager[None]:
+        name = f"{self._table.url}/{LOG}/{version:020}.json"
+        return reading(lambda why: LiveDirectoryError(f"{name} is not a Delta commit: {why}."))
 
     def _version_of(self, own: Collection[str], query_id: str | None, batch_id: int) -> int | None:
         first_own, first_of_query = self.newest + 1, self.newest + 1

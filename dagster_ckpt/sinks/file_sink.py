@@ -43,10 +43,8 @@ if TYPE_CHECKING:
 _PART = re.compile(r"part-\d{5,}-(?P<uuid>[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}).*")
 # Left by a batch job (`FileOutputCommitter`).
 _SUCCESS = "_SUCCESS"
-# What only the folder of an output has: a file sink, a table of Delta, Hudi or Iceberg, or a batch job.
-_ANOTHERS = re.compile(
-    r"(?P<folder>.+?)/(?:(?:_spark_metadata|_delta_log|\.hoodie)/|_SUCCESS$|metadata/[^/]+\.metadata\.json$)"
-)
+# What only the folder of another file sink or of a table of Delta, Hudi or Iceberg has.
+_ANOTHERS = re.compile(r"(?P<folder>.+?)/(?:(?:_spark_metadata|_delta_log|\.hoodie)/|metadata/[^/]+\.metadata\.json$)")
 _NAMED = 5
 # Others with a path (Delta, Iceberg) keep their own record of batches.
 _FORMATS = {"parquet", "json", "csv", "orc", "text", "avro", "xml"}
@@ -84,12 +82,13 @@ class Leftovers:
     Attributes:
         files: Listed before the log: a file committed in between is then in the log.
         now_ms: By the clock that dates the files, if any.
+        batch_folders: To which a batch job has written, relative to the sink; "." is the sink itself.
     """
 
     files: tuple[PartFile, ...]
     log: SinkLog
     now_ms: int | None
-    has_batch_job: bool = False
+    batch_folders: frozenset[str] = frozenset()
 
 
 class FileSink(Sink):
@@ -160,9 +159,10 @@ class FileSink(Sink):
         return self.told(SinkEffect.EXACT, f"{reason}. Readers see each row once.")
 
     def leftovers(self) -> Leftovers:
-        files = tuple(part_files(self.folder))
-        has_batch_job = open_file_io(self.folder).size(_SUCCESS) is not None
-        return Leftovers(files, read_sink_log(self.folder), storage_time_ms(self.folder), has_batch_job)
+        files = list(_all_files(self.folder))
+        batch_folders = frozenset(str(PurePosixPath(file.path).parent) for file in files if file.name == _SUCCESS)
+        parts = tuple(_own_part_files(files))
+        return Leftovers(parts, read_sink_log(self.folder), storage_time_ms(self.folder), batch_folders)
 
     def delete_leftovers(self, files: Sequence[PartFile]) -> None:
         delete_part_files(self.folder, files)
@@ -214,12 +214,9 @@ def _without_entry(folder: str, batch_id: int) -> str:
     return f"{folder}/{LOG} no longer lists the files of the batch apart: its entry was merged into a later one"
 
 
-def part_files(path: str) -> list[PartFile]:
-    """Not in folders below that are the output of something else: its files have such names, too."""
-    files = list(_all_files(path))
-    marked = {match["folder"] for file in files if (match := _ANOTHERS.match(file.path)) is not None}
-    # A batch job may have appended to a partition.
-    others = {folder for folder in marked if not all("=" in name for name in folder.split("/"))}
+def _own_part_files(files: Sequence[PartFile]) -> list[PartFile]:
+    """Not in folders below that are another output: its files have such names, too."""
+    others = {match["folder"] for file in files if (match := _ANOTHERS.match(file.path)) is not None}
     own = [file for file in files if others.isdisjoint(map(str, PurePosixPath(file.path).parents))]
     return sorted((file for file in own if _PART.fullmatch(file.name)), key=lambda file: file.path)
 

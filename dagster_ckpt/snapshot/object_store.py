@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import threading
 import uuid
@@ -45,6 +44,7 @@ from dagster_ckpt.snapshot.manifest import (
     checkpoint_directory,
     checkpoint_number,
 )
+from dagster_ckpt.snapshot.notes import read_notes
 from dagster_ckpt.snapshot.packs import PackRunner, Threads
 from dagster_ckpt.snapshot.reader import WriteEntry, copy_snapshot, extract, read_metadata, verify_snapshot
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
@@ -251,20 +251,22 @@ class ObjectSnapshotStore:
         if is_new:
             with contextlib.suppress(StorageAccessError):
                 file_io.delete(mark)
-        self.put_beside(f"{file_io.url}/{directory}", SET_NAME, source.beside(location, SET_NAME))
-        self.put_beside(f"{file_io.url}/{directory}", NOTES_NAME, _of_any_copy(source.beside(location, NOTES_NAME)))
+        notes = read_notes(source.companion(location, NOTES_NAME)).of_a_copy()
+        self.put_companion(f"{file_io.url}/{directory}", SET_NAME, source.companion(location, SET_NAME))
+        self.put_companion(f"{file_io.url}/{directory}", NOTES_NAME, notes.encoded())
         manifest = read_metadata(file_io, directory).manifest
         return StoredSnapshot(f"{file_io.url}/{directory}", manifest.full_bytes, copied, manifest.file_count)
 
-    def beside(self, location: str, name: str) -> bytes | None:
+    def companion(self, location: str, name: str) -> bytes | None:
+        """A file in the folder of a snapshot that is no part of it: `SET_NAME` or `NOTES_NAME`."""
         file_io, directory = self._at(location)
         try:
             return file_io.read(f"{directory}/{name}")
         except FileNotFoundError:
             return None
 
-    def put_beside(self, location: str, name: str, content: bytes | None) -> None:
-        """Beside the metadata: `SET_NAME`, the savepoint set of a savepoint, or `NOTES_NAME`. None deletes it."""
+    def put_companion(self, location: str, name: str, content: bytes | None) -> None:
+        """See `companion`; None deletes it."""
         file_io, directory = self._at(location)
         if content is not None:
             # A user may have deleted the folder.
@@ -380,13 +382,3 @@ def _folder(location: str) -> str:
 
 def _directories_in(file_io: FileIO, locations: Iterable[str]) -> list[str]:
     return [directory for root, _, directory in (where.rpartition("/") for where in locations) if root == file_io.url]
-
-
-def _of_any_copy(notes: bytes | None) -> bytes | None:
-    """Damage is of the original's bytes, not of the copy's."""
-    try:
-        known = json.loads(notes or b"{}")
-        kept = {name: value for name, value in known.items() if name not in ("problem", "broken_since_ms")}
-    except (AttributeError, ValueError):
-        return None
-    return json.dumps(kept).encode() if kept else None

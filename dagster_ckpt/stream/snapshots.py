@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -23,69 +22,63 @@ from dagster_ckpt.policies.guard import snapshot_to_recover_from
 from dagster_ckpt.policies.retention import RetainedKind, RetainedSnapshot
 from dagster_ckpt.snapshot.garbage_collection import NOTES_NAME, logging_failure
 from dagster_ckpt.snapshot.manifest import Manifest, SnapshotHeader, checkpoint_number
+from dagster_ckpt.snapshot.notes import SnapshotNotes, read_notes
 from dagster_ckpt.snapshot.object_store import ObjectSnapshotStore
 from dagster_ckpt.stream.lease import repeating
 from dagster_ckpt.stream.start_from import StartFrom, is_location
 from dagster_ckpt.values.durations import utc_time
 from dagster_ckpt.values.modes import RecoveryClaimMode, SnapshotKind
 from dagster_ckpt.values.redaction import refuse_user_info
-from dagster_ckpt.values.untrusted import from_json
 
 if TYPE_CHECKING:
     from dagster_ckpt.stream.handle import StreamHandle
 
 
-def note_beside(stream: StreamHandle, snapshot_id: str) -> None:
-    """Keep beside a snapshot what only the catalog knows of it: a catalog that is rebuilt needs it.
+def write_notes(stream: StreamHandle, snapshot_id: str) -> None:
+    """Write what only the catalog knows of a snapshot into its folder: a catalog that is rebuilt needs it.
 
-    A failure is logged: the catalog has it. A storage class of the user's own keeps no notes.
+    A failure is logged: the catalog has it. A storage class of the user's own has no notes, and in the folder of
+    another stream, from which this one started, that stream writes them.
     """
     snapshot = stream.catalog.snapshots.by_id([snapshot_id]).get(snapshot_id)
     if snapshot is None or snapshot.location is None or not isinstance(stream.store, ObjectSnapshotStore):
         return
+    if snapshot.stream_id != stream.stream_id:
+        return
     tag = next((each for each in stream.catalog.holds.on(snapshot_id) if each.kind is HoldKind.TAG), None)
-    known = {
-        _TAGGED_BY: tag.holder if tag is not None else None,
-        _LABEL: snapshot.label if tag is not None else None,
-        _PROBLEM: snapshot.verified_problem,
-        **{name: snapshot.properties.get(name) for name in (PROVEN_AT_MS, BROKEN_SINCE_MS)},
-    }
-    notes = {name: value for name, value in known.items() if value is not None}
+    notes = SnapshotNotes(
+        tagged_by=tag.holder if tag is not None else None,
+        label=snapshot.label if tag is not None else None,
+        problem=snapshot.verified_problem,
+        broken_since_ms=snapshot.properties.get(BROKEN_SINCE_MS),
+        proven_at_ms=snapshot.properties.get(PROVEN_AT_MS),
+    )
     with logging_failure(snapshot.location):
-        stream.store.put_beside(snapshot.location, NOTES_NAME, json.dumps(notes).encode() if notes else None)
+        stream.store.put_companion(snapshot.location, NOTES_NAME, notes.encoded())
 
 
 @dataclass(frozen=True)
 class Noted:
-    """A snapshot as its notes tell, and by whom it was tagged."""
+    """A snapshot with what its notes say, and who tagged it."""
 
     snapshot: SnapshotRecord
     tagged_by: str | None = None
 
 
 def as_noted(stream: StreamHandle, snapshot: SnapshotRecord) -> Noted:
-    """Notes that cannot be read tell nothing."""
     content = None
     if isinstance(stream.store, ObjectSnapshotStore) and snapshot.location is not None:
-        content = stream.store.beside(snapshot.location, NOTES_NAME)
-    try:
-        notes = from_json(content or "{}")
-        known = {name: notes.get(name) for name in (PROVEN_AT_MS, BROKEN_SINCE_MS)}
-        label, tagged_by, problem = (notes.get(name) for name in (_LABEL, _TAGGED_BY, _PROBLEM))
-    except (AttributeError, ValueError):
-        return Noted(snapshot)
-    times = {name: at for name, at in known.items() if isinstance(at, int)}
+        content = stream.store.companion(snapshot.location, NOTES_NAME)
+    notes = read_notes(content)
+    times = {BROKEN_SINCE_MS: notes.broken_since_ms, PROVEN_AT_MS: notes.proven_at_ms}
     found = replace(
         snapshot,
-        label=label if isinstance(label, str) else snapshot.label,
-        properties={**snapshot.properties, **times},
-        verified_problem=problem if isinstance(problem, str) else None,
-        verified_at_ms=times.get(BROKEN_SINCE_MS) if isinstance(problem, str) else times.get(PROVEN_AT_MS),
+        label=notes.label if notes.label is not None else snapshot.label,
+        properties={**snapshot.properties, **{name: at for name, at in times.items() if at is not None}},
+        verified_problem=notes.problem,
+        verified_at_ms=notes.proven_at_ms if notes.problem is None else notes.broken_since_ms,
     )
-    return Noted(found, tagged_by if isinstance(tagged_by, str) else None)
-
-
-_TAGGED_BY, _LABEL, _PROBLEM = "tagged_by", "label", "problem"
+    return Noted(found, notes.tagged_by)
 
 
 def newest_for_recovery(snapshots: Sequence[SnapshotRecord], *, prefer_checkpoint: bool) -> SnapshotRecord | None:

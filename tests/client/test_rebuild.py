@@ -38,7 +38,7 @@ from dagster_ckpt.stream import ownership
 from dagster_ckpt.stream.lease import LeaseKeeper, acquire
 from dagster_ckpt.stream.liveness import this_holder
 from dagster_ckpt.stream.ownership import fence_predecessor
-from dagster_ckpt.stream.snapshots import note_beside
+from dagster_ckpt.stream.snapshots import write_notes
 from dagster_ckpt.stream.snapshotting import sharing_base
 from dagster_ckpt.stream.start_from import StartFrom
 from dagster_ckpt.values.modes import SnapshotKind
@@ -420,7 +420,7 @@ def test_what_only_the_lost_catalog_knew_of_a_snapshot_is_beside_it(history: His
     client.release(STREAM, loaded.reference)
     catalog = history.shelf.stream.catalog
     as_writer(catalog, STREAM).snapshots.proven(loaded.snapshot_id)
-    note_beside(history.shelf.stream, loaded.snapshot_id)
+    write_notes(history.shelf.stream, loaded.snapshot_id)
     damage = SnapshotVerification(broken.location or "", None, deep=True, problems=("a block is damaged",))
     record_verification(history.shelf.stream, damage)
     before = {each.snapshot_id: each for each in catalog.snapshots.completed(STREAM)}
@@ -445,7 +445,7 @@ def test_notes_that_cannot_be_read_keep_no_snapshot_from_being_registered(histor
     store = history.shelf.stream.store
     assert isinstance(store, ObjectSnapshotStore)
     taken_here = checkpoint(history)
-    store.put_beside(taken_here.location or "", NOTES_NAME, b"[1")
+    store.put_companion(taken_here.location or "", NOTES_NAME, b"[1")
     lost = lose_the_catalog(history)
 
     report = rebuild(history.shelf.stream, origin=ORIGIN, take_over_deployment=lost)

@@ -69,7 +69,7 @@ def test_a_copy_is_its_original_byte_for_byte_and_shares_what_is_there(shelf: Sh
     first = shelf.checkpoint()
     newest = shelf.checkpoint(base=first)
     savepoint = shelf.savepoint("mine")
-    shelf.stream.store.put_beside(savepoint.location or "", SET_NAME, b"its set")  # type: ignore[attr-defined]
+    shelf.stream.store.put_companion(savepoint.location or "", SET_NAME, b"its set")  # type: ignore[attr-defined]
 
     done = copy(shelf, second)
 
@@ -80,7 +80,7 @@ def test_a_copy_is_its_original_byte_for_byte_and_shares_what_is_there(shelf: Sh
         originals = shelf.root / ("snapshots" if STREAM in path.relative_to(second).parts else "savepoints")
         assert path.read_bytes() == (originals / path.relative_to(second)).read_bytes()
     assert [path.read_bytes() for path in second.rglob("_set")] == [b"its set"]
-    shelf.stream.store.put_beside(savepoint.location or "", SET_NAME, None)  # type: ignore[attr-defined]
+    shelf.stream.store.put_companion(savepoint.location or "", SET_NAME, None)  # type: ignore[attr-defined]
     again = copy(shelf, second)
     assert [each.copied_bytes for each in again.replicas] == [0, 0, 0]
     assert list(second.rglob("_set")) == []
@@ -274,7 +274,7 @@ def test_what_an_interrupted_copy_left_is_deleted_once_it_is_old(
 def test_copies_of_a_savepoint_set_stay(shelf: Shelf, second: Path) -> None:
     savepoint = shelf.savepoint("of a set")
     made = SavepointSet("set-1", "all", (STREAM,), "a test", None, created_at_ms=1, savepoints={STREAM: savepoint})
-    shelf.stream.store.put_beside(savepoint.location or "", SET_NAME, b"{}")
+    shelf.stream.store.put_companion(savepoint.location or "", SET_NAME, b"{}")
     shelf.stream.catalog.savepoint_sets.record(made, [savepoint.snapshot_id])
     copy(shelf, second)
     shelf.checkpoint()

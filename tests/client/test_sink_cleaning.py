@@ -107,17 +107,30 @@ def test_the_files_of_undone_batches_are_listed_and_nothing_is_deleted(output: O
     assert output.left() == list(range(LAST + 1))
 
 
-@pytest.mark.parametrize("leaves_success", [True, False])
-def test_files_that_a_batch_job_has_appended_are_not_the_streams(output: Output, leaves_success: bool) -> None:
+@pytest.mark.parametrize(
+    ("folder", "success"),
+    [
+        ("", "_SUCCESS"),
+        ("day=1", "_SUCCESS"),
+        ("day=1", "day=1/_SUCCESS"),
+        ("audit/day=1", "audit/_SUCCESS"),
+        ("", None),
+    ],
+)
+def test_files_that_a_batch_job_has_appended_are_not_the_streams(
+    output: Output, folder: str, success: str | None
+) -> None:
     job = uuid.uuid4()
     theirs = [
-        output.sink / f"part-0000{number}-{job}-c000.snappy.parquet" for number in range(1 if leaves_success else 2)
+        output.sink / folder / f"part-0000{number}-{job}-c000.snappy.parquet"
+        for number in range(1 if success is not None else 2)
     ]
     for path in theirs:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"rows of others")
         output.written_at(path, 0)
-    if leaves_success:
-        (output.sink / "_SUCCESS").touch()
+    if success is not None:
+        (output.sink / success).touch()
 
     cleaning = output.clean(dry_run=False, grace_ms=0)
 
@@ -358,12 +371,13 @@ def test_a_stream_that_has_not_written_yet_has_no_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "mark",
-    ["_spark_metadata/0", "_delta_log/00000000000000000000.json", "_SUCCESS", "metadata/v1.metadata.json", ".hoodie/x"],
+    ["_spark_metadata/0", "_delta_log/00000000000000000000.json", "metadata/v1.metadata.json", ".hoodie/x"],
 )
-def test_the_output_of_something_else_below_is_not_cleaned(output: Output, mark: str) -> None:
-    theirs = output.sink / "audit" / "day=1" / f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+@pytest.mark.parametrize("folder", ["audit", "region=eu"])
+def test_the_output_of_something_else_below_is_not_cleaned(output: Output, mark: str, folder: str) -> None:
+    theirs = output.sink / folder / "day=1" / f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
     ours = output.sink / "day=1" / f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
-    for path in (theirs, ours, output.sink / "audit" / mark):
+    for path in (theirs, ours, output.sink / folder / mark):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("rows of another")
         output.written_at(path, 0)

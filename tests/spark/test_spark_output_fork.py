@@ -11,7 +11,7 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from dagster_ckpt.errors import RestoreError
 from dagster_ckpt.io.location import same_folder
-from dagster_ckpt.sinks.file_sink import FileSink, fork_output, part_files, read_sink_log
+from dagster_ckpt.sinks.file_sink import FileSink, fork_output, read_sink_log
 from dagster_ckpt.sinks.registry import described_sink
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import SinkEntry
 from dagster_ckpt.spark.query.output import named_output
@@ -45,9 +45,9 @@ def test_a_partitioned_output_is_forked_with_its_folders(spark: SparkSession, tm
     expected = sorted(map(tuple, spark.read.parquet(str(old)).collect()))
     assert len(expected) == 4
     assert sorted(map(tuple, spark.read.parquet(str(new)).collect())) == expected
-    assert {file.name for file in part_files(str(new))} == read_sink_log(f"file:{new}").names
+    assert {file.name for file in FileSink.at(str(new)).leftovers().files} == read_sink_log(f"file:{new}").names
     # Whatever becomes of the original's files.
-    for file in part_files(str(old)):
+    for file in FileSink.at(str(old)).leftovers().files:
         (old / file.path).unlink()
     assert sorted(map(tuple, spark.read.parquet(str(new)).collect())) == expected
 

@@ -21,7 +21,7 @@ from spark_scenarios import (
 
 from dagster_ckpt.config.state_backend import CustomStateBackend, StateBackend
 from dagster_ckpt.errors import IncompleteCutError
-from dagster_ckpt.sinks.file_sink import FileSink, delete_part_files, part_files, read_sink_log
+from dagster_ckpt.sinks.file_sink import FileSink, delete_part_files, read_sink_log
 from dagster_ckpt.sinks.file_sink_log import own_past
 from dagster_ckpt.sinks.sink import RollBack
 from dagster_ckpt.spark.checkpoint_dir.inspect import inspect_live_directory, retained_batches
@@ -115,11 +115,11 @@ def test_without_the_roll_back_of_its_log_the_sink_loses_rows_and_with_it_leaves
     assert set(expected) < set(careful)
     assert len(careful) > len(careless), "the hazard that the roll-back is for"
     log = read_sink_log(str(work.output))
-    orphans = [file for file in part_files(str(work.output)) if file.name not in log.names]
+    orphans = [file for file in FileSink.at(str(work.output)).leftovers().files if file.name not in log.names]
     assert orphans
     delete_part_files(str(work.output), orphans)
     assert work.rows(spark) == careful
-    assert {file.name for file in part_files(str(work.output))} <= log.names
+    assert {file.name for file in FileSink.at(str(work.output)).leftovers().files} <= log.names
 
 
 @pytest.mark.thorough

@@ -306,7 +306,7 @@ def test_another_streams_checkpoint_is_deleted_with_regard_to_its_own_siblings(w
     assert other.restored(second) == OLD
 
 
-def test_what_a_person_put_beside_a_snapshot_stays(world) -> None:
+def test_what_a_person_put_companion_a_snapshot_stays(world) -> None:
     stream = world.process()
     first = stream.checkpoint(1, OLD)
     world.spaces["mem://c/stream"].write("chk-1/notes.txt", [b"before the upgrade"])

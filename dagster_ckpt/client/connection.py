@@ -48,10 +48,10 @@ class StreamSource(Protocol):
     def id_of(self, stream: str) -> str:
         """StreamNotFoundError if there is none. Opens no storage."""
 
-    def on_storage(self, take_over_deployment: str | None = None) -> list[str]:
-        """Ids of streams that may have state, known to the catalog or not.
+    def on_storage(self) -> Mapping[str, str | None]:
+        """By id of each stream that may have state, known to the catalog or not: whose it is.
 
-        Not those of which only savepoints of other deployments are left: they may share the folder.
+        The deployment if only savepoints are left, as deployments may share the folder of savepoints; None otherwise.
         """
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
@@ -222,8 +222,8 @@ class GivenStreams:
     open_stream: Callable[[str], StreamHandle]
     ids: Callable[[], list[str]]
 
-    def on_storage(self, take_over_deployment: str | None = None) -> list[str]:  # noqa: ARG002 - as defined
-        return self.ids()
+    def on_storage(self) -> Mapping[str, str | None]:
+        return dict.fromkeys(self.ids())
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:  # noqa: ARG002 - it has settings
         return self.open_stream(stream)
@@ -305,7 +305,7 @@ class RecordedStreams:
             storage=storage,
         )
 
-    def on_storage(self, take_over_deployment: str | None = None) -> list[str]:
+    def on_storage(self) -> Mapping[str, str | None]:
         from dagster_ckpt.snapshot.opening import stored_streams
         from dagster_ckpt.stream.handle import live_folders
         from dagster_ckpt.stream.snapshots import DEPLOYMENT
@@ -315,10 +315,11 @@ class RecordedStreams:
                 "No storage was given. Name the folder of the checkpoints: --storage s3://bucket/checkpoints on the "
                 "command line, storage='s3://bucket/checkpoints' in Python."
             )
-        deployments = self.catalog.deployment_id, take_over_deployment
-        stored = stored_streams(self.storage).items()
-        ours = {name for name, said in stored if said is None or said.get(DEPLOYMENT) in deployments}
-        return sorted({*ours, *(live_folders(self.live_root) if self.live_root else ())})
+        stored: dict[str, str | None] = {}
+        for stream_id, properties in stored_streams(self.storage).items():
+            deployment = properties.get(DEPLOYMENT) if properties is not None else None
+            stored[stream_id] = str(deployment) if deployment is not None else None
+        return stored | dict.fromkeys(live_folders(self.live_root) if self.live_root else ())
 
     def _find(self, stream: str) -> StreamRecord | None:
         try:

@@ -281,7 +281,10 @@ class MaintenanceMethods(Connection):
         from dagster_ckpt.client.rebuild import CatalogRebuild
 
         chosen, done, refused = _continue_from(continue_from), [], {}
-        for stream in self._streams.on_storage(take_over_deployment):
+        ours = {None, self._catalog.deployment_id, take_over_deployment}
+        for stream, deployment in sorted(self._streams.on_storage().items()):
+            if deployment not in ours:
+                continue
             try:
                 done.append(self.rebuild(stream, take_over_deployment=take_over_deployment, continue_from=chosen))
             except CkptError as error:

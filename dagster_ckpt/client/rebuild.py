@@ -120,14 +120,14 @@ def rebuild(
         _refuse_nothing(stream)
     if take_over_deployment is not None:
         stream.catalog.take_over_deployment(take_over_deployment, only_if_unused=True)
+    owner = owner_of_live_folder(stream)
+    if not _is_known(stream):
+        _refuse_anothers(stream, found, owner)
     record = stream.register()
     above = max(stream.newest_token(), _tokens_of(found))
     acquired = acquire_for(stream.catalog, stream.stream_id, "rebuild", origin, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         known = {snapshot.snapshot_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
-        owner = owner_of_live_folder(stream)
-        if record.live_generation == 0 and not known:
-            _refuse_anothers(stream, found, owner)
         refuse_unfinished_adoption(record)
         found = _without_adoptions(stream, _of_this_deployment(stream, found, skipped), record, skipped)
         noted = [as_noted(stream, each) for each in found if each.snapshot_id not in known]
@@ -230,6 +230,15 @@ def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
     Kafka's markers would take a lower one for a former holder's.
     """
     return _TOKENS_PER_SNAPSHOT * max((snapshot.number or 0 for snapshot in found), default=0)
+
+
+def _is_known(stream: StreamHandle) -> bool:
+    """Whether the catalog has anything that a rebuild would add."""
+    try:
+        record = stream.catalog.streams.get(stream.stream_id)
+    except StreamNotFoundError:
+        return False
+    return record.live_generation > 0 or bool(stream.catalog.snapshots.of_stream(stream.stream_id))
 
 
 def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], folder_owner: str | None) -> None:

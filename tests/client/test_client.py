@@ -513,6 +513,7 @@ class TestRebuildOfEverything:
             refused = new.rebuild_all()
             assert list(refused.refused) == [STREAM]
             assert lost in refused.refused[STREAM]
+            assert new.catalog.streams.all() == []
             done = new.rebuild_all(take_over_deployment=lost)
             assert [each.stream_id for each in done.streams] == [STREAM]
             assert done.refused == {}

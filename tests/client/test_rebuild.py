@@ -181,6 +181,18 @@ def test_snapshots_of_two_deployments_are_not_mixed(history: History) -> None:
     assert [each.split(": ")[0] for each in report.skipped] == [theirs.location]
 
 
+def test_savepoints_of_another_deployment_in_a_shared_folder_are_no_stream_of_this_one(history: History) -> None:
+    theirs = trigger_savepoint(history.shelf.stream, origin=ORIGIN)
+    lost = history.shelf.stream.catalog.deployment_id
+    new, live_root = f"sqlite:///{history.shelf.root / 'new.db'}", str(history.shelf.root / "new-live")
+
+    with Client(new, storage=history.shelf.storage, live_root=live_root) as client:
+        ignored = client.rebuild_all()
+        assert (ignored.streams, ignored.refused, client.catalog.streams.all()) == ((), {}, [])
+        client.rebuild_all(take_over_deployment=lost)
+        assert [each.snapshot_id for each in client.list_snapshots(STREAM)] == [theirs.snapshot_id]
+
+
 def test_after_a_rebuild_older_directories_have_lower_tokens_and_are_cleared(history: History) -> None:
     trigger_savepoint(history.shelf.stream, origin=ORIGIN, label="mine")
     live = history.shelf.live

@@ -69,7 +69,9 @@ def test_a_copy_is_its_original_byte_for_byte_and_shares_what_is_there(shelf: Sh
     first = shelf.checkpoint()
     newest = shelf.checkpoint(base=first)
     savepoint = shelf.savepoint("mine")
-    shelf.stream.store.put_companion(savepoint.location or "", SET_NAME, b"its set")  # type: ignore[attr-defined]
+    store = shelf.stream.store
+    assert isinstance(store, ObjectSnapshotStore)
+    store.put_companion(savepoint.location or "", SET_NAME, b"its set")
 
     done = copy(shelf, second)
 
@@ -80,7 +82,7 @@ def test_a_copy_is_its_original_byte_for_byte_and_shares_what_is_there(shelf: Sh
         originals = shelf.root / ("snapshots" if STREAM in path.relative_to(second).parts else "savepoints")
         assert path.read_bytes() == (originals / path.relative_to(second)).read_bytes()
     assert [path.read_bytes() for path in second.rglob("_set")] == [b"its set"]
-    shelf.stream.store.put_companion(savepoint.location or "", SET_NAME, None)  # type: ignore[attr-defined]
+    store.put_companion(savepoint.location or "", SET_NAME, None)
     again = copy(shelf, second)
     assert [each.copied_bytes for each in again.replicas] == [0, 0, 0]
     assert list(second.rglob("_set")) == []

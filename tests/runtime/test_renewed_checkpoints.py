@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -22,6 +21,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.query import QueryFacts
 from dagster_ckpt.stream.lease import LeaseKeeper
 from dagster_ckpt.stream.snapshotting import sharing_base
+from tests.support.manual_clock import ManualClock
 from tests.support.retention_shelf import STREAM, Shelf
 
 
@@ -198,8 +198,10 @@ def test_before_a_batch_nothing_is_subsumed_and_the_first_batch_proves_what_was_
     assert proven == {loaded}
 
 
-def test_damage_that_was_found_is_not_inherited(idle: Idle) -> None:
+def test_damage_that_was_found_is_not_inherited(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even from a checkpoint that was taken before, and may share the damaged object."""
+    clock = ManualClock(idle.shelf.stream.catalog.now_ms())
+    monkeypatch.setattr(idle.shelf.stream.catalog.database, "_clock", clock)
     snapshots = idle.shelf.stream.catalog.snapshots
     idle.checkpoint()
     damaged = idle.newest_id
@@ -208,14 +210,14 @@ def test_damage_that_was_found_is_not_inherited(idle: Idle) -> None:
     assert sharing_base(idle.shelf.stream) is not None
     snapshots.verified(damaged, "an object is truncated")
     assert sharing_base(idle.shelf.stream) is None
-    time.sleep(0.002)  # The clock of the catalog counts milliseconds.
+    clock.now_ms += 1
     idle.commit(2)
     idle.checkpoint()
     base = sharing_base(idle.shelf.stream)
     assert base is not None
     assert base.snapshot_id == idle.newest_id
     # Read again, the same damage is no news.
-    time.sleep(0.002)
+    clock.now_ms += 1
     snapshots.verified(damaged, "an object is truncated")
     assert sharing_base(idle.shelf.stream) == base
     snapshots.verified(damaged, None)

@@ -28,7 +28,7 @@ class SavepointSet:
         streams: Their ids, upstream first.
         unproven: Why the set is not proven to be consistent, if that was accepted.
         is_counted: Later sets of this selection replace it (`keep`).
-        created_at_ms: Later than that of every earlier set, whatever the clock says.
+        created_at_ms: Later than that of every earlier set, even if the clock was set back.
         executions: Ids of the newest ones of its streams.
     """
 

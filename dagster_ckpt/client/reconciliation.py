@@ -87,7 +87,7 @@ class Orchestrator:
     """Queries to the orchestrator that launches runs.
 
     Attributes:
-        has_ended: Its run has ended, is unknown, or goes on without it.
+        has_ended: Its run has ended, is unknown, or is still running other steps.
     """
 
     has_ended: Callable[[ExecutionRecord], bool]

@@ -135,7 +135,7 @@ def release_savepoint_set(catalog: Catalog, found: SavepointSet, open_stream: Op
 
 
 def _forget_older(catalog: Catalog, open_stream: OpenStream, newest: SavepointSet, keep: int) -> None:
-    """Only those before it: another caller may take one beside this."""
+    """Only those before it: another caller may be recording one."""
     alike = [
         each
         for each in catalog.savepoint_sets.all()

@@ -138,7 +138,7 @@ def observed_ends(
 def has_left_its_run(
     instance: dg.DagsterInstance, catalog: Catalog, execution: ExecutionRecord, stream: Stream
 ) -> bool:
-    """Whether an execution has ended, and its run goes on with steps that do not need it.
+    """Whether an execution has ended while its run is still running other steps.
 
     Such as another stream, if a user materialized both at once.
     """

@@ -63,7 +63,7 @@ def can_restart_in_run(context: StepContext) -> bool:
     worker = worker_of(context.instance, context.run.run_id)
     if context.run.remote_job_origin is None or worker is None or worker.pid != os.getpid():
         return False
-    # The others of a shared run do not wait: the supervisor sensor restarts the stream in a run of its own.
+    # The other streams of a shared run do not wait: the supervisor sensor restarts this one in a separate run.
     if goes_on_without(context.instance, context.run, context.op_execution_context.op.name):
         return False
     return SparkContext._gateway is None and SparkSession.getActiveSession() is None

@@ -411,7 +411,7 @@ def _first_row(catalog: Catalog, stream: Stream) -> DesiredRecord:
 
 
 def describe_monitoring(instance: dg.DagsterInstance) -> str | None:
-    """What to change in dagster.yaml, if nobody would notice the death of a run's container."""
+    """What to change in dagster.yaml, if run monitoring does not detect the loss of a run's container."""
     if not instance.run_launcher.supports_check_run_worker_health or instance.run_monitoring_enabled:
         return None
     return (

@@ -55,7 +55,11 @@ def plan_of_start(
     now = source_identities(writer) if writer is not None else None
     if now is not None and _is_carried_out(stream, facts, keyed(now)):
         plan = plan_recovery(replace(facts, start_from=replace(facts.start_from, map_sources="")))
-        plan = replace(plan, reason=f"{plan.reason}; the sources of the state are those of the query already")
+        why = (
+            "map_sources changes nothing: the state was read by the query's sources already. If one of them is to read "
+            "from elsewhere, name the batch to go back to"
+        )
+        plan = replace(plan, reason=f"{plan.reason}; {why}")
         return resolved_offsets(stream, plan, describe)
     if isinstance(plan, FinishRestore):
         raise OptionError(

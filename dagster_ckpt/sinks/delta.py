@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _SCHEME = "delta:"
+_SHOWN = 3
 # Options of a source that goes on after a commit that removes rows.
 _SKIPPING = frozenset({"ignorechanges", "ignoredeletes", "skipchangecommits", "readchangefeed", "readchangedata"})
 _APP_ID = "spark.databricks.delta.write.txnAppId"
@@ -309,6 +310,14 @@ def _obstacle(found: DeltaPlan, to: RollBack, table: str) -> Obstacle | None:
             "it: the rows of batches up to this one would be missing.",
             f"Run: RESTORE TABLE {table} TO VERSION AS OF {found.wanted}. Then start again. To continue without them, "
             "start with accept_loss.",
+        )
+    if found.deleted:
+        return Obstacle(
+            SinkEffect.IRREVERSIBLE,
+            f"It has to be restored to version {found.version} for batch {to.batch_id}, and {len(found.deleted)} files "
+            f"that this version needs were deleted since (VACUUM), such as {', '.join(found.deleted[:_SHOWN])}.",
+            "To leave its rows and write the batches again, start with new_query_id.",
+            may_stay=True,
         )
     if found.reaches_back:
         return None

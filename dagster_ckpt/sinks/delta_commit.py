@@ -188,7 +188,7 @@ class _Table:
             raise SinkRollbackError(
                 f"Version {version} of the Delta table cannot be restored: {len(missing)} of its data files were "
                 f"deleted since (VACUUM?), such as {', '.join(missing[:_MISSING_SHOWN])}. The table is unchanged. "
-                "Start with new_query_id to leave its rows and write the batches again."
+                "Bring them back, then start again."
             )
         return found
 

@@ -8,11 +8,13 @@ Parquet checkpoints of the log are not read: a table is not rolled back beyond t
 
 from __future__ import annotations
 
+import base64
 import re
+import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from dagster_ckpt.errors import LiveDirectoryError
@@ -30,6 +32,35 @@ _NO_PREDICATE = (None, "[]", '["true"]')
 
 UNKNOWN_VERSION = -2
 
+# Delta writes the id in a vector's name in the base 85 of ZeroMQ, whose digits are other ones than Python's.
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_TO_B85 = str.maketrans(_Z85, _B85)
+_ID_DIGITS = 20
+_ABSOLUTE = re.compile("/|[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+class DataFile(NamedTuple):
+    """As an `add` or `remove` action names it: one with another deletion vector is another one."""
+
+    path: str
+    storage_type: str = ""
+    vector: str = ""
+
+    @classmethod
+    def of(cls, action: Mapping[str, Any]) -> DataFile:
+        vector = action.get("deletionVector") or {}
+        return cls(str(action["path"]), str(vector.get("storageType", "")), str(vector.get("pathOrInlineDv", "")))
+
+    def places(self) -> Iterator[str]:
+        """Files in the folder of the table that it needs (Delta protocol, "Deletion Vectors")."""
+        if not _ABSOLUTE.match(self.path):
+            yield unquote(self.path)
+        if self.storage_type == "u":
+            prefix, digits = self.vector[:-_ID_DIGITS], self.vector[-_ID_DIGITS:]
+            name = f"deletion_vector_{uuid.UUID(bytes=base64.b85decode(digits.translate(_TO_B85)))}.bin"
+            yield f"{prefix}/{name}" if prefix else name
+
 
 @dataclass(frozen=True)
 class DeltaCommit:
@@ -37,6 +68,7 @@ class DeltaCommit:
 
     Attributes:
         batches: By query id (`txn` actions).
+        added: Files of `add` actions; `removed` likewise.
         restored_to: For a RESTORE, the version of its files; `UNKNOWN_VERSION` if no version that can be read has them.
         is_roll_back: This package undid batches with it.
     """
@@ -47,6 +79,8 @@ class DeltaCommit:
     empties: bool
     is_roll_back: bool
     changes: bool
+    added: frozenset[DataFile]
+    removed: frozenset[DataFile]
 
     def batch_of(self, query_ids: Collection[str]) -> int | None:
         return max((batch for query_id, batch in self.batches.items() if query_id in query_ids), default=None)
@@ -61,6 +95,7 @@ class DeltaPlan:
         reaches_back: The readable commits are sufficient to decide.
         undone_by: A version with which others took the table to before the batch; its rows are gone.
         wanted: The version of the batch, if they did.
+        deleted: Data files and deletion vectors that the version to restore needs, and that no longer exist.
     """
 
     decided_on: int
@@ -69,6 +104,7 @@ class DeltaPlan:
     reaches_back: bool = True
     undone_by: int | None = None
     wanted: int | None = None
+    deleted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,33 +136,33 @@ class DeltaLog:
 
     def commit(self, version: int) -> DeltaCommit:
         if version not in self._commits:
-            found = _read(self._table, version)
+            self._commits[version] = found = _read(self._table, version)
             if found.restored_to == UNKNOWN_VERSION:
-                found = replace(found, restored_to=self._restored_by(version))
-            self._commits[version] = found
+                self._commits[version] = replace(found, restored_to=self._restored_by(found))
         return self._commits[version]
 
-    def _restored_by(self, version: int) -> int:
+    def _restored_by(self, restore: DeltaCommit) -> int:
         """Delta records no version of a RESTORE TO TIMESTAMP, but the files that it takes back and removes."""
-        back, gone = self._changed_files(version)
-        wanted = gone, back
+        wanted = restore.removed, restore.added
         # Files of the version before the restore that one further back lacks, and the other way around.
-        more, fewer = set[str](), set[str]()
-        for at in range(version - 1, self.oldest - 1, -1):
+        more, fewer = frozenset[DataFile](), frozenset[DataFile]()
+        for at in range(restore.version - 1, self.oldest - 1, -1):
             if (more, fewer) == wanted:
                 return at
-            added, removed = self._changed_files(at)
+            added, removed = self.commit(at).added, self.commit(at).removed
             more, fewer = (more | added) - removed - (fewer & added), (fewer | removed) - added - (more & removed)
         return -1 if (more, fewer) == wanted and self.oldest == 0 else UNKNOWN_VERSION
 
-    def _changed_files(self, version: int) -> tuple[set[str], set[str]]:
-        """Added and removed ones, each with its deletion vector."""
-        files: dict[str, set[str]] = {"add": set(), "remove": set()}
-        with self._reading(version):
-            for action in self._lines(version):
-                for kind in files.keys() & action.keys():
-                    files[kind].add(f"{action[kind]['path']} {action[kind].get('deletionVector') or ''}")
-        return files["add"], files["remove"]
+    def _deleted(self, version: int) -> tuple[str, ...]:
+        """What a version needs, the newest one does not, and VACUUM has deleted."""
+        needed = set[DataFile]()
+        for at in range(self.newest, version, -1):
+            commit = self.commit(at)
+            needed = (needed - commit.added) | commit.removed
+        with reading(lambda why: LiveDirectoryError(f"The log of {self._table.url} names a file that is none: {why}.")):
+            places = sorted({place for file in needed for place in file.places()})
+        there = self._table.sizes(places)
+        return tuple(place for place in places if place not in there)
 
     def plan(self, to: RollBack) -> DeltaPlan:
         own = to.own_ids
@@ -159,7 +195,8 @@ class DeltaLog:
             elif commit.changes:
                 foreign.append(at)
             at -= 1
-        return DeltaPlan(self.newest, target, tuple(sorted(others)))
+        deleted = self._deleted(target) if target is not None and target >= 0 else ()
+        return DeltaPlan(self.newest, target, tuple(sorted(others)), deleted=deleted)
 
     def last_batch(self, query_id: str) -> int | None:
         """Even if undone since: the table skips it."""
@@ -342,7 +379,10 @@ def _read(table: FileIO, version: int) -> DeltaCommit:
     text = table.read(name).decode("utf-8", "replace")
     with reading(lambda why: LiveDirectoryError(f"{table.url}/{name} is not a Delta commit: {why}. Repair the table.")):
         actions = [from_json(line) for line in text.splitlines() if line.strip()]
-    found = [action for action in actions if isinstance(action, dict)]
+        found = [action for action in actions if isinstance(action, dict)]
+        added, removed = (
+            frozenset(DataFile.of(action[kind]) for action in found if kind in action) for kind in ("add", "remove")
+        )
     info: Mapping[str, Any] = next(
         (action["commitInfo"] for action in found if isinstance(action.get("commitInfo"), dict)), {}
     )
@@ -356,6 +396,8 @@ def _read(table: FileIO, version: int) -> DeltaCommit:
         ROLL_BACK_ID in batches,
         # A roll-back with nothing to undo repeats the metadata.
         ROLL_BACK_ID not in batches and any(_is_change(action) for action in found),
+        added,
+        removed,
     )
 
 

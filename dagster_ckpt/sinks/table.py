@@ -16,6 +16,9 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 _ATTEMPTS = 10
 
 
+_AGAIN = "The table is not rolled back. It does not know the new query id, so it accepts the rewound batches again."
+
+
 class VersionTakenError(Exception):
     """Another commit came after the plan; the table is unchanged."""
 
@@ -29,11 +32,15 @@ class Obstacle:
     """Why a table cannot be rolled back.
 
     Its effect is LOSE if it is unknown what to undo, IRREVERSIBLE if that is known, UNKNOWN if only the start can tell.
+
+    Attributes:
+        may_stay: Under a new query id, the table keeps its rows and gets the batches again.
     """
 
     effect: SinkEffect
     reason: str
     advice: str = ""
+    may_stay: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,20 +89,15 @@ def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
             f"There is no such table here: the rows of batches up to {to.batch_id} would be missing.",
             "Bring the table back, or start with accept_loss to begin a new one.",
         )
-    obstacle = plan.obstacle
-    if obstacle is not None:
-        is_unsure = obstacle.effect is SinkEffect.LOSE
-        is_left = (is_unsure and to.accepts_loss) or (to.may_repeat and (is_unsure or bool(plan.others)))
-        step = Step.LEAVE if is_left or obstacle.effect is SinkEffect.UNKNOWN else Step.REFUSE
-        return TableVerdict(step, obstacle.effect, obstacle.reason, obstacle.advice)
+    if plan.obstacle is not None:
+        return _hindered(plan.obstacle, to, others=bool(plan.others))
     back = f"It has to be rolled back to batch {to.batch_id}"
     run = f"run: {plan.command}" if plan.command else "roll it back by hand"
     if plan.others and to.may_repeat:
         return TableVerdict(
             Step.LEAVE,
             SinkEffect.DUPLICATE,
-            f"Others have written {plan.others} since, so the table is not rolled back. It does not know the new "
-            "query id, so it accepts the rewound batches again.",
+            f"Others have written {plan.others} since. {_AGAIN}",
             f"To undo theirs as well, {run}.",
         )
     if plan.others:
@@ -115,6 +117,16 @@ def verdict(plan: TablePlan | None, to: RollBack) -> TableVerdict:
         )
     reason = f"{plan.how}: it then holds no batch of this stream after {to.batch_id}."
     return TableVerdict(Step.ROLL_BACK, SinkEffect.EXACT, reason)
+
+
+def _hindered(obstacle: Obstacle, to: RollBack, *, others: bool) -> TableVerdict:
+    is_unsure = obstacle.effect is SinkEffect.LOSE
+    repeats = to.may_repeat and (is_unsure or obstacle.may_stay or others)
+    if repeats and obstacle.effect is SinkEffect.IRREVERSIBLE:
+        return TableVerdict(Step.LEAVE, SinkEffect.DUPLICATE, f"{obstacle.reason} {_AGAIN}")
+    is_left = repeats or (is_unsure and to.accepts_loss) or obstacle.effect is SinkEffect.UNKNOWN
+    step = Step.LEAVE if is_left else Step.REFUSE
+    return TableVerdict(step, obstacle.effect, obstacle.reason, obstacle.advice)
 
 
 class TableSink(Sink):

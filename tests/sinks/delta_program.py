@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from dagster_ckpt import Client
 from dagster_ckpt.errors import CkptError, LeaseLostError, SinkRollbackError
 from dagster_ckpt.sinks import delta_commit
 from dagster_ckpt.sinks.delta import DeltaTable
@@ -35,6 +36,8 @@ DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "2",
+    # VACUUM lists with so many tasks.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
 }
 
 
@@ -107,6 +110,24 @@ def optimized(shops: DeltaShops) -> None:
     shops.run()
     shops.spark.sql(f"OPTIMIZE delta.`{shops.table}`")
     shops.run("batch-0", files_per_batch=2)
+
+
+def vacuumed(shops: DeltaShops) -> list[str]:
+    """OPTIMIZE replaced the files of batch 0, and VACUUM deleted them."""
+    shops.feed(3)
+    shops.run()
+    shops.spark.sql(f"OPTIMIZE delta.`{shops.table}`")
+    shops.spark.sql("SET spark.databricks.delta.retentionDurationCheck.enabled = false")
+    shops.spark.sql(f"VACUUM delta.`{shops.table}` RETAIN 0 HOURS")
+    with Client(**shops.places) as client:
+        (told,) = client.preview_rewind(shops.stream, start_from="batch-0").sinks
+    try:
+        shops.run("batch-0", files_per_batch=2)
+    except SinkRollbackError as error:
+        # As it advises.
+        shops.run("batch-0", files_per_batch=2, new_query_id=True)
+        return [told.effect, str(error)]
+    return []
 
 
 class FormerHolder:
@@ -191,6 +212,7 @@ SCENARIOS: dict[str, Callable[[DeltaShops], list[str] | None]] = {
     "in flight, its state is missing": lambda shops: in_flight(shops, state_too=True),
     "others wrote": others_wrote,
     "optimized": optimized,
+    "optimized and vacuumed": vacuumed,
     "paused in its roll-back": paused_in_its_roll_back,
     "in a checkpoint": in_a_checkpoint,
     "debugged": debugged,

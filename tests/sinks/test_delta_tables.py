@@ -55,6 +55,16 @@ def test_rows_of_others_are_not_undone(told: Plays) -> None:
 
 
 @pytest.mark.thorough
+def test_a_version_whose_files_were_vacuumed_is_told_before_and_not_restored(told: Plays) -> None:
+    shown = told["optimized and vacuumed"]
+    effect, refused = shown["ended"]
+
+    assert effect == "IRREVERSIBLE"
+    assert "1 files that this version needs were deleted since (VACUUM), such as part-" in refused
+    assert (shown["rows"], "RESTORE" in shown["operations"]) == ([0, 1, 1, 2, 2], False)
+
+
+@pytest.mark.thorough
 def test_a_roll_back_that_was_paused_undoes_nothing_of_a_successor(told: Plays) -> None:
     """RESTORE read the newest version after the pause, and undid the batches that the successor had committed."""
     shown = told["paused in its roll-back"]

@@ -22,7 +22,8 @@ def planned(case: dict[str, Any]) -> TablePlan | None:
         return None
     given = {"moves": False, "how": "It goes back", "command": "UNDO IT", **case["plan"]}
     if "obstacle" in given:
-        given["obstacle"] = Obstacle(SinkEffect(given["obstacle"]), "A stone is in the way.", "Please clear it.")
+        effect, may_stay = SinkEffect(given["obstacle"]), given.pop("may_stay", False)
+        given["obstacle"] = Obstacle(effect, "A stone is in the way.", "Please clear it.", may_stay=may_stay)
     return TablePlan(**given)
 
 

@@ -254,6 +254,46 @@ def test_a_path_that_spark_looks_for_in_another_file_system_is_no_table_without_
 
 
 @pytest.mark.parametrize(
+    ("deleted", "new_id", "effect"),
+    [
+        ((), False, SinkEffect.EXACT),
+        (("of day 1/part-0",), False, SinkEffect.IRREVERSIBLE),
+        # The example of the Delta protocol.
+        (("ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin",), False, SinkEffect.IRREVERSIBLE),
+        (("of day 1/part-0",), True, SinkEffect.DUPLICATE),
+        (("part-in-use", "part-2"), False, SinkEffect.EXACT),
+    ],
+)
+def test_a_version_is_restored_only_if_its_files_are_there(
+    tmp_path: Path, deleted: Sequence[str], *, new_id: bool, effect: SinkEffect
+) -> None:
+    files = ("of day 1/part-0", "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin", "part-in-use", "part-2")
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    vector = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^"}
+    file = {"path": "of%20day%201/part-0", "dataChange": True}
+    changes: list[list[dict[str, Any]]] = [
+        [{"add": file}, {"add": {"path": "part-in-use", "dataChange": True}}],
+        [{"remove": file}, {"add": {**file, "deletionVector": vector}}],
+        [{"remove": {**file, "deletionVector": vector}}, {"add": {"path": "part-2", "dataChange": True}}],
+        # Elsewhere, such as of a shallow clone: the start looks for it.
+        [{"remove": {"path": "s3://bucket/part-of-a-clone", "dataChange": False}}],
+    ]
+    (tmp_path / "_delta_log").mkdir()
+    for batch, actions in enumerate(changes):
+        commit = [{"txn": {"appId": QUERY, "version": batch}}, *actions]
+        (tmp_path / "_delta_log" / f"{batch:020}.json").write_text("\n".join(map(json.dumps, commit)))
+    for name in deleted:
+        (tmp_path / name).unlink()
+
+    told = sink_of(f"DeltaSink[{tmp_path}]").forecast(Replay(1, QUERY, query_ids=[QUERY], keeps_query_id=not new_id))
+
+    assert told.effect is effect
+    assert effect is SinkEffect.EXACT or f"such as {deleted[0]}" in told.reason
+
+
+@pytest.mark.parametrize(
     ("restored", "effect"),
     [
         ({"version": 1, "timestamp": None}, SinkEffect.LOSE),

@@ -59,13 +59,14 @@ class Shops:
         files_per_batch: int = 1,
         roll_back_tables: bool = True,
         max_replayed_batches: int = 100,
+        new_query_id: bool = False,
     ) -> None:
         run_stream(
             self.stream,
             lambda spark: self.writer(spark, files_per_batch),
             **self.places,
             spark=self.spark,
-            start_from=StartFrom(start_from, discard_state=start_from == "empty"),
+            start_from=StartFrom(start_from, discard_state=start_from == "empty", new_query_id=new_query_id),
             checkpointing=CheckpointConfig(
                 roll_back_tables=roll_back_tables, max_replayed_batches=max_replayed_batches
             ),

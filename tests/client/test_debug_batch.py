@@ -136,7 +136,7 @@ def state_in(debug: BatchDebug, part: str) -> State:
 BACKENDS = {"heap": None, "rocksdb": EmbeddedRocksDBStateBackend()}
 
 
-@pytest.mark.thorough(but="join-heap")
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_batch_is_the_same_from_the_live_directory_and_from_a_snapshot(
@@ -243,6 +243,7 @@ def test_a_batch_that_fails_shows_what_it_failed_at(stream: SmallStream) -> None
         assert "does not have the batch: its log ends at 4" in debug.sink.says
 
 
+@pytest.mark.thorough
 def test_input_that_is_gone_is_named(stream: SmallStream) -> None:
     gone = stream.root / "in/0003.json"
     kept = gone.read_bytes()

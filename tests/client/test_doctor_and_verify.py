@@ -138,7 +138,7 @@ def wards(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.mark.thorough(but=("heap", "rocksdb", "join-v3"))
-@pytest.mark.core
+@pytest.mark.core(thorough=True)
 @needs(Feature.STATE_READER)
 @pytest.mark.parametrize(
     "name",

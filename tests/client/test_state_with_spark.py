@@ -94,6 +94,7 @@ def test_a_snapshot_and_the_live_directory_are_read(spark: SparkSession, golden:
             client.state(STREAM, "live")
 
 
+@pytest.mark.thorough
 def test_two_points_are_compared(spark: SparkSession, golden: GoldenStream, tmp_path: Path) -> None:
     with StreamStateDiff(golden.stream, "live", "chk-1", spark=spark) as diff:
         [state] = diff.states

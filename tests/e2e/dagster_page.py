@@ -70,6 +70,10 @@ class DagsterPage:
         button.click()
         return self._await_run()
 
+    def rest(self) -> None:
+        """Show nothing: a page of Dagster asks and draws all the time."""
+        self._page.goto("about:blank")
+
     def _open_stream(self, job: str) -> None:
         size = self._page.viewport_size
         assert size is not None

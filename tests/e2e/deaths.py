@@ -56,10 +56,18 @@ class Deaths:
         """A stream is started by its button, killed, saved and stopped from the launchpad."""
         pictures = self.stage.workspace.root / "pictures"
         with dagster_page(f"http://localhost:{self.stage.dev.port}", pictures) as page:
-            stream = self.stage.running("often_killed", page.materialize("often_killed_stream"))
+
+            def launch(job: str, config: dict[str, Any]) -> str:
+                run_id = page.launch(job, config)
+                page.rest()
+                return run_id
+
+            run_id = page.materialize("often_killed_stream")
+            page.rest()
+            stream = self.stage.running("often_killed", run_id)
             kill(self.stage.worker_pid(stream))
             stream = self._comes_back("SIGKILL of the process", stream)
-            self._stopped_with_a_savepoint(stream, page.launch)
+            self._stopped_with_a_savepoint(stream, launch)
 
     def _try(self, act: Callable[[], None]) -> None:
         try:

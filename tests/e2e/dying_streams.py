@@ -20,6 +20,7 @@ from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.policies.restart import RestartStrategies
 from dagster_ckpt.values.modes import ExternalizedCheckpointCleanup
 from examples.flights.workspace import Workspace
+from tests.support.thorough import either
 
 LOGGING = Path(__file__).resolve().parents[2] / "examples/flights/log4j2.properties"
 SPARK = {
@@ -67,7 +68,7 @@ def in_processes_of_their_own(stream: StreamingAsset) -> Any:
         cleanup=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION,
     ),
     restart_strategy=RestartStrategies.fixed_delay_restart(20, 0),
-    standby=True,
+    standby=either(quick=False, thorough=True),
 )
 def often_killed(context: Any, pyspark: SparkSessionResource) -> Any:
     """A stream that writes the numbers from 0 on."""

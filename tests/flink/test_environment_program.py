@@ -147,7 +147,7 @@ def test_without_chaining_no_operator_is_compiled_with_another(seen: dict[str, A
     assert "*(" not in seen["plan"]
 
 
-@pytest.mark.core
+@pytest.mark.core(thorough=True)
 def test_the_state_backend_is_that_of_the_query(seen: dict[str, Any]) -> None:
     assert seen["offsets"].provider_class.endswith("RocksDBStateStoreProvider")
     assert seen["conf"]["spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"] == "true"
@@ -277,7 +277,7 @@ def test_where_the_strategy_gives_up_the_whole_program_ends(program: Program) ->
     assert program.spark.streams.active == []
 
 
-@pytest.mark.core
+@pytest.mark.core(thorough=True)
 def test_a_second_execution_restores_the_latest_checkpoint_where_the_live_directory_is_lost(program: Program) -> None:
     program.feed(3)
     first = program.environment().enable_checkpointing(200).set_max_parallelism(3)

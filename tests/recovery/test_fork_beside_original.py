@@ -119,7 +119,7 @@ def original(spark: SparkSession, tmp_path: Path) -> Original:
 
 
 @pytest.mark.thorough(but="savepoint")
-@pytest.mark.core
+@pytest.mark.core(thorough=True)
 @pytest.mark.parametrize("of", ["latest", "batch-2", "savepoint"])
 def test_a_fork_and_its_original_run_in_one_session_and_both_are_exact(original: Original, of: str) -> None:
     scratch = replace(original.stream, stream_id="scratch", name="scratch", asset_key="scratch")

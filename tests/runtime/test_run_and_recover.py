@@ -85,6 +85,7 @@ def test_checkpoints_are_taken_from_the_running_query_and_retained_in_order(benc
     bench.assert_exact()
 
 
+@pytest.mark.thorough
 def test_a_real_run_logs_each_transition_exactly_once_and_nothing_while_it_is_idle(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,7 +147,7 @@ def test_it_resumes_in_the_same_live_directory_after_a_stop(bench: Bench) -> Non
 
 
 @pytest.mark.thorough(but="state is missing")
-@pytest.mark.core
+@pytest.mark.core(thorough=True)
 @pytest.mark.parametrize("damage", ["deleted", "a commit is missing", "state is missing"])
 def test_a_lost_or_broken_live_directory_is_restored_from_the_newest_snapshot(bench: Bench, damage: str) -> None:
     bench.feed(5)
@@ -241,7 +242,7 @@ def test_a_crash_between_the_switch_and_the_sinks_roll_back_is_finished_by_the_n
     bench.assert_exact()
 
 
-@pytest.mark.core
+@pytest.mark.core(thorough=True)
 def test_a_stop_with_savepoint_ends_the_stream_exactly_there(bench: Bench) -> None:
     bench.feed(4)
     person = Person(

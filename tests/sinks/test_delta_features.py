@@ -43,8 +43,14 @@ SECOND_WRITES = {
     "written twice without a name": "has written in delta_transaction already",
     "written twice in one transaction": "writes more than once in one delta_transaction",
 }
-QUICK = ("upserted, and killed before the commit", "written twice in one transaction")
-SLICE = (*QUICK, "upserted", "to a table that the start creates", "from a named table")
+QUICK = ("upserted, and killed before the commit",)
+SLICE = (
+    *QUICK,
+    "written twice in one transaction",
+    "upserted",
+    "to a table that the start creates",
+    "from a named table",
+)
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(PLAY_S), needs_jar(TableFormat.DELTA)]
 

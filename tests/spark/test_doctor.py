@@ -60,7 +60,7 @@ def patients(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
     return run_all(spark, tmp_path_factory.mktemp("patients"))
 
 
-@pytest.mark.core
+@pytest.mark.core(thorough=True)
 @pytest.mark.parametrize("query", ["stateless", "heap", "rocksdb", "changelog", "format-v2", "join", "join-v3"])
 def test_a_healthy_stopped_directory_has_no_finding_above_a_note(patients: Patients, query: str) -> None:
     _, patient = patients[query]

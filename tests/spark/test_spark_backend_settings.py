@@ -179,6 +179,7 @@ def test_transfer_threads_are_the_threads_of_sparks_uploads(spark: SparkSession,
         assert total == 6  # one is left to clean up
 
 
+@pytest.mark.thorough
 def test_what_spark_reads_at_the_start_of_an_application_has_its_effect_in_a_new_one(tmp_path: Path) -> None:
     """Local directories and the pool of upload threads are made once in a JVM, so this one has a JVM of its own."""
     program = Path(__file__).with_name("application_settings.py")

@@ -82,6 +82,7 @@ def test_java_compiles_as_the_user_says() -> None:
     assert environment == before
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_the_java_of_a_session_has_these_options() -> None:
     program = (

@@ -131,6 +131,7 @@ def _bumped(rows: DataFrame) -> DataFrame:
     return rows.select("key", value.alias("value"))
 
 
+@pytest.mark.thorough
 @in_this_process
 @pytest.mark.core
 def test_a_replaced_row_is_what_the_query_continues_with(spark: SparkSession, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def columns(draw: st.DrawFn) -> tuple[str, list[tuple[Any, ...]]]:
 
 
 # Without making a counterexample smaller: each try runs two jobs of Spark.
-@settings(max_examples=either(quick=8, thorough=25), phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=either(quick=3, thorough=25), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(columns())
 def test_the_bytes_are_those_of_spark(spark: SparkSession, drawn: tuple[str, list[tuple[Any, ...]]]) -> None:
     schema, rows = drawn

@@ -70,7 +70,7 @@ def test_the_successor_is_untouched(root: Path, monkeypatch: pytest.MonkeyPatch,
         with pristine.again() as scene:
             lost, _ = lost_at(scene, case.old, step, **case.options)
         # Where nothing can be renamed only some of the steps differ.
-        step += either(quick=17, thorough=1) * (case.every if can_rename else 3)
+        step += either(quick=37, thorough=1) * (case.every if can_rename else 3)
     assert step > 10
 
 
@@ -87,7 +87,7 @@ def test_the_same_in_postgresql_for_a_sample_of_steps(root: Path, postgres: str,
             case.before(scene)
             lost, _ = lost_at(scene, case.old, step, **case.options)
             scene.history.close()
-        step += either(quick=27, thorough=9)
+        step += either(quick=54, thorough=9)
 
 
 FROZEN = """

@@ -1,6 +1,6 @@
 # make demo   the drill: kill, destroy, rewind a stream, and compare with an uninterrupted run
 # make dev    the Dagster page at http://localhost:3000
-# make test   formatting, types, import contracts, spelling, Markdown, a sample of each promise up to end-to-end, and its core on the oldest and newest Spark (half an hour)
+# make test   formatting, types, import contracts, spelling, Markdown, a sample of each promise up to end-to-end, and its core on the oldest and newest Spark (twenty minutes)
 # make test-all  the same with every backend, sink, storage and step: run it before a release (an hour)
 # make test SPARK=4.0  make test on another version of Spark, in an environment of its own: 3.5 to 4.3; also make test-all SPARK=4.0
 # make test-versions  the core of the tests on every other version of Spark

@@ -134,9 +134,8 @@ def _restored(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> 
 
 
 def _starting(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:
-    cause = {"MANUAL": "started by a user", "RESTART_IN_PLACE": "restarted in place", "RESTART_NEW_RUN": "restarted"}
-    why = cause.get(str(payload.get("cause")), "started")
-    return f"Starting stream {stream_id}: {why}, run {payload.get('run_id')}"
+    why = {"RESTART_IN_PLACE": "restarted in place, ", "RESTART_NEW_RUN": "restarted, "}
+    return f"Starting stream {stream_id}: {why.get(str(payload.get('cause')), '')}run {payload.get('run_id')}"
 
 
 def _running(stream_id: str, _event: EventType, payload: Mapping[str, Any]) -> str:

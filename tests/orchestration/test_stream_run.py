@@ -486,7 +486,7 @@ def test_the_log_of_a_run_shows_what_the_stream_does(
     lines = [each.user_message for each in stage.instance.all_logs(result.run_id) if each.dagster_event is None]
     assert comparable(lines) == [
         "Acquired the lease of stream orders: token N, run RUN (process N on HOST)",
-        "Starting stream orders: started by a user, run RUN",
+        "Starting stream orders: run RUN",
         "Stream orders: the stream has no live directory yet and there is no snapshot: start empty",
         "Reset stream orders to empty state: PLACE",
         "Stream orders is running: from empty state",

@@ -124,6 +124,7 @@ def spark() -> Iterator[SparkSession]:
         yield session
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 @needs(Feature.STATE_REWRITER)
 def test_a_fork_starts_with_another_backend_and_other_partitions(spark: SparkSession, tmp_path: Path) -> None:

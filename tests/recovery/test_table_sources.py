@@ -40,6 +40,6 @@ def test_a_table_without_what_is_read_next_is_refused(
     assert found["rows"] == rows
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(sample="tests/recovery/test_source_check.py")
 def test_a_table_that_has_its_snapshots_is_read_again(told: dict[str, dict[str, Any]]) -> None:
     assert (told["kept"]["refused"], told["kept"]["rows"]) == (None, [1, 2, 3])

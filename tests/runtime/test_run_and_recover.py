@@ -135,7 +135,7 @@ def test_a_real_run_logs_each_transition_exactly_once_and_nothing_while_it_is_id
         assert any(word in each for each in messages), word
 
 
-@pytest.mark.core
+@pytest.mark.core(thorough=True)
 def test_it_resumes_in_the_same_live_directory_after_a_stop(bench: Bench) -> None:
     bench.feed(4)
     bench.run(lambda: bench.committed() >= 1)

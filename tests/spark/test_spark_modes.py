@@ -64,7 +64,7 @@ class NamedSink(Workload):
         return writer
 
 
-@pytest.mark.thorough(but=("named-sources", "offset-log-v2"))
+@pytest.mark.thorough(but="offset-log-v2")
 @pytest.mark.parametrize(
     ("work", "formats"),
     [

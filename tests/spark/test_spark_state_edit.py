@@ -55,7 +55,7 @@ def continued(spark: SparkSession, life: Life, directory: LiveDirectory) -> Stat
     return reader_of(spark, directory)
 
 
-@pytest.mark.thorough(but="aggregation-by-window-heap")
+@pytest.mark.thorough
 def test_a_forgotten_key_is_gone_and_every_other_continues(
     spark: SparkSession, tmp_path: Path, named_life: tuple[str, Life]
 ) -> None:

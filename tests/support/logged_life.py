@@ -16,7 +16,7 @@ from tests.support.retention_shelf import STREAM, Shelf
 LINES = """
 Acquired the lease of stream orders: token N, run RUN (process N on HOST)
 Stream orders is FAILED after N ms: its process had ended when execution ID started
-Starting stream orders: started by a user, run RUN
+Starting stream orders: run RUN
 Stream orders: the live directory is intact and its last writer has ended: resume after batch 0
 Stream orders is running: resumes after batch 0
 Triggering checkpoint 1 (type=MANUAL) of stream orders

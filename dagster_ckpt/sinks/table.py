@@ -14,8 +14,6 @@ from dagster_ckpt.spark.checkpoint_dir.captured_sinks import StillMine
 
 # Others, such as OPTIMIZE, may commit between plan and commit.
 _ATTEMPTS = 10
-
-
 _AGAIN = "The table is not rolled back. It does not know the new query id, so it accepts the rewound batches again."
 
 

@@ -123,6 +123,16 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
+def test_each_status_has_a_name_and_a_color() -> None:
+    dashboard = json.loads((FILES / "dashboard.json").read_text())
+    [panel] = [panel for panel in dashboard["panels"] if panel["type"] == "state-timeline"]
+    [mapping] = panel["fieldConfig"]["defaults"]["mappings"]
+    named = {number: each["text"] for number, each in mapping["options"].items() if each["color"]}
+    asked = dict(re.findall(r"(\d) \* [^}]*kind=\"(\w+)\"", panel["targets"][0]["expr"]))
+    assert named == asked
+    assert set(asked.values()) == set(DECLARED["dagster_ckpt_stream_status"].kinds)
+
+
 def test_prometheus_scrapes_the_page_and_reads_the_rules() -> None:
     configured = yaml.safe_load((FILES / "prometheus.yaml").read_text())
     assert configured["rule_files"] == ["alerts.yaml"]

@@ -32,6 +32,8 @@ AGGREGATE, JOIN_KIND, LIMIT_KIND = "Aggregate", "Join", "GlobalLimit"
 _AGGREGATION = ("stateStoreSave", UNNAMED)
 # Version of the schemas of stores with column families: transformWithState, joins with state v3.
 _FAMILIES = 3
+# Revision of a description from which it names the columns that a join keeps.
+_EXACT_JOINS = 3
 _WITHOUT_ROWS = ": it begins without rows"
 
 _NAMES = {
@@ -366,7 +368,7 @@ def has_other_rows(decisions: Sequence[Decision], before: PlanDescription) -> bo
         if each.was is None or each.now is None or each.operator.kind == WATERMARK:
             continue
         old, new = before.operators[each.was], each.operator
-        if old.kind == JOIN_KIND and before.revision < PlanDescription().revision:
+        if old.kind == JOIN_KIND and before.revision < _EXACT_JOINS:
             # Which columns it keeps was not recorded exactly.
             continue
         if any(_CUT.fullmatch(name) for each_one in (old, new) for name, _ in (*each_one.keys, *each_one.values)):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _VERSION = 1
-_REVISION = 3
+_REVISION = 4
 _IGNORES_NULLS = " ignore nulls"
 _MAX_OPERATORS = 30
 _MAX_SIZE = 32_768
@@ -71,6 +71,7 @@ class PlanDescription:
         numbers: Spark's number of each operator, None for a watermark, if the query has branches that keep state. The
             operators of any other query are numbered from the output to the input.
         revision: Of what is described; 1 is without the settings `COLUMNS` and `BRANCH`, 2 without `TIME_ZONE`.
+            Before 4, `COLUMNS` told the sources of a join by numbers that a source on its other side moves.
     """
 
     operators: tuple[PlanOperator, ...] = ()
@@ -82,9 +83,11 @@ class PlanDescription:
         """As an earlier version of this package described it."""
         if revision >= _REVISION:
             return self
+        before_4 = _without_moving_numbers(self.operators)
+        if revision == 3:
+            return replace(self, operators=before_4, revision=revision)
         operators = tuple(
-            replace(each, settings=tuple(pair for pair in each.settings if pair[0] != TIME_ZONE))
-            for each in self.operators
+            replace(each, settings=tuple(pair for pair in each.settings if pair[0] != TIME_ZONE)) for each in before_4
         )
         if revision >= 2:
             return replace(self, operators=operators, revision=revision)
@@ -135,6 +138,16 @@ class PlanDescription:
         return f"plan-2:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
+def _without_moving_numbers(operators: tuple[PlanOperator, ...]) -> tuple[PlanOperator, ...]:
+    """See `PlanDescription.revision`."""
+    if all(each.kind != "Join" for each in operators):
+        return operators
+    return tuple(
+        replace(each, settings=tuple(pair for pair in each.settings if not pair[0].startswith(COLUMNS)))
+        for each in operators
+    )
+
+
 def _is_of_revision_2(setting: Pair) -> bool:
     return setting[0] == BRANCH or setting[0].startswith(COLUMNS)
 
@@ -154,7 +167,8 @@ def read_plan(record: object) -> PlanDescription | None:
         return None
     if read.version != _VERSION:
         return None
-    return PlanDescription(read.operators, read.output_mode, read.numbers, read.revision)
+    operators = read.operators if read.revision >= _REVISION else _without_moving_numbers(read.operators)
+    return PlanDescription(operators, read.output_mode, read.numbers, read.revision)
 
 
 def _few(pairs: Sequence[Pair], limit: int) -> Sequence[Pair]:
@@ -260,12 +274,13 @@ class _Walk:
         # Columns of sources, by name and source, and those of tables.
         self._read: dict[int, tuple[str, str]] = {}
         self._tables: set[int] = set()
-        self._sources = 0
+        # By side of the joins above: what is added on one side moves no number of the other.
+        self._sources: Counter[str] = Counter()
         self._inputs: dict[int, set[int]] = {}
         self._meanings: dict[int, str] = {}
         self.has_definitions = False
 
-    def visit(self, node: Any, needed: set[int] | None, branch: str = "") -> None:
+    def visit(self, node: Any, needed: set[int] | None, branch: str = "", side: str = "") -> None:
         name = str(node.nodeName())
         name = _RENAMED.get(name, name)
         below = _needed_below(node, name, needed)
@@ -284,12 +299,13 @@ class _Walk:
         has_branches = not is_with and sum(child.isStreaming() for child in children) > 1
         for at, child in enumerate(children):
             if child.isStreaming():
-                self.visit(child, below, f"{branch}{at}" if has_branches else branch)
+                below_side = f"{side}{at}" if has_branches and name == "Join" else side
+                self.visit(child, below, f"{branch}{at}" if has_branches else branch, below_side)
             else:
                 self._note_table(child)
         if not children:
-            self._note_read(node, f"source {self._sources}")
-            self._sources += 1
+            self._note_read(node, f"source {self._sources[side]}{f' of side {side}' if side else ''}")
+            self._sources[side] += 1
         if describe is not None:
             self._describe(node, name, describe, below, branch)
             self.numbers.append(number)

@@ -9,7 +9,7 @@ import pytest
 from dagster_ckpt.errors import PlanChangedError
 from dagster_ckpt.recovery.plan_check import PlanChange, refuse_plan_change
 from dagster_ckpt.recovery.state_evolution import evolve, has_other_rows, plan_differences
-from dagster_ckpt.spark.query.plan import PlanDescription, PlanOperator
+from dagster_ckpt.spark.query.plan import COLUMNS, PlanDescription, PlanOperator, read_plan
 
 WATERMARK = PlanOperator("EventTimeWatermark", (("t", "timestamp"),), settings=(("delay", "10 seconds"),))
 COUNTS = PlanOperator(
@@ -147,3 +147,17 @@ def test_only_what_can_help_is_advised(fits: bool, is_migratable: bool, named: s
         refuse_plan_change("orders", change)
     ways = ("migrate_state", "accept_plan_change", "start_from=empty")
     assert {each for each in ways if each in str(told.value)} == named
+
+
+@pytest.mark.parametrize(("kind", "told_before_4"), [("Join", False), ("Aggregate", True)])
+def test_records_of_joins_tell_since_revision_4_of_which_source_a_column_is(kind: str, told_before_4: bool) -> None:
+    """Before, a source more on one side of a join changed the numbers of the other side's."""
+
+    def of(digest: str) -> PlanDescription:
+        return PlanDescription((PlanOperator(kind, settings=((f"{COLUMNS}k", digest), ("type", "inner"))),), "append")
+
+    for revision, is_told in ((3, told_before_4), (4, True)):
+        recorded = read_plan({**of("1").as_record(), "revision": revision})
+        assert recorded is not None
+        assert bool(plan_differences(recorded, of("2"))) is is_told, revision
+        assert plan_differences(recorded, of("1")) == ()

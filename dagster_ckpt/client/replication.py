@@ -127,9 +127,7 @@ def replicate(
     if keep is not None:
         dropped = _dropped(stream, target, keep) if is_safe else []
         if not is_safe or not lost.keys() <= set(dropped):
-            failed.append(
-                "no older copy was deleted, because one that is to be kept is missing, damaged or was not read"
-            )
+            failed.append("no older copy was deleted, because a copy to keep is missing, damaged or not verified")
             dropped = []
         for location in dropped:
             try:

@@ -36,7 +36,7 @@ DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "2",
-    # VACUUM lists with so many tasks.
+    # VACUUM lists the files in this number of tasks.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
 }
 
@@ -120,13 +120,13 @@ def vacuumed(shops: DeltaShops) -> list[str]:
     shops.spark.sql("SET spark.databricks.delta.retentionDurationCheck.enabled = false")
     shops.spark.sql(f"VACUUM delta.`{shops.table}` RETAIN 0 HOURS")
     with Client(**shops.places) as client:
-        (told,) = client.preview_rewind(shops.stream, start_from="batch-0").sinks
+        (forecast,) = client.preview_rewind(shops.stream, start_from="batch-0").sinks
     try:
         shops.run("batch-0", files_per_batch=2)
     except SinkRollbackError as error:
         # As it advises.
         shops.run("batch-0", files_per_batch=2, new_query_id=True)
-        return [told.effect, str(error)]
+        return [forecast.effect, str(error)]
     return []
 
 

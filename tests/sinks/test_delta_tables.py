@@ -55,7 +55,7 @@ def test_rows_of_others_are_not_undone(told: Plays) -> None:
 
 
 @pytest.mark.thorough
-def test_a_version_whose_files_were_vacuumed_is_told_before_and_not_restored(told: Plays) -> None:
+def test_the_preview_names_files_that_vacuum_deleted_and_the_start_is_refused(told: Plays) -> None:
     shown = told["optimized and vacuumed"]
     effect, refused = shown["ended"]
 

@@ -287,10 +287,10 @@ def test_a_version_is_restored_only_if_its_files_are_there(
     for name in deleted:
         (tmp_path / name).unlink()
 
-    told = sink_of(f"DeltaSink[{tmp_path}]").forecast(Replay(1, QUERY, query_ids=[QUERY], keeps_query_id=not new_id))
+    found = sink_of(f"DeltaSink[{tmp_path}]").forecast(Replay(1, QUERY, query_ids=[QUERY], keeps_query_id=not new_id))
 
-    assert told.effect is effect
-    assert effect is SinkEffect.EXACT or f"such as {deleted[0]}" in told.reason
+    assert found.effect is effect
+    assert effect is SinkEffect.EXACT or f"such as {deleted[0]}" in found.reason
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,14 @@ OF_A_BATCH: Mapping[Part, Requests] = {
 # checksum (`spark.sql.streaming.checkpoint.fileChecksum.enabled`), which costs the same again.
 OF_A_STORE: Mapping[StateFiles, Requests] = {
     StateFiles.CHANGELOGS: Requests(put=2, copy=2, list=17, head=23, delete=2),
-    StateFiles.ROCKSDB: Requests(put=3, copy=2, list=25, head=30, delete=5),
+    StateFiles.ROCKSDB: Requests(put=3, copy=2, list=19, head=24, delete=2),
     StateFiles.HEAP: Requests(put=2, copy=2, list=18, head=24, delete=4),
+}
+# Of a version that maintenance purges, one a batch in the long run; those of others are few.
+OF_A_PURGE: Mapping[StateFiles, Requests] = {
+    StateFiles.CHANGELOGS: Requests(),
+    StateFiles.ROCKSDB: Requests(list=6, head=6, delete=3),
+    StateFiles.HEAP: Requests(),
 }
 CHECKSUMS_SINCE = (4, 1)
 # Each time that a store's state is uploaded as a whole: after `stateStore.minDeltasForSnapshot` batches.
@@ -109,7 +115,8 @@ class QueryShape:
         found = {f"Spark: {part}": OF_A_BATCH[part] * (self.batches_a_day * times) for part, times in logs.items()}
         maintenances = DAY_MS / MAINTENANCE_MS
         snapshots = min(self.batches_a_day / DELTAS_BETWEEN_SNAPSHOTS, maintenances)
-        files = OF_A_STORE[self.state] * self.batches_a_day + OF_A_STATE_SNAPSHOT[self.state] * snapshots
+        of_a_batch = OF_A_STORE[self.state] + OF_A_PURGE[self.state]
+        files = of_a_batch * self.batches_a_day + OF_A_STATE_SNAPSHOT[self.state] * snapshots
         found["Spark: state"] = files * (self.stores * (1 if self.has_checksums else 0.5))
         found["Spark: maintenance of state"] = OF_A_MAINTENANCE * (maintenances * self.stores)
         return {what: requests for what, requests in found.items() if requests.total}

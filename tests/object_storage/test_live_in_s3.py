@@ -21,7 +21,7 @@ import pytest
 import s3fs
 
 from benchmarks.slow_link import Request, slow_link
-from dagster_ckpt.client.cost import OF_A_BATCH, OF_A_STORE, Part, Requests, StateFiles
+from dagster_ckpt.client.cost import OF_A_BATCH, OF_A_PURGE, OF_A_STORE, Part, Requests, StateFiles
 from dagster_ckpt.config.rocksdb import ROCKSDB
 from tests.support.s3a import s3a_jars
 from tests.support.thorough import either
@@ -158,6 +158,32 @@ def test_the_requests_of_spark_are_those_of_the_bill(
             assert_as_recorded(of_a_batch(query, folder), OF_A_BATCH[part])
     assert_as_recorded(of_a_batch(stateless, "_spark_metadata"), OF_A_BATCH[Part.SINKS])
     assert_as_recorded(of_a_batch(stateful, "state/0/1"), OF_A_STORE[state])
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(DEADLINE_S + 200)
+def test_a_version_that_spark_purges_costs_what_the_bill_says(
+    tmp_path: Path, class_path: str, s3_options: dict[str, Any]
+) -> None:
+    settings = {
+        "spark.sql.streaming.minBatchesToRetain": "2",
+        "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
+        **STATE_SETTINGS[StateFiles.ROCKSDB],
+    }
+    _, requests = run_program(tmp_path, class_path, s3_options, "counted_program.py", json.dumps(settings))
+    of_store = [each for each in requests if re.search("[/=]stateful/state/0/1(/|$)", each.target)]
+    found = Counter(each.kind for each in of_store)
+    # Its files are given their names by copies: the state and its checksums.
+    versions = sum(each.kind == "COPY" and each.target.endswith(".zip") for each in of_store)
+    purged = sum(each.kind == "DELETE" and re.search(r"/\d+\.zip$", each.target) is not None for each in of_store)
+    written, purge = OF_A_STORE[StateFiles.ROCKSDB], OF_A_PURGE[StateFiles.ROCKSDB]
+
+    assert versions - purged <= 3
+    assert found["DELETE"] == versions * written.delete + purged * purge.delete
+    # The folder is made once.
+    assert found["HEAD"] == pytest.approx(versions * written.head + purged * purge.head, abs=3)
+    # And each maintenance lists.
+    assert found["LIST"] >= versions * written.list + purged * purge.list
 
 
 def _state_is_readable(found: list[dict[str, Any]]) -> None:

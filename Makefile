@@ -10,6 +10,7 @@
 # make test-cluster  a stream on a standalone Spark cluster, whose master, workers, executors and driver are killed
 # make test-stack  everything that deploy/ runs, as processes, each of them killed in turn while two streams run
 # make stack  the same, to look at: prints the address of Dagster's page, and ends with Ctrl-C
+# make test-stores  snapshots in HDFS and in emulators of Google Cloud Storage and Azure, live directories in HDFS
 # make test-state  the state of every operator on every backend: read, compared, rewritten
 # make test-tables  streams into real Delta and Iceberg tables in every way, also on other versions: make test-tables SPARK=4.0
 # make test-fast  those of make test that start no JVM, no `dagster dev` and no browser: a few minutes
@@ -50,7 +51,7 @@ ONLY ?=
 BESIDE ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev docs screenshots test test-all test-core test-versions test-dagster test-upgrades test-kafka test-cluster test-stack stack test-state test-tables environment fuzz torture torture-postgres test-fast soak chaos bench mutants check \
+.PHONY: help demo dev docs screenshots test test-all test-core test-versions test-dagster test-upgrades test-kafka test-cluster test-stack stack test-stores test-state test-tables environment fuzz torture torture-postgres test-fast soak chaos bench mutants check \
   style types contracts words format java browser clean
 # What is thorough is left out unless THOROUGH says otherwise, as `make test-all` does: tests/support/thorough.py.
 THOROUGH ?=
@@ -114,6 +115,9 @@ test-stack: java $(VENV)/.dev-$(SPARK)
 stack: java $(VENV)/.dev-$(SPARK)
 	$(BIN)/python -m tests.stack
 
+test-stores: java $(VENV)/.stores
+	$(BIN)/pytest --thorough -m stores tests/storage tests/object_storage
+
 # Also on the newest version, since the main version cannot rewrite state.
 test-state: export DAGSTER_CKPT_REWRITER = $(CURDIR)/.venv-spark$(lastword $(OTHER_SPARKS))/bin/python
 test-state: java $(VENV)/.dev-$(SPARK)
@@ -129,7 +133,7 @@ test-tables: java $(VENV)/.dev-$(SPARK)
 environment: $(VENV)/.dev-$(SPARK)
 
 test-fast: $(VENV)/.dev-$(SPARK)
-	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak and not chaos and not fuzz and not torture and not upgrades and not state and not tables and not cluster and not stack'
+	$(PYTEST) -m 'not spark and not kafka and not dagster_dev and not browser and not soak and not chaos and not fuzz and not torture and not upgrades and not state and not tables and not cluster and not stack and not stores'
 
 fuzz: $(VENV)/.dev-$(SPARK)
 	FUZZ_MINUTES=$(if $(filter-out file,$(origin MINUTES)),$(MINUTES),5) FUZZ_SEED=$(SEED) $(BIN)/pytest --thorough -m fuzz -s tests/fuzz
@@ -210,6 +214,10 @@ define install
   { $(PIP) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[$(1)]' $$requirements || \
     $(PIP) -e '.[$(1)]' $$requirements; }
 endef
+
+$(VENV)/.stores: $(VENV)/.dev-$(SPARK)
+	@$(PIP) -e '.[stores]'
+	@touch $@
 
 $(VENV)/.mutation: $(VENV)/.dev-$(SPARK)
 	@$(PIP) -e '.[mutation]'

@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from tests.support import thorough
+from tests.support.far_stores import FarStores
 from tests.support.jvm_stacks import stacks_of_own_jvms
 from tests.support.local_files import use_local_files
 from tests.support.memory_files import use_memory_for_files
@@ -111,6 +112,12 @@ def warm_rewriter() -> Iterator[None]:
 def postgres() -> Iterator[str]:
     with started_server() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def far_stores() -> Iterator[FarStores]:
+    with FarStores() as stores:
+        yield stores
 
 
 @pytest.fixture(scope="session")

@@ -164,7 +164,7 @@ class JobManagerCheckpointStorage(_StorageWithPaths):
 
 @dataclass(frozen=True, init=False)
 class FileSystemCheckpointStorage(_StorageWithPaths):
-    """Snapshots in a directory of any file system of fsspec: file, s3, gs, abfs, hdfs, memory.
+    """Snapshots in a directory of any file system of fsspec: file, s3, gs, abfs, webhdfs, memory.
 
     Args:
         checkpoint_path: URL; each stream gets a subdirectory.

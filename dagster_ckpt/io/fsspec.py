@@ -29,9 +29,15 @@ SINGLE_FETCH_BYTES = 16 * 1024 * 1024
 # From one snapshot to the next; as long as in AWS's driver for Java.
 IDLE_CONNECTION_S = 60
 _COPIED_BYTES = 1024 * 1024
+_LIBHDFS = ("hdfs://", "arrow_hdfs://")
 _MAGIC = re.compile(r"[*?\[]")
-_VERSION_MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
+_VERSION_MARKS = (
+    *("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created"),
+    *("modificationTime", "fileId"),
+)
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
+# WebHDFS has milliseconds, the others seconds or dates.
+_TIME_MS = "modificationTime"
 
 
 class FsspecFileIO(FileIO):
@@ -150,15 +156,16 @@ class FsspecFileIO(FileIO):
                     # Not every file system can rename onto a file.
                     if replace and not is_new:
                         self._fs.rm_file(target)
-                    if replace or is_new:
-                        self._fs.mv(unfinished, target)
-                    else:
+                        is_new = True
+                    # WebHDFS says nothing where another writer was faster.
+                    is_new = is_new and self._moved(unfinished, target)
+                    if not is_new:
                         self._fs.rm_file(unfinished)
                 except BaseException:
                     with suppress(Exception):
                         self._fs.rm_file(unfinished)
                     raise
-        if not replace and not is_new:
+        if not is_new:
             raise FileExistsError(f"{self.url}/{path}")
 
     def place(self, path: str, chunks: Iterable[bytes]) -> None:
@@ -167,12 +174,9 @@ class FsspecFileIO(FileIO):
             self._put(self._at(path), spool)
 
     def create_if_absent(self, path: str, data: bytes) -> None:
-        where = self._at(path)
-        with self._accessing("write", path):
-            if self._is_there(where):
-                return
-            self._make_folder(where)
-            self._put_new(where, data)
+        if self.size(path) is None:
+            with suppress(FileExistsError):
+                self.write(path, [data], replace=False)
 
     def adopt(self, path: str, source: FileIO, source_path: str) -> bool:
         if not isinstance(source, FsspecFileIO) or source._fs is not self._fs or self._has_folders:
@@ -195,8 +199,16 @@ class FsspecFileIO(FileIO):
             self._fs.rm(self._root, recursive=True)
 
     def rename(self, url: str) -> None:
+        target = self._fs._strip_protocol(url)
         with self._accessing("move"):
-            self._fs.mv(self._root, self._fs._strip_protocol(url), recursive=True)
+            self._make_folder(target)
+            if not self._moved(self._root, target):
+                raise FileExistsError(target)
+
+    def _moved(self, source: str, target: str) -> bool:
+        """Whether the file system did it: WebHDFS, which never replaces, does not say so."""
+        self._fs.mv(source, target, recursive=True)
+        return not self._is_there(source)
 
     def _put(self, where: str, spool: BinaryIO) -> None:
         size = spool.seek(0, io.SEEK_END)
@@ -263,13 +275,22 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
             fs, root = fsspec.core.url_to_fs(url_to_open, **fsspec_arguments(url_to_open, options))
         except ImportError as error:
             raise StorageAccessError(
-                f"{url} needs a driver that is not installed: {error}. For S3: pip install 'dagster-ckpt[s3]'; for "
-                "others the package that fsspec names."
+                f"{url} needs a driver that is not installed: {error}. pip install 'dagster-ckpt[s3]' (gcs, "
+                "azure); for others the package that fsspec names."
             ) from error
         except ValueError as error:
             raise StorageAccessError(
                 f"{url} has a protocol that fsspec does not know: {error}. Use file://, s3://, gs://, abfs:// or "
-                "hdfs://."
+                "webhdfs://."
+            ) from error
+        except OSError as error:
+            if not url.startswith(_LIBHDFS):
+                raise
+            # It names each of the hundred places in which it has looked for a library.
+            raise StorageAccessError(
+                f"{url} cannot be opened by PyArrow, which needs Hadoop's libhdfs: {str(error).splitlines()[0]}. Set "
+                "JAVA_HOME, ARROW_LIBHDFS_DIR and CLASSPATH (the output of `hadoop classpath --glob`), or use "
+                "webhdfs://<name node>:9870, which Spark and Python can read without it."
             ) from error
     _without_waiting(fs)
     return fs, str(root).rstrip("/")
@@ -339,7 +360,7 @@ def _status(info: Mapping[str, Any]) -> FileStatus:
     marks = [info[mark] for mark in _VERSION_MARKS if info.get(mark)]
     # Some file systems return a number in a listing and a date elsewhere.
     texts = [str(mark.timestamp() if isinstance(mark, datetime) else mark).strip('"') for mark in marks]
-    time_ms = next((ms for name in _TIMES if (ms := _ms(info.get(name))) is not None), None)
+    time_ms = next((ms for name in _TIMES if (ms := _ms(info.get(name))) is not None), info.get(_TIME_MS))
     return FileStatus(FileVersion(int(info["size"] or 0), ":".join(texts) or None), time_ms, time_ms)
 
 

@@ -40,12 +40,11 @@ def run_program(
     folder: Path, class_path: str, s3_options: dict[str, Any], program: str, *arguments: str
 ) -> tuple[str, list[Request]]:
     """Run a program in a process of its own, whose JVM has S3A; returns what it says, and the requests of S3A."""
-    bucket = folder.name.replace("_", "-")
-    s3fs.S3FileSystem(**s3_options).mkdir(bucket)
+    s3fs.S3FileSystem(**s3_options).mkdir(bucket_of(folder))
     with slow_link(s3_options["endpoint_url"].rpartition(":")[2]) as (port, meter):
         environment = environment_of(class_path, s3_options, f"http://127.0.0.1:{port}")
         done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name(program)), str(folder), bucket, *arguments],
+            [sys.executable, str(Path(__file__).with_name(program)), str(folder), *arguments],
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
@@ -55,6 +54,10 @@ def run_program(
         assert done.returncode == 0, done.stderr[-4000:]
         taken = [Request(kind, unquote(target)) for kind, target in meter.taken().requests]
     return done.stdout, taken
+
+
+def bucket_of(folder: Path) -> str:
+    return folder.name.replace("_", "-")
 
 
 def environment_of(class_path: str, s3_options: dict[str, Any], through: str) -> dict[str, str]:
@@ -102,6 +105,24 @@ def assert_as_recorded(found: Requests, recorded: Requests, times: int = 1) -> N
     assert found.head == pytest.approx(recorded.head * times, rel=0.15)
 
 
+def assert_as_if_nothing_had_happened(said: str, place: str) -> None:
+    """What `live_in_a_store_program.py` says."""
+    *found, end = json.loads(said.splitlines()[-1])
+    ran = [step for step in found if step["step"] not in ("state", "rewritten")]
+
+    assert [(step["step"], step["began_with"]) for step in ran] == STEPS
+    assert [step["is_as_uninterrupted"] for step in ran] == [True] * len(STEPS), ran
+    # Each name ends with the token of the lease under which the directory was made.
+    lives = [step["live"].removeprefix(f"{place}/live/").rpartition("-")[0] for step in ran]
+    assert lives == LIVES[: len(STEPS)]
+    if either(quick=False, thorough=True):
+        _state_is_readable(found)
+    assert end["can_resume"]
+    assert end["checkpoints"] > 0
+    # An attempt under way when there is nothing left to read ends with the query.
+    assert all("is stopping or has stopped" in reason for reason in end["failures"]), end["failures"]
+
+
 FIRST_STEPS = [("first run", "START_EMPTY"), ("goes on", "RESUME"), ("back to the savepoint", "RESTORE")]
 MORE_STEPS = [("back to batch 4", "REWIND"), ("orphans removed", "REMOVED"), ("goes on as a fork", "FINISH_RESTORE")]
 STEPS = either(quick=FIRST_STEPS, thorough=FIRST_STEPS + MORE_STEPS)
@@ -112,22 +133,10 @@ LIVES = ["sales/live-1", "sales/live-1", "sales/live-2", "sales/live-3", "sales/
 def test_a_stream_in_a_bucket_goes_on_and_goes_back_as_if_nothing_had_happened(
     tmp_path: Path, class_path: str, s3_options: dict[str, Any]
 ) -> None:
-    said, requests = run_program(tmp_path, class_path, s3_options, "live_in_s3_program.py")
-    *found, end = json.loads(said.splitlines()[-1])
-    ran = [step for step in found if step["step"] not in ("state", "rewritten")]
-
-    assert [(step["step"], step["began_with"]) for step in ran] == STEPS
-    assert [step["is_as_uninterrupted"] for step in ran] == [True] * len(STEPS), ran
-    # Each name ends with the token of the lease under which the directory was made.
-    assert [step["live"].partition("/live/")[2].rpartition("-")[0] for step in ran] == LIVES[: len(STEPS)]
-    assert all(step["live"].startswith("s3a://") for step in ran)
-    if either(quick=False, thorough=True):
-        _state_is_readable(found)
-    assert end["can_resume"]
-    assert end["checkpoints"] > 0
-    # An attempt under way when there is nothing left to read ends with the query.
-    assert all("is stopping or has stopped" in reason for reason in end["failures"]), end["failures"]
-
+    bucket = bucket_of(tmp_path)
+    places = (f"s3a://{bucket}", f"s3://{bucket}/snapshots", "{}")
+    said, requests = run_program(tmp_path, class_path, s3_options, "live_in_a_store_program.py", *places)
+    assert_as_if_nothing_had_happened(said, f"s3a://{bucket}")
     first = [each for each in requests if "live/sales/live-1" in each.target]
     assert_as_recorded(of_a_batch(first, "offsets"), OF_A_BATCH[Part.OFFSETS])
     assert_as_recorded(of_a_batch(first, "state/0/0"), OF_A_STORE[StateFiles.CHANGELOGS])
@@ -150,7 +159,7 @@ def test_the_requests_of_spark_are_those_of_the_bill(
     state: StateFiles, tmp_path: Path, class_path: str, s3_options: dict[str, Any]
 ) -> None:
     settings = json.dumps({"spark.sql.streaming.minBatchesToRetain": "2", **STATE_SETTINGS[state]})
-    _, requests = run_program(tmp_path, class_path, s3_options, "counted_program.py", settings)
+    _, requests = run_program(tmp_path, class_path, s3_options, "counted_program.py", bucket_of(tmp_path), settings)
     stateful = [each for each in requests if re.search("[/=]stateful/", each.target)]
     stateless = [each for each in requests if not re.search("[/=]stateful/", each.target)]
     for query in (stateful, stateless):
@@ -170,7 +179,8 @@ def test_a_version_that_spark_purges_costs_what_the_bill_says(
         "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
         **STATE_SETTINGS[StateFiles.ROCKSDB],
     }
-    _, requests = run_program(tmp_path, class_path, s3_options, "counted_program.py", json.dumps(settings))
+    arguments = (bucket_of(tmp_path), json.dumps(settings))
+    _, requests = run_program(tmp_path, class_path, s3_options, "counted_program.py", *arguments)
     of_store = [each for each in requests if re.search("[/=]stateful/state/0/1(/|$)", each.target)]
     found = Counter(each.kind for each in of_store)
     # Its files are given their names by copies: the state and its checksums.

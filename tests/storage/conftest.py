@@ -14,6 +14,7 @@ from dagster_ckpt.config.checkpoint_storage import (
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.snapshot.store import SnapshotStore
 from dagster_ckpt.testing.trial_snapshots import TRIAL_STREAM, TrialStream
+from tests.support.far_stores import SERVERS
 
 THRESHOLD = 10
 
@@ -31,6 +32,9 @@ class Place:
 @pytest.fixture
 def make_place(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str], Place]:
     def make(kind: str) -> Place:
+        if kind in SERVERS:
+            bucket = request.getfixturevalue("far_stores").new_bucket(kind)
+            return Place(FileSystemCheckpointStorage(f"{bucket.url}/c", THRESHOLD, storage_options=bucket.options))
         name = uuid.uuid4().hex
         if kind == "jobmanager":
             return Place(JobManagerCheckpointStorage(savepoint_path=f"file://{tmp_path}/savepoints"))

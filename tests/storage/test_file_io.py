@@ -24,6 +24,7 @@ from dagster_ckpt.io.fsspec import SINGLE_PUT_BYTES, FsspecFileIO
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import open_file_io, same_folder
 from dagster_ckpt.io.memory import MemoryFileIO
+from tests.support.far_stores import FAR, SERVERS
 
 NAME = "chk-1/_metadata"
 TIME_MS = 1_700_000_000_000
@@ -62,8 +63,11 @@ KINDS: dict[str, Callable[[Path], FileIO]] = {
 }
 
 
-@pytest.fixture(params=[*KINDS, "s3"])
+@pytest.fixture(params=[*KINDS, "s3", *FAR])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> FileIO:
+    if request.param in SERVERS:
+        far = request.getfixturevalue("far_stores").new_bucket(request.param)
+        return FsspecFileIO(f"{far.url}/tree", far.options)
     if request.param != "s3":
         return KINDS[request.param](tmp_path / "tree")
     options, bucket = request.getfixturevalue("s3_options"), uuid.uuid4().hex
@@ -242,6 +246,21 @@ def test_concurrent_writers_of_one_name_leave_one_of_them_whole(files: FileIO) -
     assert data == data[:1] * 1000
 
 
+@pytest.mark.parametrize("files", ["disk", "s3", *FAR], indirect=True)
+def test_of_concurrent_writers_of_a_new_file_one_is_told_that_it_wrote_it(files: FileIO) -> None:
+    def is_told(number: int) -> bool:
+        try:
+            files.write("log/1", [bytes([number]) * 1000], replace=False)
+        except FileExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(is_told, range(8)))
+    assert [number for number in range(8) if told[number]] == [files.read("log/1")[0]]
+    assert list(files.list("log", hidden=True)) == ["1"]
+
+
 def test_a_file_that_may_not_be_replaced_is_kept(files: FileIO) -> None:
     files.write(NAME, [b"first"], replace=False)
     with pytest.raises(FileExistsError, match="chk-1/_metadata"):
@@ -353,6 +372,9 @@ def test_a_tree_is_renamed_at_once_or_not_at_all(files: FileIO) -> None:
     files.rename(moved)
     assert open_file_io(moved).read("a/b") == b"x"
     assert not files.exists()
+    files.write("a/b", [b"y"])
+    files.rename(f"{moved}/below/and/below")
+    assert open_file_io(f"{moved}/below/and/below").read("a/b") == b"y"
 
 
 def test_where_a_rename_replaces_nothing_a_file_is_replaced_all_the_same(

@@ -140,6 +140,16 @@ def test_a_missing_driver_says_what_to_install(monkeypatch) -> None:
         open_store(FileSystemCheckpointStorage("s3://b/c"), "stream")
 
 
+def test_hdfs_without_its_library_names_what_to_set_and_what_needs_none(monkeypatch) -> None:
+    def missing(*_arguments, **_options):
+        raise OSError("Unable to load libjvm\ndlopen(/usr/lib/jvm/libjvm.so) failed\n" * 40)
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(StorageAccessError, match=r"Unable to load libjvm\. Set JAVA_HOME.*webhdfs://") as told:
+        open_store(FileSystemCheckpointStorage("hdfs://names:8020/c"), "stream")
+    assert "\n" not in str(told.value)
+
+
 def test_a_full_disk_names_the_place_and_leaves_nothing(tmp_path, stream_of, monkeypatch) -> None:
     storage = FileSystemCheckpointStorage(f"file://{tmp_path}/c", 0)
     stream = stream_of(open_store(storage, "stream"))

@@ -8,12 +8,13 @@ from dagster_ckpt.config.checkpoint_storage import CheckpointStorage, JobManager
 from dagster_ckpt.errors import SnapshotCorruptError, StorageAccessError
 from dagster_ckpt.testing.checkpoint_storage_contract import CheckpointStorageContract
 from dagster_ckpt.testing.trial_snapshots import FILES
+from tests.support.far_stores import FAR, FAR_OBJECTS
 
-KINDS = ["file", "folders", "memory", "s3", "jobmanager", "jobmanager with path"]
+KINDS = ["file", "folders", "memory", "s3", "jobmanager", "jobmanager with path", *FAR]
 
 
 class TestFileSystemCheckpointStorage(CheckpointStorageContract):
-    @pytest.fixture(params=["file", "folders", "memory", "s3"])
+    @pytest.fixture(params=["file", "folders", "memory", "s3", *FAR])
     def storage(self, request, make_place) -> CheckpointStorage:
         return make_place(request.param).storage
 
@@ -63,7 +64,7 @@ def test_a_savepoint_is_named_as_flink_names_it(stream) -> None:
     assert stream.savepoint(2, FILES).rpartition("/")[2].startswith("savepoint-flight-")
 
 
-@pytest.mark.parametrize("place", ["file", "memory", "s3"], indirect=True)
+@pytest.mark.parametrize("place", ["file", "memory", "s3", *FAR_OBJECTS], indirect=True)
 def test_what_a_savepoint_has_in_common_with_a_checkpoint_is_not_written_again(stream) -> None:
     files = {"id-1.sst": b"s" * 200_000}
     checkpoint = stream.checkpoint(1, files)
@@ -88,7 +89,7 @@ def test_a_savepoint_goes_where_it_is_told_and_can_be_discarded(stream, tmp_path
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["file", "folders", "memory", "s3"])
+@pytest.mark.parametrize("kind", ["file", "folders", "memory", "s3", *FAR])
 def test_an_increment_costs_what_changed(make_place, stream_of, kind) -> None:
     stream = stream_of(make_place(kind).open())
     big = {"id-big.sst": b"b" * 1_000_000}
@@ -99,7 +100,7 @@ def test_an_increment_costs_what_changed(make_place, stream_of, kind) -> None:
     assert 1000 < second.incremental_bytes < 3000
 
 
-@pytest.mark.parametrize("kind", ["file", "memory", "s3"])
+@pytest.mark.parametrize("kind", ["file", "memory", "s3", *FAR_OBJECTS])
 def test_a_broken_checkpoint_is_listed_said_and_makes_nobody_lose_a_byte(make_place, stream_of, kind, caplog) -> None:
     place = make_place(kind)
     stream = stream_of(place.open())

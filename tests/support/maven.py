@@ -21,7 +21,7 @@ def from_maven(folder: Path, module: tuple[str, str, str], conf: str) -> None:
     (ivy,) = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
     command = [java(), "-jar", str(ivy), "-dependency", *module, "-confs", conf]
     command += ["-notransitive"] if conf == "master" else []
-    command += ["-retrieve", f"{folder}/[artifact]-[revision].[ext]"]
+    command += ["-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     said = done.stdout + done.stderr
     if done.returncode or "UNRESOLVED" in said or not any(folder.glob("*.jar")):

@@ -1,6 +1,7 @@
-"""A stream whose live directories, snapshots and output are all in one bucket, and what becomes of it.
+"""A stream whose live directories and output are in one store and its snapshots in one too, and what becomes of it.
 
-`python live_in_s3_program.py FOLDER BUCKET`; the last line is JSON.
+`python live_in_a_store_program.py FOLDER LIVE SNAPSHOTS OPTIONS`: URLs, and the options of the second as JSON; the last
+line of output is JSON.
 """
 
 from __future__ import annotations
@@ -47,21 +48,23 @@ class Sales:
     Attributes:
         spark: A session that reaches the bucket.
         folder: Input and catalog, on this machine.
-        bucket: The bucket.
+        place: URL of live directories and output.
+        snapshots: Where snapshots go.
         name: Id of the stream.
         files: How many files there are.
     """
 
     spark: SparkSession
     folder: Path
-    bucket: str
+    place: str
+    snapshots: FileSystemCheckpointStorage
     name: str = "sales"
     files: int = 0
 
     @property
     def output(self) -> str:
         """Where the rows go."""
-        return f"s3a://{self.bucket}/output/{self.name}"
+        return f"{self.place}/output/{self.name}"
 
     def feed(self, files: int) -> None:
         """Lay files, an hour each."""
@@ -116,14 +119,9 @@ class Sales:
         return f"sqlite:///{self.folder}.db"
 
     @property
-    def snapshots(self) -> FileSystemCheckpointStorage:
-        """Where snapshots go."""
-        return FileSystemCheckpointStorage(f"s3://{self.bucket}/snapshots")
-
-    @property
     def live_root(self) -> str:
         """Where live directories go."""
-        return f"s3a://{self.bucket}/live"
+        return f"{self.place}/live"
 
     @property
     def stream(self) -> StreamHandle:
@@ -164,7 +162,7 @@ def more_steps(sales: Sales, savepoint: str) -> Iterator[dict[str, object]]:
     # A savepoint of where it stood would name the files that are then removed.
     yield ran(sales, "back to batch 4", sales.run("batch-4", no_safety_savepoint=True))
     cleaned = clean_sinks(sales.stream, dry_run=False, grace_ms=0)
-    yield ran(sales, "orphans removed", "REMOVED" if cleaned.removable else "NONE")
+    yield ran(sales, "orphans removed", "REMOVED" if cleaned.removable else str(cleaned.orphans))
     copy = replace(sales, name="copy-of-sales")
     fork(sales.stream, copy.stream, StartFrom("latest"), origin="test", outputs={sales.output: copy.output})
     copy.feed(1)
@@ -221,7 +219,7 @@ def ran(sales: Sales, what: str, began_with: str) -> dict[str, object]:
     }
 
 
-def main(folder: Path, bucket: str) -> None:
+def main(folder: Path, place: str, snapshots: FileSystemCheckpointStorage) -> None:
     """Do all steps and print what came of them."""
     landing = folder / "landing"
     landing.mkdir()
@@ -230,8 +228,10 @@ def main(folder: Path, bucket: str) -> None:
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     }
     with small_spark(settings) as spark:
-        print(json.dumps(list(steps(Sales(spark, landing, bucket)))))
+        print(json.dumps(list(steps(Sales(spark, landing, place, snapshots)))))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    _, root, live_url, snapshots_url, storage_options = sys.argv
+    options = json.loads(storage_options)
+    main(Path(root), live_url, FileSystemCheckpointStorage(snapshots_url, storage_options=options))

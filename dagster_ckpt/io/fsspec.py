@@ -29,6 +29,8 @@ SINGLE_FETCH_BYTES = 16 * 1024 * 1024
 # From one snapshot to the next; as long as in AWS's driver for Java.
 IDLE_CONNECTION_S = 60
 _COPIED_BYTES = 1024 * 1024
+# Their drivers have one connection, which threads cannot share.
+_UNSUITABLE = ("ftp://", "sftp://", "ssh://")
 _LIBHDFS = ("hdfs://", "arrow_hdfs://")
 _MAGIC = re.compile(r"[*?\[]")
 _VERSION_MARKS = (
@@ -207,7 +209,7 @@ class FsspecFileIO(FileIO):
 
     def _moved(self, source: str, target: str) -> bool:
         """Whether the file system did it: WebHDFS, which never replaces, does not say so."""
-        self._fs.mv(source, target, recursive=True)
+        self._fs.mv(source, target)
         return not self._is_there(source)
 
     def _put(self, where: str, spool: BinaryIO) -> None:
@@ -269,6 +271,12 @@ class FsspecFileIO(FileIO):
 
 
 def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    if url.startswith(_UNSUITABLE):
+        raise StorageAccessError(
+            f"{url} cannot be used: snapshots are written and read by many threads, and fsspec's driver for FTP and SSH "
+            "has one connection for all of them. Mount the folder and name it as file://, use object storage or "
+            "webhdfs://, or write a storage of your own (docs/custom-storage.md)."
+        )
     # Some file systems log in when instantiated.
     with accessing("open", url):
         try:

@@ -14,7 +14,7 @@ from dagster_ckpt.errors import OptionError, OptionTypeError
 from dagster_ckpt.values.redaction import user_info, without_secrets
 
 # Renames are atomic, puts are not, and folders must be created. All others count as object stores.
-_WITH_FOLDERS = frozenset({"arrow_hdfs", "ftp", "hdfs", "local", "sftp", "smb", "ssh", "webhdfs"})
+_WITH_FOLDERS = frozenset({"arrow_hdfs", "hdfs", "local", "smb", "webhdfs"})
 
 
 _LOCAL_SCHEMES = ("file://", "file:", "local://")

@@ -140,6 +140,12 @@ def test_a_missing_driver_says_what_to_install(monkeypatch) -> None:
         open_store(FileSystemCheckpointStorage("s3://b/c"), "stream")
 
 
+@pytest.mark.parametrize("scheme", ["ftp", "sftp", "ssh"])
+def test_a_driver_with_one_connection_is_refused_and_what_else_there_is_said(scheme: str) -> None:
+    with pytest.raises(StorageAccessError, match=rf"{scheme}://h/c/stream cannot be used.*Mount the folder"):
+        open_store(FileSystemCheckpointStorage(f"{scheme}://h/c"), "stream")
+
+
 def test_hdfs_without_its_library_names_what_to_set_and_what_needs_none(monkeypatch) -> None:
     def missing(*_arguments, **_options):
         raise OSError("Unable to load libjvm\ndlopen(/usr/lib/jvm/libjvm.so) failed\n" * 40)

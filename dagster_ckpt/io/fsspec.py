@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import inspect
 import io
+import os
 import re
 import shutil
 import tempfile
@@ -15,10 +17,12 @@ from functools import partial
 from typing import Any, BinaryIO, cast
 
 import fsspec
+import fsspec.config
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dagster_ckpt.errors import StorageAccessError
 from dagster_ckpt.io.file_io import Entry, FileIO, FileStatus, FileVersion, Guarded, Hook, accessing, no_op
+from dagster_ckpt.values.redaction import user_info
 from dagster_ckpt.values.storage_path import fsspec_arguments, has_folders
 
 # Object stores accept parts of at least 5 MiB.
@@ -31,6 +35,7 @@ IDLE_CONNECTION_S = 60
 _COPIED_BYTES = 1024 * 1024
 # Their drivers have one connection, which threads cannot share.
 _UNSUITABLE = ("ftp://", "sftp://", "ssh://")
+_WHO_IN_HDFS = {"user", "token", "kerberos", "proxy_to"}
 _LIBHDFS = ("hdfs://", "arrow_hdfs://")
 _MAGIC = re.compile(r"[*?\[]")
 _VERSION_MARKS = (
@@ -273,14 +278,15 @@ class FsspecFileIO(FileIO):
 def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     if url.startswith(_UNSUITABLE):
         raise StorageAccessError(
-            f"{url} cannot be used: snapshots are written and read by many threads, and fsspec's driver for FTP and SSH "
-            "has one connection for all of them. Mount the folder and name it as file://, use object storage or "
-            "webhdfs://, or write a storage of your own (docs/custom-storage.md)."
+            f"{url} cannot be used: many threads write and read snapshots, and fsspec's driver for FTP and SSH has one "
+            "connection for all of them. Mount the folder and name it as file://, use object storage or webhdfs://, or "
+            "write a storage of your own (docs/custom-storage.md)."
         )
     # Some file systems log in when instantiated.
     with accessing("open", url):
         try:
-            fs, root = fsspec.core.url_to_fs(url_to_open, **fsspec_arguments(url_to_open, options))
+            arguments = {**_user_of_hadoop(url_to_open, options), **fsspec_arguments(url_to_open, options)}
+            fs, root = fsspec.core.url_to_fs(url_to_open, **arguments)
         except ImportError as error:
             raise StorageAccessError(
                 f"{url} needs a driver that is not installed: {error}. pip install 'dagster-ckpt[s3]' (gcs, "
@@ -302,6 +308,14 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
             ) from error
     _without_waiting(fs)
     return fs, str(root).rstrip("/")
+
+
+def _user_of_hadoop(url: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Spark calls itself by the same name in HDFS; without one, a name node takes every caller for a stranger."""
+    given = {**fsspec.config.conf.get("webhdfs", {}), **options}
+    if not url.startswith("webhdfs://") or user_info(url)[1] or given.keys() & _WHO_IN_HDFS:
+        return {}
+    return {"user": os.environ.get("HADOOP_USER_NAME") or getpass.getuser()}
 
 
 def _without_waiting(fs: Any) -> None:

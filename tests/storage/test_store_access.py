@@ -23,6 +23,7 @@ from dagster_ckpt.io.fsspec import FsspecFileIO
 from dagster_ckpt.io.local import LocalFileIO
 from dagster_ckpt.io.location import normalised
 from dagster_ckpt.snapshot.opening import open_store
+from dagster_ckpt.values.redaction import without_secrets
 
 FILES = {"1.zip": b"z" * 300}
 
@@ -138,6 +139,23 @@ def test_a_missing_driver_says_what_to_install(monkeypatch) -> None:
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(StorageAccessError, match=r"driver that is not installed.*pip install 'dagster-ckpt\[s3\]'"):
         open_store(FileSystemCheckpointStorage("s3://b/c"), "stream")
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "config", "user"),
+    [
+        ("webhdfs://names:9870/c", {}, {}, "streams"),
+        ("webhdfs://names:9870/c", {"user": "other"}, {}, "other"),
+        ("webhdfs://other:password@names:9870/c", {}, {}, "other"),
+        ("webhdfs://names:9870/c", {"token": "t"}, {}, None),
+        ("webhdfs://names:9870/c", {}, {"token": "t"}, None),
+    ],
+)
+def test_hdfs_sees_the_user_that_spark_is_there(url, options, config, user, monkeypatch) -> None:
+    monkeypatch.setenv("HADOOP_USER_NAME", "streams")
+    monkeypatch.setitem(fsspec.config.conf, "webhdfs", config)
+    files = FsspecFileIO(without_secrets(url), options, url_to_open=url)
+    assert files._fs.user == user
 
 
 @pytest.mark.parametrize("scheme", ["ftp", "sftp", "ssh"])

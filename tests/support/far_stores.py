@@ -64,7 +64,6 @@ def hdfs() -> Iterator[NewBucket]:
         settings = {
             "fs.defaultFS": f"hdfs://127.0.0.1:{names}",
             "dfs.namenode.http-address": f"127.0.0.1:{pages}",
-            "dfs.permissions.enabled": "false",
             "dfs.replication": "1",
             "hadoop.tmp.dir": folder,
             **{f"dfs.datanode.{each}address": "127.0.0.1:0" for each in ("", "http.", "ipc.")},

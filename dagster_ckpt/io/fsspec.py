@@ -289,8 +289,8 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
             fs, root = fsspec.core.url_to_fs(url_to_open, **arguments)
         except ImportError as error:
             raise StorageAccessError(
-                f"{url} needs a driver that is not installed: {error}. pip install 'dagster-ckpt[s3]' (gcs, "
-                "azure); for others the package that fsspec names."
+                f"{url} needs a driver that is not installed: {error}. Install it: pip install 'dagster-ckpt[s3]' (or "
+                "[gcs], [azure]); for others the package that fsspec names."
             ) from error
         except ValueError as error:
             raise StorageAccessError(

@@ -10,7 +10,7 @@
 # make test-cluster  a stream on a standalone Spark cluster, whose master, workers, executors and driver are killed
 # make test-stack  everything that deploy/ runs, as processes, each of them killed in turn while two streams run
 # make stack  the same, to look at: prints the address of Dagster's page, and ends with Ctrl-C
-# make test-stores  snapshots in HDFS and in emulators of Google Cloud Storage and Azure, live directories in HDFS
+# make test-stores  streams in HDFS and in an emulator of Google Cloud Storage, snapshots in one of Azure
 # make test-state  the state of every operator on every backend: read, compared, rewritten
 # make test-tables  streams into real Delta and Iceberg tables in every way, also on other versions: make test-tables SPARK=4.0
 # make test-fast  those of make test that start no JVM, no `dagster dev` and no browser: a few minutes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pyspark
@@ -18,10 +19,30 @@ def from_maven(folder: Path, module: tuple[str, str, str], conf: str) -> None:
 
     From Ivy's cache where it was fetched before.
     """
+    _fetched(folder, module, "-dependency", *module, "-confs", conf, *(["-notransitive"] if conf == "master" else []))
+
+
+def classified_from_maven(folder: Path, module: tuple[str, str, str], classifier: str) -> Path:
+    """Fetch the jar of a module that has a classifier, such as one with all that it needs."""
+    group, name, version = module
+    jar = folder / f"{name}-{version}-{classifier}.jar"
+    if jar.exists():
+        return jar
+    artifact = f'<artifact name="{name}" type="jar" m:classifier="{classifier}"/>'
+    with tempfile.TemporaryDirectory() as temporary:
+        described = Path(temporary, "ivy.xml")
+        described.write_text(
+            '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven"><info organisation="tests" '
+            f'module="{name}"/><dependencies><dependency org="{group}" name="{name}" rev="{version}" '
+            f'transitive="false">{artifact}</dependency></dependencies></ivy-module>'
+        )
+        _fetched(folder, module, "-ivy", str(described))
+    return jar
+
+
+def _fetched(folder: Path, module: tuple[str, str, str], *what: str) -> None:
     (ivy,) = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
-    command = [java(), "-jar", str(ivy), "-dependency", *module, "-confs", conf]
-    command += ["-notransitive"] if conf == "master" else []
-    command += ["-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"]
+    command = [java(), "-jar", str(ivy), *what, "-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     said = done.stdout + done.stderr
     if done.returncode or "UNRESOLVED" in said or not any(folder.glob("*.jar")):

@@ -14,7 +14,6 @@ import hypothesis
 import pytest
 
 from tests.support import thorough
-from tests.support.far_stores import FarStores
 from tests.support.jvm_stacks import stacks_of_own_jvms
 from tests.support.local_files import use_local_files
 from tests.support.memory_files import use_memory_for_files
@@ -115,7 +114,9 @@ def postgres() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def far_stores() -> Iterator[FarStores]:
+def far_stores() -> Iterator[Any]:
+    from tests.support.far_stores import FarStores
+
     with FarStores() as stores:
         yield stores
 

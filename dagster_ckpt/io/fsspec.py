@@ -159,13 +159,7 @@ class FsspecFileIO(FileIO):
                 try:
                     self._put(unfinished, spool)
                     before_visible()
-                    is_new = not self._is_there(target)
-                    # Not every file system can rename onto a file.
-                    if replace and not is_new:
-                        self._fs.rm_file(target)
-                        is_new = True
-                    # WebHDFS says nothing where another writer was faster.
-                    is_new = is_new and self._moved(unfinished, target)
+                    is_new = self._renamed(unfinished, target, replace=replace)
                     if not is_new:
                         self._fs.rm_file(unfinished)
                 except BaseException:
@@ -209,13 +203,28 @@ class FsspecFileIO(FileIO):
         target = self._fs._strip_protocol(url)
         with self._accessing("move"):
             self._make_folder(target)
-            if not self._moved(self._root, target):
+            if not self._renamed(self._root, target, replace=False):
                 raise FileExistsError(target)
 
-    def _moved(self, source: str, target: str) -> bool:
-        """Whether the file system did it: WebHDFS, which never replaces, does not say so."""
+    def _renamed(self, source: str, target: str, *, replace: bool) -> bool:
+        """Returns False if the name is taken."""
+        if "webhdfs" in self._fs.protocol:
+            # fsspec's `mv` neither replaces a file nor raises where it does nothing, and moves into a folder.
+            option = "OVERWRITE" if replace else "NONE"
+            try:
+                self._fs._call("RENAME", method="put", path=source, destination=target, renameoptions=option)
+            except RuntimeError:
+                if replace or not self._is_there(target):
+                    raise
+                return False
+            return True
+        if self._is_there(target):
+            if not replace:
+                return False
+            # Not every file system can rename onto a file.
+            self._fs.rm_file(target)
         self._fs.mv(source, target)
-        return not self._is_there(source)
+        return True
 
     def _put(self, where: str, spool: BinaryIO) -> None:
         size = spool.seek(0, io.SEEK_END)
@@ -300,9 +309,10 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
         except OSError as error:
             if not url.startswith(_LIBHDFS):
                 raise
-            # It names each of the hundred places in which it has looked for a library.
+            # The others are the hundred places in which it has looked for a library.
+            first_line = str(error).partition("\n")[0]
             raise StorageAccessError(
-                f"{url} cannot be opened by PyArrow, which needs Hadoop's libhdfs: {str(error).splitlines()[0]}. Set "
+                f"{url} cannot be opened by PyArrow, which needs Hadoop's libhdfs: {first_line}. Set "
                 "JAVA_HOME, ARROW_LIBHDFS_DIR and CLASSPATH (the output of `hadoop classpath --glob`), or use "
                 "webhdfs://<name node>:9870, which Spark and Python can read without it."
             ) from error
@@ -311,11 +321,15 @@ def _opened(url: str, url_to_open: str, options: Mapping[str, Any]) -> tuple[Any
 
 
 def _user_of_hadoop(url: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Spark calls itself by the same name in HDFS; without one, a name node takes every caller for a stranger."""
+    """The user that Hadoop's client, and so Spark, names to HDFS; without a name, requests are those of `dr.who`."""
     given = {**fsspec.config.conf.get("webhdfs", {}), **options}
     if not url.startswith("webhdfs://") or user_info(url)[1] or given.keys() & _WHO_IN_HDFS:
         return {}
-    return {"user": os.environ.get("HADOOP_USER_NAME") or getpass.getuser()}
+    try:
+        return {"user": os.environ.get("HADOOP_USER_NAME") or getpass.getuser()}
+    except (KeyError, OSError):
+        # A container may run under a number that has no name.
+        return {}
 
 
 def _without_waiting(fs: Any) -> None:

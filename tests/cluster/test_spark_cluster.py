@@ -29,9 +29,10 @@ from dagster_ckpt.client.launching import START_REQUEST_VARIABLE
 from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 from dagster_ckpt.snapshot.opening import open_store
 from dagster_ckpt.spark.versions import Feature
-from tests.kafka.kafka_broker import Kafka, free_port, running_broker
+from tests.kafka.kafka_broker import Kafka, running_broker
 from tests.kafka.kafka_rows import committed_rows, new_topic
 from tests.support.needs import needs
+from tests.support.server import free_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.cluster]
 

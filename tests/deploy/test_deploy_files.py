@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from dagster_ckpt.stream.liveness import POD_NAME, POD_NAMESPACE, POD_UID
-from tests.kafka.kafka_broker import free_port
 from tests.stack.running_stack import dagster_home
 from tests.stack.servers import Postgres
+from tests.support.server import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 BIN = Path(sys.executable).parent

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dagster_ckpt.spark.versions import SparkRelease, installed_release
 from tests.support.maven import from_maven, java
+from tests.support.server import free_port
 
 # Another broker: `KAFKA_BROKER=4.4.0`.
 BROKER = ("org.apache.kafka", "kafka_2.13", os.environ.get("KAFKA_BROKER", "3.9.1"))
@@ -111,12 +112,6 @@ def running_broker(folder: Path) -> Iterator[Kafka]:
         yield kafka
     finally:
         kafka.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_stream_goes_on_and_goes_back_as_if_nothing_had_happened(
     arguments = [str(tmp_path), place, f"{bucket.url}/snapshots", json.dumps(bucket.options)]
     done = subprocess.run(
         [sys.executable, program, *arguments],
-        env={**os.environ, **(as_in_google_cloud(bucket) if scheme == "gs" else {})},
+        env=os.environ | (settings_of_google_cloud(bucket) if scheme == "gs" else {}),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -42,8 +42,8 @@ def test_a_stream_goes_on_and_goes_back_as_if_nothing_had_happened(
     assert_as_if_nothing_had_happened(done.stdout, place)
 
 
-def as_in_google_cloud(bucket: Bucket) -> dict[str, str]:
-    """What tells Spark, and fsspec where it has no options, of the bucket's server."""
+def settings_of_google_cloud(bucket: Bucket) -> dict[str, str]:
+    """Settings by which Spark, and fsspec for live directories, find the bucket's server."""
     url, project = bucket.options["endpoint_url"], bucket.options["project"]
     settings = {
         "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
@@ -51,7 +51,7 @@ def as_in_google_cloud(bucket: Bucket) -> dict[str, str]:
         "fs.gs.auth.type": "UNAUTHENTICATED",
         "fs.gs.storage.root.url": f"{url}/",
         "fs.gs.project.id": project,
-        # It calls a method that Hadoop 3.4.2 has no more.
+        # It calls a method that Hadoop 3.4.2 no longer has.
         "parquet.hadoop.vectored.io.enabled": "false",
     }
     submit = ["--driver-class-path", str(classified_from_maven(FETCHED, CONNECTOR, "shaded"))]

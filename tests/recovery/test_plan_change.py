@@ -149,15 +149,15 @@ def test_only_what_can_help_is_advised(fits: bool, is_migratable: bool, named: s
     assert {each for each in ways if each in str(told.value)} == named
 
 
-@pytest.mark.parametrize(("kind", "told_before_4"), [("Join", False), ("Aggregate", True)])
-def test_records_of_joins_tell_since_revision_4_of_which_source_a_column_is(kind: str, told_before_4: bool) -> None:
-    """Before, a source more on one side of a join changed the numbers of the other side's."""
+@pytest.mark.parametrize(("kind", "differs_before_4"), [("Join", False), ("Aggregate", True)])
+def test_records_of_joins_identify_the_source_of_a_column_since_revision_4(kind: str, differs_before_4: bool) -> None:
+    """Before, another source on one side of a join changed the numbers of the other side's."""
 
     def of(digest: str) -> PlanDescription:
         return PlanDescription((PlanOperator(kind, settings=((f"{COLUMNS}k", digest), ("type", "inner"))),), "append")
 
-    for revision, is_told in ((3, told_before_4), (4, True)):
+    for revision, differs in ((3, differs_before_4), (4, True)):
         recorded = read_plan({**of("1").as_record(), "revision": revision})
         assert recorded is not None
-        assert bool(plan_differences(recorded, of("2"))) is is_told, revision
+        assert bool(plan_differences(recorded, of("2"))) is differs, revision
         assert plan_differences(recorded, of("1")) == ()

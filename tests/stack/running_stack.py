@@ -22,9 +22,10 @@ import yaml
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.cluster.spark_cluster import SparkCluster, running_cluster
-from tests.kafka.kafka_broker import Kafka, free_port, running_broker
-from tests.stack.servers import BUCKET, KEYS, ObjectStore, Postgres, Server
+from tests.kafka.kafka_broker import Kafka, running_broker
+from tests.stack.servers import BUCKET, KEYS, ObjectStore, Postgres
 from tests.support.s3a import s3a_jars
+from tests.support.server import Server, free_port
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

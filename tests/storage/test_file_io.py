@@ -247,8 +247,8 @@ def test_concurrent_writers_of_one_name_leave_one_of_them_whole(files: FileIO) -
 
 
 @pytest.mark.parametrize("files", ["disk", "s3", *FAR], indirect=True)
-def test_of_concurrent_writers_of_a_new_file_one_is_told_that_it_wrote_it(files: FileIO) -> None:
-    def is_told(number: int) -> bool:
+def test_exactly_one_of_concurrent_writers_of_a_new_file_succeeds(files: FileIO) -> None:
+    def succeeds(number: int) -> bool:
         try:
             files.write("log/1", [bytes([number]) * 1000], replace=False)
         except FileExistsError:
@@ -256,8 +256,21 @@ def test_of_concurrent_writers_of_a_new_file_one_is_told_that_it_wrote_it(files:
         return True
 
     with ThreadPoolExecutor(8) as pool:
-        told = list(pool.map(is_told, range(8)))
-    assert [number for number in range(8) if told[number]] == [files.read("log/1")[0]]
+        succeeded = list(pool.map(succeeds, range(8)))
+    assert [number for number in range(8) if succeeded[number]] == [files.read("log/1")[0]]
+    assert list(files.list("log", hidden=True)) == ["1"]
+
+
+@pytest.mark.parametrize("files", ["disk", "s3", *FAR], indirect=True)
+def test_a_reader_sees_the_old_or_the_new_content_of_a_file_that_is_replaced(files: FileIO) -> None:
+    files.write("log/1", [b"0" * 1000])
+    with ThreadPoolExecutor(1) as pool:
+        replacing = pool.submit(lambda: [files.write("log/1", [b"%d" % (at % 10) * 1000]) for at in range(40)])
+        while not replacing.done():
+            data = files.read("log/1")
+            assert data == data[:1] * 1000
+    replacing.result()
+    assert files.read("log/1") == b"9" * 1000
     assert list(files.list("log", hidden=True)) == ["1"]
 
 
@@ -375,6 +388,10 @@ def test_a_tree_is_renamed_at_once_or_not_at_all(files: FileIO) -> None:
     files.write("a/b", [b"y"])
     files.rename(f"{moved}/below/and/below")
     assert open_file_io(f"{moved}/below/and/below").read("a/b") == b"y"
+    files.write("a/b", [b"z"])
+    with pytest.raises(StorageAccessError):
+        files.rename(moved)
+    assert (files.read("a/b"), open_file_io(moved).read("a/b")) == (b"z", b"x")
 
 
 def test_where_a_rename_replaces_nothing_a_file_is_replaced_all_the_same(

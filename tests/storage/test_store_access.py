@@ -151,11 +151,19 @@ def test_a_missing_driver_says_what_to_install(monkeypatch) -> None:
         ("webhdfs://names:9870/c", {}, {"token": "t"}, None),
     ],
 )
-def test_hdfs_sees_the_user_that_spark_is_there(url, options, config, user, monkeypatch) -> None:
+def test_hdfs_sees_the_user_that_it_sees_of_spark(url, options, config, user, monkeypatch) -> None:
     monkeypatch.setenv("HADOOP_USER_NAME", "streams")
     monkeypatch.setitem(fsspec.config.conf, "webhdfs", config)
     files = FsspecFileIO(without_secrets(url), options, url_to_open=url)
     assert files._fs.user == user
+
+
+def test_a_user_without_a_name_is_left_to_hdfs(monkeypatch) -> None:
+    """As under a number that a container chose."""
+    for name in ("HADOOP_USER_NAME", "LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert FsspecFileIO("webhdfs://names:9870/c", {})._fs.user is None
 
 
 @pytest.mark.parametrize("scheme", ["ftp", "sftp", "ssh"])
@@ -169,9 +177,9 @@ def test_hdfs_without_its_library_names_what_to_set_and_what_needs_none(monkeypa
         raise OSError("Unable to load libjvm\ndlopen(/usr/lib/jvm/libjvm.so) failed\n" * 40)
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
-    with pytest.raises(StorageAccessError, match=r"Unable to load libjvm\. Set JAVA_HOME.*webhdfs://") as told:
+    with pytest.raises(StorageAccessError, match=r"Unable to load libjvm\. Set JAVA_HOME.*webhdfs://") as raised:
         open_store(FileSystemCheckpointStorage("hdfs://names:8020/c"), "stream")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_full_disk_names_the_place_and_leaves_nothing(tmp_path, stream_of, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""Stores beside S3: a real HDFS, and the emulators of Google Cloud Storage and Azure.
+"""A real HDFS, and emulators of Google Cloud Storage and Azure.
 
 HDFS comes from Maven Central, Azurite from npm, and fake-gcs-server is built by Go; Node.js and Go are from PyPI.
 """
@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,18 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import pyspark
 import pytest
 import requests
 
-from tests.kafka.kafka_broker import free_port
-from tests.support.maven import from_maven, java
+from tests.support.server import DEADLINE_S, Server, free_port
 
 FAKE_GCS = "github.com/fsouza/fake-gcs-server@v1.52.2"
 AZURITE = "azurite@3.35.0"
-# Where they are kept, beside the packages of this environment.
+# What was downloaded stays in this environment.
 FETCHED = Path(sys.prefix, "stores")
-DEADLINE_S = 120.0
+FETCH_DEADLINE_S = 500.0
 # The account of every Azurite, from its documentation.
 AZURE_ACCOUNT = (
     "DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey="
@@ -52,18 +49,23 @@ NewBucket = Callable[[str], Bucket]
 @contextmanager
 def hdfs() -> Iterator[NewBucket]:
     """A name node and a data node, through WebHDFS."""
+    # Imported here: collecting tests needs no Spark.
+    import pyspark
+
+    from tests.support.maven import from_maven, java
+
     (hadoop,) = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")
     version = hadoop.stem.removeprefix("hadoop-client-api-")
-    # Not hadoop-client-minicluster, which is one jar: its WebHDFS answers 404 to everything.
+    # Not the single jar hadoop-client-minicluster: its WebHDFS answers 404 to everything.
     jars = FETCHED / f"hdfs-{version}"
     if not (jars / f"hadoop-hdfs-{version}.jar").exists():
         for module in ("hadoop-common", "hadoop-hdfs-client", "hadoop-hdfs"):
             from_maven(jars, ("org.apache.hadoop", module, version), "default")
-    names, pages = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
+    rpc, http = free_port(), free_port()
+    with tempfile.TemporaryDirectory() as folder:
         settings = {
-            "fs.defaultFS": f"hdfs://127.0.0.1:{names}",
-            "dfs.namenode.http-address": f"127.0.0.1:{pages}",
+            "fs.defaultFS": f"hdfs://127.0.0.1:{rpc}",
+            "dfs.namenode.http-address": f"127.0.0.1:{http}",
             "dfs.replication": "1",
             "hadoop.tmp.dir": folder,
             **{f"dfs.datanode.{each}address": "127.0.0.1:0" for each in ("", "http.", "ipc.")},
@@ -73,52 +75,54 @@ def hdfs() -> Iterator[NewBucket]:
         )
         for site in ("core", "hdfs"):
             Path(folder, f"{site}-site.xml").write_text(f"<configuration>{properties}</configuration>")
-        # What they show to a browser is in Hadoop's archive only.
-        for shown in ("hdfs", "datanode", "static"):
-            Path(folder, "webapps", shown).mkdir(parents=True)
+        # Only Hadoop's distribution contains their web pages.
+        for pages in ("hdfs", "datanode", "static"):
+            Path(folder, "webapps", pages).mkdir(parents=True)
         # Its JAXB defines classes.
         command = [java(), "--add-opens", "java.base/java.lang=ALL-UNNAMED", "-cp", f"{folder}{os.pathsep}{jars}/*"]
         name_node = [*command, "org.apache.hadoop.hdfs.server.namenode.NameNode"]
-        subprocess.run([*name_node, "-format"], check=True, capture_output=True, timeout=DEADLINE_S)
-        running.enter_context(_running(name_node, Path(folder, "names.log")))
         data_node = [*command, "org.apache.hadoop.hdfs.server.datanode.DataNode"]
-        await_server = running.enter_context(_running(data_node, Path(folder, "data.log")))
-        await_server(lambda _: _has_data_node(f"http://127.0.0.1:{pages}"))
-        yield lambda name: Bucket(f"webhdfs://127.0.0.1:{pages}/{name}")
+        subprocess.run([*name_node, "-format"], check=True, capture_output=True, timeout=DEADLINE_S)
+        url = f"http://127.0.0.1:{http}"
+        with (
+            _running(Server("name-node", name_node, Path(folder), partial(_answers, url))),
+            _running(Server("data-node", data_node, Path(folder), partial(_has_data_node, url))),
+        ):
+            yield lambda name: Bucket(f"webhdfs://127.0.0.1:{http}/{name}")
 
 
 @contextmanager
 def google_cloud_storage() -> Iterator[NewBucket]:
     """fake-gcs-server."""
-    server = FETCHED / "fake-gcs-server"
-    if not server.exists():
+    program = FETCHED / "fake-gcs-server"
+    if not program.exists():
         _fetch([_tool("go"), "install", FAKE_GCS], GOBIN=str(FETCHED))
-    # It asks what kind of bucket it is over gRPC, which the emulator lacks, and waits a minute for the answer.
+    # gcsfs asks what kind of bucket it is over gRPC, which the emulator lacks, and waits a minute for the answer.
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    options = {"token": "anon", "endpoint_url": url, "project": "test"}
-    command = [str(server), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
+    command = [str(program), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
     command += ["-backend", "memory"]
-    with tempfile.TemporaryDirectory() as folder, _running(command, Path(folder, "log")) as await_server:
-        await_server(lambda _: _answers(url))
+    options = {"token": "anon", "endpoint_url": url, "project": "test"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _running(Server("fake-gcs-server", command, Path(folder), partial(_answers, url))),
+    ):
         yield partial(_made, "gs", options)
 
 
 @contextmanager
 def azure() -> Iterator[NewBucket]:
     """Azurite."""
-    server = FETCHED / "node_modules/azurite/dist/src/blob/main.js"
-    if not server.exists():
+    program = FETCHED / "node_modules/azurite/dist/src/blob/main.js"
+    if not program.exists():
         _fetch([_tool("npm"), "install", "--no-save", "--no-audit", "--prefix", str(FETCHED), AZURITE])
     port = free_port()
     url = f"http://127.0.0.1:{port}/devstoreaccount1"
-    options = {"connection_string": f"{AZURE_ACCOUNT}BlobEndpoint={url};"}
     with tempfile.TemporaryDirectory() as folder:
-        command = [_tool("node"), str(server), "--blobPort", str(port), "--location", folder, "--skipApiVersionCheck"]
-        with _running(command, Path(folder, "log")) as await_server:
-            await_server(lambda _: _answers(url))
-            yield partial(_made, "abfs", options)
+        command = [_tool("node"), str(program), "--blobPort", str(port), "--location", folder, "--skipApiVersionCheck"]
+        with _running(Server("azurite", command, Path(folder), partial(_answers, url))):
+            yield partial(_made, "abfs", {"connection_string": f"{AZURE_ACCOUNT}BlobEndpoint={url};"})
 
 
 SERVERS = {"webhdfs": hdfs, "gs": google_cloud_storage, "abfs": azure}
@@ -128,7 +132,7 @@ FAR_OBJECTS = FAR[1:]
 
 
 class FarStores(ExitStack):
-    """Starts each of them when a test first asks for a bucket there."""
+    """Starts each server when a test first asks for a bucket there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,24 +151,12 @@ def _made(scheme: str, options: dict[str, Any], name: str) -> Bucket:
 
 
 @contextmanager
-def _running(command: list[str], log: Path) -> Iterator[Callable[[Callable[[str], Any]], Any]]:
-    """Yields what waits until the server is seen, in its log or elsewhere."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
-
-    def await_server(look: Callable[[str], Any]) -> Any:
-        deadline = time.monotonic() + DEADLINE_S
-        while not (found := look(log.read_text(errors="replace"))):
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"{command[0]} did not come up:\n{log.read_text(errors='replace')[-3000:]}")
-            time.sleep(0.1)
-        return found
-
+def _running(server: Server) -> Iterator[None]:
     try:
-        yield await_server
+        server.start()
+        yield
     finally:
-        process.kill()
-        process.wait()
+        server.stop()
 
 
 def _has_data_node(url: str) -> bool:
@@ -183,7 +175,7 @@ def _answers(url: str) -> bool:
 
 def _fetch(command: list[str], **environment: str) -> None:
     both = {**os.environ, **environment}
-    done = subprocess.run(command, env=both, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(command, env=both, capture_output=True, text=True, timeout=FETCH_DEADLINE_S, check=False)
     if done.returncode:
         pytest.fail(f"{' '.join(command)} failed, and these tests need its server:\n{done.stderr[-2000:]}")
 

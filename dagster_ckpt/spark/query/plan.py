@@ -71,7 +71,7 @@ class PlanDescription:
         numbers: Spark's number of each operator, None for a watermark, if the query has branches that keep state. The
             operators of any other query are numbered from the output to the input.
         revision: Of what is described; 1 is without the settings `COLUMNS` and `BRANCH`, 2 without `TIME_ZONE`.
-            Before 4, `COLUMNS` told the sources of a join by numbers that a source on its other side moves.
+            Before 4, `COLUMNS` numbered the sources of a join across both of its sides.
     """
 
     operators: tuple[PlanOperator, ...] = ()

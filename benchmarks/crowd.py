@@ -10,7 +10,8 @@ from typing import Any
 import dagster as dg
 
 from dagster_ckpt.catalog.catalog import Catalog
-from dagster_ckpt.catalog.records import EventType, SnapshotStatus, SnapshotTrigger
+from dagster_ckpt.catalog.database import as_text
+from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, EventType, SnapshotStatus, SnapshotTrigger
 from dagster_ckpt.catalog.tables import event_counter, events, executions, snapshots
 from dagster_ckpt.catalog.tables import streams as stream_table
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -21,15 +22,23 @@ from dagster_ckpt.orchestration.resources import CheckpointCatalogResource
 from dagster_ckpt.orchestration.stream import StreamingAsset
 from dagster_ckpt.orchestration.streaming_asset import streaming_asset
 from dagster_ckpt.orchestration.supervisor_sensor import build_supervisor_sensor
+from dagster_ckpt.spark.query.sources import FILE, PATH
 from dagster_ckpt.values.durations import wall_clock_ms
 
 MINUTE_MS = 60_000
 # What nearly every checkpoint is: completed, and by now subsumed.
 _RETAINED = 3
-_PROGRESS = (
-    '{"batch_id":7,"batch_ms":300,"input_rows":1000,"state_rows":1000000,"state_memory":1000000,'
-    '"watermark":"2026-01-01T00:00:00.000Z","sources":[{"source":"KafkaV2[Subscribe[orders]]","behind":5}]}'
-)
+_PROGRESS = {
+    "batch_id": 7,
+    "batch_ms": 300,
+    "input_rows": 1000,
+    "state_rows": 1_000_000,
+    "state_memory": 1_000_000,
+    "watermark": "2026-01-01T00:00:00.000Z",
+    "sources": [{"source": "FileStreamSource", "behind": 5}],
+}
+# As many streams stand behind each other, each of which reads what the one before writes.
+_CHAIN = 5
 
 
 @dataclass
@@ -137,9 +146,10 @@ def _streams(catalog: Catalog, instance: dg.DagsterInstance, streams: list[Strea
                 {
                     "stream_id": stream.stream_id, "name": stream.stream_id,
                     "asset_key": stream.stream_id, "options": "{}",
-                    "live_generation": 1, "timeline": 0, "next_number": 1, "created_at_ms": 1, "updated_at_ms": 1,
+                    "live_directory": f"/live/{number}", "live_generation": 1, "timeline": 0, "next_number": 1,
+                    "created_at_ms": 1, "updated_at_ms": 1,
                 }
-                for stream in streams
+                for number, stream in enumerate(streams)
             ],
         )  # fmt: skip
         connection.execute(
@@ -148,12 +158,18 @@ def _streams(catalog: Catalog, instance: dg.DagsterInstance, streams: list[Strea
                 {
                     "execution_id": f"execution-{stream.stream_id}", "stream_id": stream.stream_id, "ordinal": 1,
                     "run_id": run.run_id, "cause": "MANUAL", "status": "RUNNING", "settled": False, "host": "host",
-                    "pid": 1, "started_at_ms": 1, "heartbeat_at_ms": now_ms, "progress": _PROGRESS,
-                    "recovery": "{}",
+                    "pid": 1, "started_at_ms": 1, "heartbeat_at_ms": now_ms, "live_directory": f"/live/{number}",
+                    "progress": as_text(_PROGRESS | {"sinks": [f"FileSink[file:/lake/{number}]"]}),
+                    "recovery": as_text({SOURCE_IDENTITIES: [_source(number)]}),
                 }
-                for stream, run in zip(streams, runs, strict=True)
+                for number, (stream, run) in enumerate(zip(streams, runs, strict=True))
             ],
         )  # fmt: skip
+
+
+def _source(number: int) -> dict[str, Any]:
+    folder = f"file:/lake/{number - 1}" if number % _CHAIN else f"file:/landing/{number}"
+    return {"kind": FILE, "identity": {PATH: folder}}
 
 
 def _checkpoints(

@@ -30,6 +30,7 @@ LIMIT_MS = 50
 # The list of all streams reads a thousand of them.
 LIST_MS = 250
 SCRAPE_MS = 1_000
+GRAPH_MS = 5_000
 
 
 def _measure(bench: Bench) -> Findings:
@@ -84,6 +85,7 @@ def _calls(client: Client, many: Crowd) -> dict[str, tuple[int, Callable[[], obj
             LIMIT_MS,
             lambda: history(deep),
         ),
+        "page: streams that read each other": (GRAPH_MS, lambda: views.graph(client, None)),
         "page: restarts": (LIMIT_MS, lambda: views.timeline(client, stream)),
         "page: percentiles": (LIMIT_MS, lambda: views.summary(client, stream)),
         "page: failures": (LIMIT_MS, lambda: views.failures(client, stream)),

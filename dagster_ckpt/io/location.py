@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,44 +44,64 @@ def normalised(location: str) -> str:
     return path.url
 
 
+@dataclass(frozen=True)
+class Folder:
+    """A folder, whether it exists or not, to compare with others: look at the file system once, compare often.
+
+    Attributes:
+        name: Equal for every spelling of its location. A local folder is named by the inode of its nearest existing
+            parent: the same through links, mounts or another letter case.
+        within: The names of the folder itself and of every folder that it lies in.
+    """
+
+    name: str
+    within: frozenset[str]
+
+    def overlaps(self, other: Folder) -> bool:
+        return self.name in other.within or other.name in self.within
+
+
+def folder_of(url: str) -> Folder:
+    path = local_path(url)
+    names = _names_in_store(url) if path is None else _names_by_inode(path.resolve())
+    return Folder(names[-1], frozenset(names))
+
+
 def same_folder(one: str, other: str) -> bool:
     """In any spelling: Spark writes `file:/a` where a user writes `/a`."""
-    return _plain(one) == _plain(other)
+    return folder_of(one).name == folder_of(other).name
 
 
 def folders_overlap(one: str, other: str) -> bool:
-    return lies_in(one, other) or lies_in(other, one)
+    return folder_of(one).overlaps(folder_of(other))
 
 
 def lies_in(inner: str, outer: str) -> bool:
     """Or is the same. Neither needs to exist; links are followed."""
-    path = local_path(inner)
-    if path is None:
-        return f"{_plain(inner).rstrip('/')}/".startswith(f"{_plain(outer).rstrip('/')}/")
-    path = path.resolve()
-    return _plain(outer) in {_known_by_its_inode(each) for each in (path, *path.parents)}
+    return folder_of(outer).name in folder_of(inner).within
 
 
-def _plain(url: str) -> str:
-    path = local_path(url)
-    if path is not None:
-        return _known_by_its_inode(path)
+def _names_in_store(url: str) -> list[str]:
+    """The names of a location and of all above it, the store's root first."""
     scheme, _, rest = with_authority(url).partition("://")
     authority, _, below = rest.partition("/")
     # As Hadoop's `Path` does.
-    return f"{_DRIVERS.get(scheme.lower(), scheme.lower())}://{authority}{posixpath.normpath('/' + below.lstrip('/'))}"
+    parts = posixpath.normpath("/" + below.lstrip("/")).split("/")[1:]
+    root = f"{_DRIVERS.get(scheme.lower(), scheme.lower())}://{authority}"
+    return [root, *("/".join((root, *parts[:number])) for number in range(1, len(parts) + 1) if parts != [""])]
 
 
-def _known_by_its_inode(path: Path) -> str:
-    """The same for every path to a folder: through links, mounts or another letter case."""
-    path = path.resolve()
-    for there in (path, *path.parents):
+def _names_by_inode(path: Path) -> list[str]:
+    names: list[str] = []
+    existing, inode = path, ""
+    for folder in (*reversed(path.parents), path):
         try:
-            stat = there.stat()
+            stat = folder.stat()
         except (FileNotFoundError, NotADirectoryError):
-            # Relative to its nearest existing parent.
-            continue
+            names.append(f"{inode}/{folder.relative_to(existing)}")
         except OSError:
-            break
-        return f"{stat.st_dev}:{stat.st_ino}/{path.relative_to(there)}"
-    return str(path)
+            names.append(str(folder))
+        else:
+            existing, inode = folder, f"{stat.st_dev}:{stat.st_ino}"
+            names.append(inode)
+    return names

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,7 +21,7 @@ from dagster_ckpt.catalog.catalog import Catalog
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES, ExecutionRecord, StreamRecord
 from dagster_ckpt.errors import CkptError
 from dagster_ckpt.io.file_io import FileIO
-from dagster_ckpt.io.location import folders_overlap, open_file_io, same_folder
+from dagster_ckpt.io.location import Folder, folder_of, open_file_io
 from dagster_ckpt.sinks.delta import DeltaTable
 from dagster_ckpt.sinks.file_sink import FileSink
 from dagster_ckpt.sinks.file_sink_log import LOG, bare, files_of_batch, log_entries, needed_entries
@@ -123,21 +124,44 @@ def reads_as_record(reads: Iterable[Read]) -> list[dict[str, Any]]:
     return [{**vars(each), "kind": each.kind.value} for each in reads]
 
 
-def edges_of(
-    reader: str,
-    sources: Mapping[str, SourceIdentity],
-    sinks: Mapping[str, Sequence[str]],
-    ids: Mapping[str, Mapping[str, str]] | None = None,
-) -> list[Edge]:
-    """The edges to one stream. `sinks` are those of all streams, as Spark names them, `ids` those of their tables."""
+@dataclass(frozen=True)
+class Output:
+    """A sink that a stream writes to.
+
+    Attributes:
+        table_id: If it is a table, as its catalog or log names it.
+    """
+
+    stream: str
+    sink: Sink
+    table_id: str | None = None
+
+    @cached_property
+    def folder(self) -> Folder:
+        return folder_of(self.sink.place or "")
+
+
+def outputs_of(sinks: Mapping[str, Sequence[str]], ids: Mapping[str, Mapping[str, str]]) -> list[Output]:
+    """The outputs of all streams: `sinks` as Spark names them, `ids` of their tables."""
     return [
-        Edge(reader, key, upstream, sink.name, *found, identity.options)
-        for key, identity in sources.items()
-        for upstream, names in sinks.items()
-        if upstream != reader
+        Output(stream, sink, ids.get(stream, {}).get(sink.name))
+        for stream, names in sinks.items()
         for sink in sinks_of(names)
-        if (found := _relation(identity, sink, (ids or {}).get(upstream, {}).get(sink.name))) is not None
+        if sink.place
     ]
+
+
+def edges_of(reader: str, sources: Mapping[str, SourceIdentity], outputs: Sequence[Output]) -> list[Edge]:
+    """The edges to one stream."""
+    edges = []
+    for key, identity in sources.items():
+        path = identity.identity.get(PATH)
+        folder = folder_of(path) if path is not None else None
+        for output in outputs:
+            found = _relation(identity, folder, output) if output.stream != reader else None
+            if found is not None:
+                edges.append(Edge(reader, key, output.stream, output.sink.name, *found, identity.options))
+    return edges
 
 
 def edges_in(catalog: Catalog) -> list[Edge]:
@@ -151,19 +175,20 @@ def edges_in(catalog: Catalog) -> list[Edge]:
         for each in execution.batch_inputs
         if each.upstream in ids
     ]
+    outputs = _written(written)
     direct = [
-        edge for stream in streams for edge in _edges(stream.stream_id, recorded_sources(catalog, stream), written)
+        edge for stream in streams for edge in edges_of(stream.stream_id, recorded_sources(catalog, stream), outputs)
     ]
     return [*direct, *through_batches]
 
 
 def edges_to(catalog: Catalog, reader: str, sources: Mapping[str, SourceIdentity]) -> list[Edge]:
-    return _edges(reader, sources, catalog.executions.newest_by_other(reader)) if sources else []
+    return edges_of(reader, sources, _written(catalog.executions.newest_by_other(reader))) if sources else []
 
 
-def _edges(reader: str, sources: Mapping[str, SourceIdentity], written: Mapping[str, ExecutionRecord]) -> list[Edge]:
-    sinks = {stream: list(each.sinks) for stream, each in written.items()}
-    return edges_of(reader, sources, sinks, {stream: identities_of_sinks(each) for stream, each in written.items()})
+def _written(executions: Mapping[str, ExecutionRecord]) -> list[Output]:
+    sinks = {stream: list(each.sinks) for stream, each in executions.items()}
+    return outputs_of(sinks, {stream: identities_of_sinks(each) for stream, each in executions.items()})
 
 
 def recorded_sources(catalog: Catalog, stream: StreamRecord) -> dict[str, SourceIdentity]:
@@ -182,30 +207,27 @@ def last_identities(catalog: Catalog, stream: StreamRecord) -> Any | None:
     return found
 
 
-def _relation(identity: SourceIdentity, sink: Sink, table_id: str | None) -> tuple[EdgeKind, str] | None:
-    """None if the source does not read the sink."""
-    path, place = identity.identity.get(PATH), sink.place
-    if not place:
-        return None
+def _relation(identity: SourceIdentity, folder: Folder | None, output: Output) -> tuple[EdgeKind, str] | None:
+    """None if the source, which reads `folder` if it reads files, does not read the output."""
+    path, sink, place = identity.identity.get(PATH), output.sink, output.sink.place or ""
     if identity.kind in _TABLES and isinstance(sink, _TABLES[identity.kind]):
-        is_table = table_id is not None and identity.identity.get(TABLE_ID) == table_id
-        is_named = identity.identity.get(TABLE) == place or (path is not None and same_folder(path, place))
+        is_table = output.table_id is not None and identity.identity.get(TABLE_ID) == output.table_id
+        is_named = identity.identity.get(TABLE) == place or (folder is not None and folder.name == output.folder.name)
         return (EdgeKind.TABLE, "") if is_table or is_named else None
-    if path is None:
+    if path is None or folder is None:
         names = {identity.identity.get(TABLE), *identity.identity.get(TOPICS, "").split(",")}
         is_exact = isinstance(sink, TransactionalKafkaSink) and identity.kind == KAFKA
         found = (EdgeKind.TOPIC, "") if is_exact else (EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink))
         return found if name_of_sink(sink) in names else None
     if _GLOB & set(path):
-        folder = place.removeprefix("file:")
-        pattern = path.removeprefix("file:")
-        matches = fnmatchcase(folder, pattern) or fnmatchcase(f"{folder}/part", pattern)
+        pattern, written = path.removeprefix("file:"), place.removeprefix("file:")
+        matches = fnmatchcase(written, pattern) or fnmatchcase(f"{written}/part", pattern)
         return (EdgeKind.UNKNOWN, f"the files of the pattern {path} are") if matches else None
-    if not folders_overlap(path, place):
+    if not folder.overlaps(output.folder):
         return None
     if not isinstance(sink, FileSink) or identity.kind != FILE:
         return EdgeKind.UNKNOWN, _why_unknown(identity.kind, sink)
-    if same_folder(path, place):
+    if folder.name == output.folder.name:
         return EdgeKind.FILES, ""
     return EdgeKind.UNKNOWN, f"the files of {path}, which is not exactly the folder of the sink, are"
 

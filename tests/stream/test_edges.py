@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.catalog.records import SOURCE_IDENTITIES
+from dagster_ckpt.io.location import Folder, folder_of
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.sources import SourceIdentity
+from dagster_ckpt.stream import edges
 from dagster_ckpt.stream.edges import (
     EdgeKind,
     Read,
@@ -18,6 +21,7 @@ from dagster_ckpt.stream.edges import (
     edges_of,
     last_identities,
     newest_batch,
+    outputs_of,
     reads_in,
     reads_of_live,
 )
@@ -53,12 +57,14 @@ def test_edge_follows_from_what_source_and_sink_are(
     kind: str, identity: dict[str, str], sink: str, expected: tuple[EdgeKind, str] | None
 ) -> None:
     sources = {"0": SourceIdentity(kind, identity=identity)}
-    edges = edges_of("reader", sources, {"writer": [sink], "reader": [sink]}, {"writer": {sink: "1"}})
+    outputs = outputs_of({"writer": [sink], "reader": [sink]}, {"writer": {sink: "1"}})
 
-    assert [(edge.upstream, edge.sink, edge.kind) for edge in edges] == (
+    found = edges_of("reader", sources, outputs)
+
+    assert [(edge.upstream, edge.sink, edge.kind) for edge in found] == (
         [("writer", sink, expected[0])] if expected else []
     )
-    assert all(expected is not None and expected[1] in edge.why for edge in edges)
+    assert all(expected is not None and expected[1] in edge.why for edge in found)
 
 
 @pytest.mark.parametrize("read_up_to", range(10))
@@ -108,14 +114,14 @@ def test_snapshot_records_how_far_it_has_read(chain: tuple[Stage, Stage]) -> Non
 
 def test_live_directory_shows_how_far_the_query_has_read(chain: tuple[Stage, Stage]) -> None:
     orders, summary = chain
-    edges = edges_in(orders.catalog)
+    found = edges_in(orders.catalog)
     orders.commit()
     summary.commit()
     orders.commit()
 
-    assert [each.batch for each in reads_of_live(orders.catalog, edges, LiveDirectory(str(summary.live)))] == [0]
+    assert [each.batch for each in reads_of_live(orders.catalog, found, LiveDirectory(str(summary.live)))] == [0]
     summary.commit()
-    assert [each.batch for each in reads_of_live(orders.catalog, edges, LiveDirectory(str(summary.live)))] == [1]
+    assert [each.batch for each in reads_of_live(orders.catalog, found, LiveDirectory(str(summary.live)))] == [1]
 
 
 @pytest.mark.parametrize(
@@ -153,3 +159,25 @@ def test_before_its_next_start_a_restored_stream_reads_what_its_snapshot_says_an
     assert last_identities(catalog, stream) == "before"
     stream.restored_snapshot_id = None
     assert last_identities(catalog, stream) == "later"
+
+
+def test_each_folder_is_looked_at_once_however_many_streams_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: Counter[str] = Counter()
+
+    def counted(url: str) -> Folder:
+        looked_at[url] += 1
+        return folder_of(url)
+
+    monkeypatch.setattr(edges, "folder_of", counted)
+    outputs = outputs_of({f"writer-{number}": [f"FileSink[/data/{number}]"] for number in range(20)}, {})
+    found = [
+        edge
+        for number in range(20)
+        for edge in edges_of(
+            f"reader-{number}", {"0": SourceIdentity("file", identity={"path": f"/data/{number}"})}, outputs
+        )
+    ]
+
+    assert [(edge.reader, edge.upstream) for edge in found] == [(f"reader-{n}", f"writer-{n}") for n in range(20)]
+    # Once as a source, once as an output.
+    assert set(looked_at.values()) == {2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, Select, func, select
 
 from dagster_ckpt.catalog.database import Records, as_dict, as_text, cells, read_dict, read_enum, was_renewed
 from dagster_ckpt.catalog.records import (
@@ -114,12 +114,16 @@ class ExecutionRecords(Records):
         return next((each.newest_batch for each in there if each.newest_batch is not None), None)
 
     def last_sources(self, stream_id: str, live_directory: str | None) -> Any | None:
-        query = newest_first(stream_id).where(
-            executions.c.live_directory == live_directory,
-            executions.c.recovery.contains(f'"{SOURCE_IDENTITIES}":[', autoescape=True),
-        )
+        query = newest_first(stream_id).where(executions.c.live_directory == live_directory, _has_sources(executions))
         found = self._all(query.limit(1))
         return (found[0].recovery or {}).get(SOURCE_IDENTITIES) if found else None
+
+    def last_sources_of_all(self) -> dict[str, Any]:
+        """`last_sources` of the live directory of each stream, in one query."""
+        others = executions.alias("others")
+        is_in_use = others.c.live_directory == streams.c.live_directory
+        found = self._all(_newest_of(others, is_in_use, _has_sources(others)))
+        return {each.stream_id: (each.recovery or {}).get(SOURCE_IDENTITIES) for each in found}
 
     def last_recovery(self, stream_id: str) -> dict[str, Any] | None:
         """Of the newest one whose query was started."""
@@ -402,11 +406,20 @@ def newest_first(stream_id: str) -> Select[Any]:
 
 
 def newest_of() -> Select[Any]:
-    others = executions.alias("others")
+    return _newest_of(executions.alias("others"))
+
+
+def _newest_of(others: FromClause, *conditions: ColumnElement[bool]) -> Select[Any]:
+    """The newest execution of each stream for which the conditions on `others`, an alias of all executions, hold."""
     # Driven by the streams: one index lookup for each.
-    newest = select(func.max(others.c.ordinal)).where(others.c.stream_id == streams.c.stream_id).correlate(streams)
+    of_stream = others.c.stream_id == streams.c.stream_id
+    newest = select(func.max(others.c.ordinal)).where(of_stream, *conditions).correlate(streams)
     is_newest = (executions.c.stream_id == streams.c.stream_id) & (executions.c.ordinal == newest.scalar_subquery())
     return select(executions).select_from(streams.join(executions, is_newest))
+
+
+def _has_sources(table: FromClause) -> ColumnElement[bool]:
+    return table.c.recovery.contains(f'"{SOURCE_IDENTITIES}":[', autoescape=True)
 
 
 def _record(row: Row[Any]) -> ExecutionRecord:

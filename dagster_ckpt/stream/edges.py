@@ -8,9 +8,10 @@ transactional Kafka sink commits where its batches begin.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -141,23 +142,63 @@ class Output:
         return folder_of(self.sink.place or "")
 
 
-def outputs_of(sinks: Mapping[str, Sequence[str]], ids: Mapping[str, Mapping[str, str]]) -> list[Output]:
-    """The outputs of all streams: `sinks` as Spark names them, `ids` of their tables."""
-    return [
-        Output(stream, sink, ids.get(stream, {}).get(sink.name))
-        for stream, names in sinks.items()
-        for sink in sinks_of(names)
-        if sink.place
-    ]
+class Outputs:
+    """The outputs of all streams, indexed by what a source may know them by.
+
+    Args:
+        sinks: Of each stream, as Spark names them.
+        ids: The ids of those that are tables.
+    """
+
+    def __init__(self, sinks: Mapping[str, Sequence[str]], ids: Mapping[str, Mapping[str, str]]) -> None:
+        self._all = [
+            Output(stream, sink, ids.get(stream, {}).get(sink.name))
+            for stream, names in sinks.items()
+            for sink in sinks_of(names)
+            if sink.place
+        ]
+        self._numbers: defaultdict[tuple[_Key, str], list[int]] = defaultdict(list)
+        for number, output in enumerate(self._all):
+            for key in _keys_of_output(output):
+                self._numbers[key].append(number)
+
+    def candidates(self, identity: SourceIdentity, folder: Folder | None) -> Iterable[Output]:
+        """Those that a source may read; every one that it does read is among them."""
+        if _GLOB & set(identity.identity.get(PATH, "")):
+            return self._all
+        found = {number for key in _keys_of_source(identity, folder) for number in self._numbers.get(key, ())}
+        return (self._all[number] for number in sorted(found))
 
 
-def edges_of(reader: str, sources: Mapping[str, SourceIdentity], outputs: Sequence[Output]) -> list[Edge]:
+class _Key(Enum):
+    AT = auto()
+    BELOW = auto()
+    NAME = auto()
+    TABLE = auto()
+
+
+def _keys_of_output(output: Output) -> set[tuple[_Key, str]]:
+    below = {(_Key.BELOW, name) for name in output.folder.within}
+    names = {(_Key.NAME, name) for name in (output.sink.place, name_of_sink(output.sink)) if name}
+    tables = {(_Key.TABLE, output.table_id)} if output.table_id else set()
+    return {(_Key.AT, output.folder.name), *below, *names, *tables}
+
+
+def _keys_of_source(identity: SourceIdentity, folder: Folder | None) -> set[tuple[_Key, str]]:
+    known = identity.identity
+    names = {(_Key.NAME, name) for name in (known.get(TABLE), *known.get(TOPICS, "").split(",")) if name}
+    tables = {(_Key.TABLE, table_id)} if (table_id := known.get(TABLE_ID)) else set()
+    places = {(_Key.BELOW, folder.name), *((_Key.AT, name) for name in folder.within)} if folder is not None else set()
+    return {*names, *tables, *places}
+
+
+def edges_of(reader: str, sources: Mapping[str, SourceIdentity], outputs: Outputs) -> list[Edge]:
     """The edges to one stream."""
     edges = []
     for key, identity in sources.items():
         path = identity.identity.get(PATH)
         folder = folder_of(path) if path is not None else None
-        for output in outputs:
+        for output in outputs.candidates(identity, folder):
             found = _relation(identity, folder, output) if output.stream != reader else None
             if found is not None:
                 edges.append(Edge(reader, key, output.stream, output.sink.name, *found, identity.options))
@@ -175,36 +216,47 @@ def edges_in(catalog: Catalog) -> list[Edge]:
         for each in execution.batch_inputs
         if each.upstream in ids
     ]
-    outputs = _written(written)
+    outputs = _outputs_of(written)
+    sources = catalog.executions.last_sources_of_all()
     direct = [
-        edge for stream in streams for edge in edges_of(stream.stream_id, recorded_sources(catalog, stream), outputs)
+        edge
+        for stream in streams
+        for edge in edges_of(
+            stream.stream_id, _keyed(sources.get(stream.stream_id) or _restored(catalog, stream)), outputs
+        )
     ]
     return [*direct, *through_batches]
 
 
 def edges_to(catalog: Catalog, reader: str, sources: Mapping[str, SourceIdentity]) -> list[Edge]:
-    return edges_of(reader, sources, _written(catalog.executions.newest_by_other(reader))) if sources else []
+    return edges_of(reader, sources, _outputs_of(catalog.executions.newest_by_other(reader))) if sources else []
 
 
-def _written(executions: Mapping[str, ExecutionRecord]) -> list[Output]:
+def _outputs_of(executions: Mapping[str, ExecutionRecord]) -> Outputs:
     sinks = {stream: list(each.sinks) for stream, each in executions.items()}
-    return outputs_of(sinks, {stream: identities_of_sinks(each) for stream, each in executions.items()})
+    return Outputs(sinks, {stream: identities_of_sinks(each) for stream, each in executions.items()})
 
 
 def recorded_sources(catalog: Catalog, stream: StreamRecord) -> dict[str, SourceIdentity]:
-    identities = identities_of_record(last_identities(catalog, stream))
+    return _keyed(last_identities(catalog, stream))
+
+
+def _keyed(recorded: Any | None) -> dict[str, SourceIdentity]:
+    identities = identities_of_record(recorded)
     return keyed(identities) if identities is not None else {}
 
 
 def last_identities(catalog: Catalog, stream: StreamRecord) -> Any | None:
     """Of the sources of a stream, as recorded; None if they never were."""
     found = catalog.executions.last_sources(stream.stream_id, stream.live_directory)
-    if found is None:
-        # It was restored, or its catalog rebuilt, and has not started since.
-        restored = catalog.snapshots.by_id([stream.restored_snapshot_id or ""]).get(stream.restored_snapshot_id or "")
-        snapshot = restored or catalog.history.newest_of([stream.stream_id]).get(stream.stream_id)
-        found = snapshot.properties.get(SOURCE_IDENTITIES) if snapshot is not None else None
-    return found
+    return found if found is not None else _restored(catalog, stream)
+
+
+def _restored(catalog: Catalog, stream: StreamRecord) -> Any | None:
+    """As a snapshot records them: the stream was restored, or its catalog rebuilt, and has not started since."""
+    restored = catalog.snapshots.by_id([stream.restored_snapshot_id or ""]).get(stream.restored_snapshot_id or "")
+    snapshot = restored or catalog.history.newest_of([stream.stream_id]).get(stream.stream_id)
+    return snapshot.properties.get(SOURCE_IDENTITIES) if snapshot is not None else None
 
 
 def _relation(identity: SourceIdentity, folder: Folder | None, output: Output) -> tuple[EdgeKind, str] | None:

@@ -16,12 +16,12 @@ from dagster_ckpt.spark.query.sources import SourceIdentity
 from dagster_ckpt.stream import edges
 from dagster_ckpt.stream.edges import (
     EdgeKind,
+    Outputs,
     Read,
     edges_in,
     edges_of,
     last_identities,
     newest_batch,
-    outputs_of,
     reads_in,
     reads_of_live,
 )
@@ -57,7 +57,7 @@ def test_edge_follows_from_what_source_and_sink_are(
     kind: str, identity: dict[str, str], sink: str, expected: tuple[EdgeKind, str] | None
 ) -> None:
     sources = {"0": SourceIdentity(kind, identity=identity)}
-    outputs = outputs_of({"writer": [sink], "reader": [sink]}, {"writer": {sink: "1"}})
+    outputs = Outputs({"writer": [sink], "reader": [sink]}, {"writer": {sink: "1"}})
 
     found = edges_of("reader", sources, outputs)
 
@@ -169,7 +169,7 @@ def test_each_folder_is_looked_at_once_however_many_streams_there_are(monkeypatc
         return folder_of(url)
 
     monkeypatch.setattr(edges, "folder_of", counted)
-    outputs = outputs_of({f"writer-{number}": [f"FileSink[/data/{number}]"] for number in range(20)}, {})
+    outputs = Outputs({f"writer-{number}": [f"FileSink[/data/{number}]"] for number in range(20)}, {})
     found = [
         edge
         for number in range(20)

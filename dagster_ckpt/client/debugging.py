@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 REPLAYED = "replayed"
 IN_SINK = "in_sink"
-# While they are counted: columns of the output may have these names.
+# The output may have columns of the names above.
 _REPLAYED, _IN_SINK = "_ckpt_replayed", "_ckpt_in_sink"
 _SHOWN = 5
 
@@ -65,13 +65,12 @@ _SHOWN = 5
 class BatchDebug(ExitStack):
     """Result of `Client.debug_batch`.
 
-    Input and output are in the memory of the executors. The state is in a temporary copy that this object owns: use its
-    frames before `close`.
+    Input and output are in the memory of the executors, the state in a temporary copy: use its frames before `close`.
 
     Attributes:
         replayed_from: From where its state was restored.
         inputs: The rows of each source, by its name in the offset log (`0`, `1`, … without names).
-        error: Why the batch failed, if the query fails at it; there is no output then.
+        error: Why the query failed at the batch; there is no output then.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class BatchDebug(ExitStack):
 
     @property
     def input(self) -> DataFrame:
-        """The rows of the only source; of several, see `inputs`."""
+        """The rows of the only source; if there are several, see `inputs`."""
         if len(self.inputs) != 1:
             raise OptionError(
                 f"The query has {len(self.inputs)} sources. Name one: inputs[{next(iter(self.inputs))!r}]."
@@ -132,36 +131,29 @@ class BatchDebug(ExitStack):
         return self._captured.rows
 
     def state_before(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
-        """The rows of one state before the batch: `key`, `value`, `partition`.
-
-        Operator (number or name) and state can be left out if there is only one.
-        """
+        """Return the rows of one state before the batch, as `StreamState.rows`."""
         return self._rows(self._before, operator, state)
 
     def state_after(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
-        """See `state_before`."""
+        """Return the rows of one state after the batch, as `StreamState.rows`."""
         return self._rows(self._after, operator, state)
 
     @property
     def took_ms(self) -> int | None:
-        """In the replay, if Spark reported it."""
         return self._captured.trial.took_ms
 
     @property
     def reader_after(self) -> StateReader | None:
-        """None if the batch failed, or no state can be read."""
         return self._after
 
     @cached_property
     def state_changes(self) -> Sequence[StateDifference]:
-        """What the batch changed in each state."""
         if self._before is None or self._after is None:
             return () if self._after is None else [*differences(self._after, self._after, self._all_new)]
         return differences(self._before, self._after, paired(self._before.states, self._after.states))
 
     @property
     def state_frames(self) -> Mapping[str, Mapping[StateName, DataFrame]]:
-        """`state_before`, `state_after` and `state_changes` of every state."""
         readers = {"state_before": self._before, "state_after": self._after}
         frames = {
             part: {name: reader.frame(name).rows for name in reader.states}
@@ -211,7 +203,7 @@ class BatchDebug(ExitStack):
         written = sinks_of(sinks_written(self._stream))
         described = described_sink(self._output)
         if described is not None:
-            # With the identity that the stream recorded.
+            # The recorded sink has the identity that the stream knows.
             return next((sink for sink in written if sink.is_same(described)), described)
         return next(iter(written), None)
 
@@ -263,7 +255,7 @@ class BatchDebug(ExitStack):
     def _catch_up(self) -> None:
         for batch in self._point.batches:
             plan_again(self._live, batch)
-            # The stream's query may run in this session.
+            # A new id, because the stream's own query may run in this session.
             give_query_id(self._live, str(uuid.uuid4()))
             if batch.batch_id == self.batch_id:
                 return
@@ -369,8 +361,6 @@ def _difference(replayed: DataFrame, in_sink: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class ShownRows:
-    """Each cell is JSON, or a plain value as text."""
-
     rows: int
     columns: tuple[str, ...]
     first: tuple[tuple[str, ...], ...]
@@ -383,13 +373,6 @@ class ShownRows:
 
 @dataclass(frozen=True)
 class ShownBatch:
-    """See `show_batch`.
-
-    Attributes:
-        sink: Spark's name for it, with what it has of the batch in `sink_says`.
-        difference: Rows of which the sink has another number; None if it cannot tell.
-    """
-
     batch_id: int
     replayed_from: str
     notes: tuple[str, ...]
@@ -404,7 +387,6 @@ class ShownBatch:
 
 
 def show_batch(debug: BatchDebug, *, limit: int = DEFAULT_LIMIT) -> ShownBatch:
-    """Count the rows of every frame, and read the first of them."""
     return ShownBatch(
         batch_id=debug.batch_id,
         replayed_from=debug.replayed_from,
@@ -421,7 +403,7 @@ def show_batch(debug: BatchDebug, *, limit: int = DEFAULT_LIMIT) -> ShownBatch:
 
 
 def write_batch(debug: BatchDebug, folder: str) -> list[str]:
-    """As Parquet, each frame in a folder of its own; returns their URLs. Nothing is overwritten."""
+    """Write each frame as Parquet in a folder of its own; returns their URLs. Nothing is overwritten."""
     frames = {f"input/source={source}": rows for source, rows in debug.inputs.items()}
     for part, states in debug.state_frames.items():
         frames |= {f"{part}/operator={each.operator_id}/state={each.state}": rows for each, rows in states.items()}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 
-# (done, all)
+# Called with (done, all).
 Progress = Callable[[int, int], None]
 
 
@@ -70,7 +70,6 @@ class SnapshotVerification:
 
 
 def locations_of(stream: StreamHandle, reference: str) -> list[str]:
-    """`reference` may also be `all`."""
     listed = [
         snapshot for snapshot in stream.catalog.snapshots.completed(stream.stream_id) if snapshot.location is not None
     ]
@@ -99,8 +98,7 @@ def verify_snapshot(
     with holding_location(stream, location, "verification"):
         verification = _verify_snapshot(stream, location, deep=deep, spark=spark)
     if not verification.passed:
-        # A reader that was suspended for longer than its hold lasted may have read what was being
-        # deleted.
+        # A process suspended for longer than its hold lasts may have read a snapshot being deleted.
         with holding_location(stream, location, "verification"):
             pass
     return verification
@@ -126,10 +124,7 @@ def _verify_snapshot(
 
 
 def record_verification(stream: StreamHandle, verification: SnapshotVerification) -> None:
-    """For the health check and for automatic restarts.
-
-    A check of lengths alone does not clear a problem found in the bytes.
-    """
+    """Record a verification. A check of lengths alone does not clear a problem found in the bytes."""
     if verification.passed and not verification.deep:
         return
     listed = stream.catalog.snapshots.completed(stream.stream_id)
@@ -144,15 +139,13 @@ def record_verification(stream: StreamHandle, verification: SnapshotVerification
 
 def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: SparkSession) -> tuple[StateRows, ...]:
     with scratch_directory(stream) as copy:
-        # Without a donor: the snapshot must be proven, not the live directory.
+        # Nothing comes from the live directory: the snapshot itself must be proven.
         restore_into(stream, location, copy, is_scratch=True)
         return tuple(StateReader(spark, copy, batch_id).count())
 
 
 @dataclass(frozen=True)
 class StreamExamination:
-    """Result of `Client.doctor`."""
-
     stream_id: str
     diagnosis: Diagnosis
     choice: SnapshotChoice
@@ -190,7 +183,6 @@ class StreamExamination:
 def examine_live_directory(
     stream: StreamHandle, *, url: str | None = None, deep: bool = True, deep_snapshots: bool = False
 ) -> StreamExamination:
-    """Carry out `Client.doctor`."""
     record = stream.catalog.streams.get(stream.stream_id)
     location = url or record.live_directory
     if location is None:

@@ -43,7 +43,7 @@ class HealthCheck(StrEnum):
 
 
 class Verdict(StrEnum):
-    """UNKNOWN: the check cannot be evaluated, which is not the same as PASS."""
+    """Outcome of a health check; UNKNOWN, if it cannot be evaluated, is not a PASS."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -61,8 +61,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class StreamHealth:
-    """Result of `Client.health`."""
-
     stream_id: str
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -72,7 +70,6 @@ class StreamHealth:
 
 
 def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealth:
-    """Carry out `Client.health`."""
     catalog, stream_id = stream.catalog, stream.stream_id
     catalog.streams.get(stream_id)
     now_ms = catalog.now_ms()
@@ -82,7 +79,7 @@ def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealt
 
 
 def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> list[Finding]:
-    """In the order of `HealthCheck`. Nothing passes of a stream that was never started."""
+    """Evaluate all checks. None passes for a stream that was never started."""
     findings = [
         restorability(facts, settings, now_ms=now_ms),
         checkpoint_age(facts, options, settings, now_ms=now_ms),
@@ -103,7 +100,6 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """`PASS` of none."""
     return max((finding.verdict for finding in findings), key=_WORSE.index, default=Verdict.PASS)
 
 
@@ -111,7 +107,7 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
     finding = _finding_of(HealthCheck.RESTORABILITY)
     if facts.newest is not None and facts.unrestorable is not None:
         return finding(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
-    # An older one may have been verified after it.
+    # An older snapshot may have been verified after the newest one.
     snapshot = facts.newest if facts.newest is not None and facts.newest.verified_problem else facts.verified
     if snapshot is None or snapshot.verified_at_ms is None:
         if facts.newest is None:
@@ -138,7 +134,7 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
 
 
 def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """How much work a failure now would repeat: the recovery point objective."""
+    """Judge how much work a failure now would repeat: the recovery point objective."""
     finding = _finding_of(HealthCheck.CHECKPOINT_AGE)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(_of_down(facts, options, now_ms), f"the stream should be running but is not: {facts.down}")
@@ -153,7 +149,7 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
     if limit_ms is None:
         limit_ms = max(options.known_interval_ms or 0, options.timeout) * (options.tolerable_failures + 2)
     usual_ms = _usual_age_ms(facts, options, settings, limit_ms)
-    # A stream that was just started could not take a snapshot yet.
+    # A stream that has just started had no time for a snapshot.
     taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
     since_ms = max(taken_ms, facts.running_since_ms)
     age_ms = now_ms - since_ms
@@ -325,7 +321,7 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
 
 
 def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """A watermark ahead of the clock makes every later event a late one."""
+    """Warn if the watermark is ahead of the clock, which makes every later event a late one."""
     finding = _finding_of(HealthCheck.EVENT_TIME)
     newest_ms = facts.newest.watermark_ms if facts.newest is not None else None
     watermark_ms = facts.watermark_ms if facts.watermark_ms is not None else newest_ms

@@ -1,7 +1,7 @@
 """Rebuilds a lost catalog.
 
 Only the catalog is changed, in one repeatable transaction. A new, empty catalog becomes the record of the deployment
-that the snapshots name; others are never registered. The query known to the lost catalog may still run, so the next
+that the snapshots name; those of others are never registered. The query of the lost catalog may still run, so the next
 start fences it and continues in a fresh directory.
 """
 
@@ -46,10 +46,10 @@ class ContinueFrom(StrEnum):
     NEWEST = "newest"
 
 
-# A process that cannot be found, so that its end does not count as orderly.
+# Names no process that can be found, so that its end does not count as orderly.
 _LOST = Holder("rebuilt", "rebuilt", "unknown", 0, None, "unknown")
 
-# No stream takes a lease so often for each number of a snapshot.
+# More leases than any stream takes between two snapshots.
 _TOKENS_PER_SNAPSHOT = 1_000
 
 
@@ -59,7 +59,6 @@ class RebuildReport:
 
     Attributes:
         live_directory: Where the next start continues; None: from the newest snapshot.
-        skipped: What was not registered, with the reason.
         undecided: Savepoints with edited state from which the stream may have been started; a plain start does not use
             them.
     """
@@ -74,7 +73,6 @@ class RebuildReport:
 
     @property
     def found_only_damage(self) -> bool:
-        """State was found, but none to continue from."""
         return bool(self.skipped) and not self.registered and self.live_directory is None
 
     def messages(self) -> list[str]:
@@ -94,8 +92,6 @@ class RebuildReport:
 
 @dataclass(frozen=True)
 class CatalogRebuild:
-    """Rebuilt streams, and why others were refused, by stream id."""
-
     streams: tuple[RebuildReport, ...]
     refused: Mapping[str, str]
 
@@ -111,9 +107,10 @@ def rebuild(
     take_over_deployment: str | None = None,
     continue_from: ContinueFrom | None = None,
 ) -> RebuildReport:
-    """If the catalog knows the live directory, only missing snapshots are added.
+    """Register what the catalog lacks of a stream.
 
-    After a restore from an older backup, the newest live directory is added too.
+    If it knows the live directory, only missing snapshots are added; if it was restored from an older backup, the
+    newest live directory too.
     """
     found, skipped = _snapshots(stream)
     if not found and not skipped:
@@ -177,9 +174,10 @@ def _tag_again(stream: StreamHandle, lease: LeaseKeeper, noted: Sequence[Noted])
 def _goes_on_elsewhere(
     live: LiveDirectory, found: Sequence[SnapshotRecord], continue_from: ContinueFrom | None
 ) -> bool:
-    """Whether its live directory is an old copy, and the stream continues from a newer snapshot.
+    """Whether the live directory is an old copy, so that the stream continues from a newer snapshot.
 
-    A rewind always makes a new directory. One behind a snapshot taken of it was put back.
+    A rewind always makes a new directory, so one behind a snapshot taken of it was put back. If `continue_from` does
+    not decide, that is refused.
     """
     state = inspect_live_directory(live)
     if state.status is not LiveStatus.GOOD or state.batch_id is None:
@@ -212,7 +210,7 @@ def _last_part(url: str) -> str:
 
 
 def _refuse_nothing(stream: StreamHandle) -> None:
-    """Refuse an empty stream, as of a wrong folder: its next start would begin from nothing."""
+    """Refuse a stream of which nothing is found, as in a wrong folder: its next start would begin empty."""
     has_run = any(each.stream_id == stream.stream_id and each.live_generation for each in stream.catalog.streams.all())
     if has_run or stream.live_directories():
         return
@@ -225,7 +223,7 @@ def _refuse_nothing(stream: StreamHandle) -> None:
 
 
 def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
-    """A token above those that the lost catalog issued, if no live directory names the newest.
+    """Return a token above those that the lost catalog issued, if no live directory names the newest.
 
     Kafka's markers would take a lower one for a former holder's.
     """
@@ -233,7 +231,6 @@ def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
 
 
 def _is_known(stream: StreamHandle) -> bool:
-    """Whether the catalog has anything that a rebuild would add."""
     try:
         record = stream.catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:
@@ -257,7 +254,6 @@ def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], fold
 
 
 def _snapshots(stream: StreamHandle) -> tuple[list[SnapshotRecord], list[str]]:
-    """Snapshots complete by their lengths, oldest state first, and why others are omitted."""
     found: dict[str, SnapshotRecord] = {}
     skipped: list[str] = []
     for location in [*stream.store.checkpoints(), *stream.store.savepoints()]:
@@ -340,7 +336,7 @@ def _stream(
         snapshot for snapshot in found if snapshot.timeline == timeline and (snapshot.batch_id or 0) > (batch or 0)
     ]
     if live is not None and batch is not None and later:
-        # Rewound since: those belong to the previous timeline.
+        # Rewound since, so these belong to the previous timeline.
         past = [snapshot for snapshot in found if snapshot.timeline == timeline and (snapshot.batch_id or 0) <= batch]
         begins[timeline + 1] = (timeline, batch)
         restored[timeline + 1] = past[-1].snapshot_id if past else None
@@ -376,7 +372,7 @@ def _undecided(found: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
 
 
 def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]], dict[int, str | None]]:
-    """For each timeline whose first snapshot names its parent: where it branches off, and from which snapshot."""
+    """Return, by timeline, where it branches off and from which snapshot, if that is known."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in found}
     first: dict[int, SnapshotRecord] = {}
     for snapshot in found:
@@ -392,7 +388,6 @@ def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]]
 
 
 def _why_half_made(built: BuiltDirectory) -> str | None:
-    """Why a live directory is not the stream's, although a query could resume from it."""
     if built.live.is_not_in_use():
         return (
             "the restore, rewind, fork or import that built it did not finish, so no query was started in it. A start "
@@ -406,7 +401,10 @@ def _why_half_made(built: BuiltDirectory) -> str | None:
 def _where_it_stood(
     built: Sequence[BuiltDirectory], found: Sequence[SnapshotRecord]
 ) -> tuple[BuiltDirectory | None, int | None]:
-    """The newest one, if complete; an older one only if no snapshot could be restored instead."""
+    """Return the newest directory and its batch, if it is complete.
+
+    An older one is used only if no snapshot can be restored instead.
+    """
     for place, each in enumerate(reversed(built)):
         state = inspect_live_directory(each.live)
         if state.status is LiveStatus.GOOD:

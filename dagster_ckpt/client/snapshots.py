@@ -1,4 +1,4 @@
-"""Methods of the client that take snapshots, keep them and prove that they can be restored."""
+"""Client methods that take snapshots, keep them and prove that they can be restored."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SnapshotMethods(Connection):
     ) -> SnapshotRecord:
         from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
 
-        # A query that fails again and again answers nothing; its state is read as that of a stopped one.
+        # A query that keeps failing answers no request, so its state is read as that of a stopped stream.
         if has_query(opened):
             try:
                 return self._answer(self._ask_for_savepoint(opened, label, target, schedule), timeout_s)
@@ -107,10 +107,7 @@ class SnapshotMethods(Connection):
     def request_savepoint(
         self, stream: str, *, label: str | None = None, target_directory: str | None = None
     ) -> RequestRecord:
-        """Request a savepoint of a running stream; see `await_request`.
-
-        Of a stopped one, use `trigger_savepoint`.
-        """
+        """Request a savepoint of a running stream; see `await_request`. For a stopped one, use `trigger_savepoint`."""
         opened, target = self._open(stream), checked_target(label, target_directory)
         self._refuse_taken(opened.stream_id, label)
         return self._ask_for_savepoint(opened, label, target, None)
@@ -129,7 +126,7 @@ class SnapshotMethods(Connection):
         return snapshot_of(opened, await_process(opened, request, timeout_s=timeout_s))
 
     def await_request(self, request: RequestRecord | str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> RequestRecord:
-        """Wait until a request, or the one with this id, is answered. After the timeout it is withdrawn."""
+        """Wait until a request, which may be given by its id, is answered. After the timeout it is withdrawn."""
         asked = self.catalog.requests.get(request if isinstance(request, str) else request.request_id)
         opened = self._open(asked.stream_id)
         if asked.kind is RequestKind.START:
@@ -137,7 +134,7 @@ class SnapshotMethods(Connection):
         return await_process(opened, asked, timeout_s=timeout_s)
 
     def list_requests(self, stream: str | None = None) -> list[RequestRecord]:
-        """Requests that are neither answered nor withdrawn, oldest first; of all streams if none is named."""
+        """List requests that are neither answered nor withdrawn, oldest first; of all streams if none is named."""
         return self.catalog.requests.unanswered(self._id_of(stream) if stream is not None else None)
 
     def withdraw_request(self, request: RequestRecord | str) -> RequestRecord:
@@ -199,7 +196,7 @@ class SnapshotMethods(Connection):
         found = self._snapshot(opened, snapshot)
         for each in self._catalog.snapshots.completed(opened.stream_id) if label is not None else ():
             if each.label == label and each.properties.get(_PROMOTED_FROM) == found.snapshot_id:
-                # An interrupted call has made it.
+                # An interrupted call has already made it.
                 return each
         self._refuse_taken(opened.stream_id, label)
         return derive_savepoint(
@@ -251,7 +248,7 @@ class SnapshotMethods(Connection):
             spark: A session that reads the state of every operator, from a temporary copy.
 
         Raises:
-            StorageAccessError: A snapshot could not be read; the others were, which is recorded.
+            StorageAccessError: A snapshot could not be read; the results of the others are recorded.
             UnsupportedSparkError: The session's Spark cannot read the state.
         """
         from dagster_ckpt.client.examination import locations_of, record_verification, verify_snapshot

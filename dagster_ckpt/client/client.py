@@ -15,6 +15,7 @@ from dagster_ckpt.client.connection import given_folder
 from dagster_ckpt.client.graph import GraphMethods
 from dagster_ckpt.client.maintenance import MaintenanceMethods
 from dagster_ckpt.values.modes import SnapshotKind
+from dagster_ckpt.values.storage_path import location_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -191,7 +192,7 @@ class Client(GraphMethods, MaintenanceMethods):
         from dagster_ckpt.recovery.adopt import adopt
         from dagster_ckpt.stream.start_from import checked_label
 
-        location = given_folder(checkpoint_location, "checkpoint_location") or ""
+        location = location_url("checkpoint_location", checkpoint_location)
         return adopt(
             self._open(stream, new_like=stream),
             location,
@@ -240,9 +241,9 @@ class Client(GraphMethods, MaintenanceMethods):
         """
         from dagster_ckpt.client.export import export_snapshot
 
-        folder = given_folder(to, "to") or ""
+        folder = location_url("to", to)
         for new in (outputs or {}).values():
-            given_folder(new, "outputs")
+            location_url("outputs", new)
         return export_snapshot(self._open(stream), snapshot, folder, outputs=outputs, progress=progress)
 
     def replicate(

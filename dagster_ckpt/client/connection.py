@@ -198,9 +198,7 @@ class Connection:
                 )
 
     def _id_of(self, stream: str) -> str:
-        return (
-            self._defined.id_of(stream) if self._defined is not None else self._catalog.streams.named(stream).stream_id
-        )
+        return self._streams.id_of(stream)
 
     def _open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
         return self._streams.open(stream, new_like=new_like)

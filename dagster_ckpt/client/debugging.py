@@ -43,7 +43,7 @@ from dagster_ckpt.spark.query.trial_batch import (
     sources_to_read,
 )
 from dagster_ckpt.state.diff import StateDifference, comparable, differences, paired
-from dagster_ckpt.state.reading import StateFrame, StateName, StateReader
+from dagster_ckpt.state.reading import StateName, StateReader
 from dagster_ckpt.state.rewriter import readers_of
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_written
@@ -148,8 +148,10 @@ class BatchDebug(ExitStack):
 
     @cached_property
     def state_changes(self) -> Sequence[StateDifference]:
-        if self._before is None or self._after is None:
-            return () if self._after is None else [*differences(self._after, self._after, self._all_new)]
+        if self._after is None:
+            return ()
+        if self._before is None:
+            return differences(self._after, self._after, [(None, name) for name in self.states])
         return differences(self._before, self._after, paired(self._before.states, self._after.states))
 
     @property
@@ -313,14 +315,7 @@ class BatchDebug(ExitStack):
         newest = self._after or self._before
         self.states = newest.states if newest is not None else ()
 
-    @property
-    def _all_new(self) -> list[tuple[StateName | None, StateName | None]]:
-        return [(None, name) for name in self.states]
-
     def _rows(self, reader: StateReader | None, operator: int | str | None, state: str | None) -> DataFrame:
-        return self._state_frame(reader, operator, state).rows
-
-    def _state_frame(self, reader: StateReader | None, operator: int | str | None, state: str | None) -> StateFrame:
         if self.without_state is not None:
             raise UnsupportedSparkError(self.without_state)
         if reader is None:
@@ -333,7 +328,7 @@ class BatchDebug(ExitStack):
         if len(found) != 1:
             listed = "; ".join(map(str, found))
             raise OptionError(f"{len(found)} states are selected. Name one by operator and state: {listed}.")
-        return reader.frame(found[0])
+        return reader.frame(found[0]).rows
 
 
 def _difference(replayed: DataFrame, in_sink: DataFrame) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ALL = "all"
-
-# Called with (done, all).
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
 
         With `stream`, only those connected with it.
         """
-        from dagster_ckpt.client.description import summarize_streams
-
-        named = self._id_of(stream) if stream is not None else None
-        return stream_connections(self._catalog, summarize_streams(self._catalog), named)
+        return stream_connections(self._catalog, self._id_of(stream) if stream is not None else None)
 
     def recovery_line(self, selection: str) -> RecoveryLine:
         """Find the newest snapshots of several streams of which none has read rows that another one lacks.
@@ -209,7 +206,8 @@ class StreamConnections:
     sets: tuple[SavepointSet, ...]
 
 
-def stream_connections(catalog: Catalog, summaries: Iterable[StreamSummary], stream: str | None) -> StreamConnections:
+def stream_connections(catalog: Catalog, stream: str | None) -> StreamConnections:
+    from dagster_ckpt.client.description import summarize_streams
     from dagster_ckpt.recovery.stream_graph import reached
     from dagster_ckpt.stream.edges import edges_in
 
@@ -217,7 +215,7 @@ def stream_connections(catalog: Catalog, summaries: Iterable[StreamSummary], str
     joined = [(edge.reader, edge.upstream) for edge in edges]
     both_ways = [*joined, *((to, origin) for origin, to in joined)]
     wanted = reached([stream], both_ways) if stream is not None else {each for pair in joined for each in pair}
-    known = {each.stream_id: each for each in summaries if each.stream_id in wanted}
+    known = {each.stream_id: each for each in summarize_streams(catalog) if each.stream_id in wanted}
     shown = [edge for edge in edges if edge.reader in known and edge.upstream in known]
     found = tuple(_connection(catalog, edge, known) for edge in shown)
     sets = tuple(each for each in catalog.savepoint_sets.all() if wanted & set(each.streams))
@@ -229,8 +227,7 @@ def _connection(catalog: Catalog, edge: Edge, known: Mapping[str, StreamSummary]
     from dagster_ckpt.stream.edges import reads_in
 
     upstream, as_of = known[edge.upstream], known[edge.reader].newest_snapshot
-    taken = upstream.newest_snapshot
-    written = upstream.batch_id if upstream.batch_id is not None or taken is None else taken.batch_id
+    written = upstream.batch_id
     read = next(
         (
             each

@@ -95,8 +95,26 @@ def await_answer(
 
     `abort_reason` is called at each poll: a reason ends the wait.
     """
+    deadline = time.monotonic() + timeout_s
     with withdrawing(stream, request.request_id):
-        return _await_answer(stream, request, timeout_s, abort_reason, poll_s)
+        while True:
+            answer = stream.catalog.requests.get(request.request_id)
+            if answer.status is RequestStatus.COMPLETED:
+                return answer
+            what = _describe(answer)
+            if answer.status is RequestStatus.FAILED:
+                raise RequestFailedError(f"{what} failed: {answer.error}")
+            if answer.status not in (RequestStatus.PENDING, RequestStatus.ACCEPTED):
+                raise RequestFailedError(f"{what} is {answer.status.value}: it was withdrawn. Submit it again.")
+            why = abort_reason()
+            if why is not None and stream.catalog.requests.withdraw(request.request_id):
+                raise RequestFailedError(f"{what} was withdrawn: {why}")
+            if time.monotonic() >= deadline and stream.catalog.requests.withdraw(request.request_id):
+                raise RequestTimeoutError(
+                    f"{what} had no answer within {timeout_s:.0f} s and was withdrawn. Check the log of the stream's "
+                    "run: a batch that takes longer than this, or a query without a committed batch, cannot answer."
+                )
+            time.sleep(poll_s or POLL_S)
 
 
 @contextmanager
@@ -110,34 +128,6 @@ def withdrawing(stream: StreamHandle, request_id: str) -> Iterator[None]:
             if requests.withdraw(request_id) and (request := requests.find(request_id)) is not None:
                 error.add_note(f"{_describe(request)} was withdrawn")
         raise
-
-
-def _await_answer(
-    stream: StreamHandle,
-    request: RequestRecord,
-    timeout_s: float,
-    abort_reason: Callable[[], str | None],
-    poll_s: float | None,
-) -> RequestRecord:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        answer = stream.catalog.requests.get(request.request_id)
-        if answer.status is RequestStatus.COMPLETED:
-            return answer
-        what = _describe(answer)
-        if answer.status is RequestStatus.FAILED:
-            raise RequestFailedError(f"{what} failed: {answer.error}")
-        if answer.status not in (RequestStatus.PENDING, RequestStatus.ACCEPTED):
-            raise RequestFailedError(f"{what} is {answer.status.value}: it was withdrawn. Submit it again.")
-        why = abort_reason()
-        if why is not None and stream.catalog.requests.withdraw(request.request_id):
-            raise RequestFailedError(f"{what} was withdrawn: {why}")
-        if time.monotonic() >= deadline and stream.catalog.requests.withdraw(request.request_id):
-            raise RequestTimeoutError(
-                f"{what} had no answer within {timeout_s:.0f} s and was withdrawn. Check the log of the stream's run: "
-                "a batch that takes longer than this, or a query without a committed batch, cannot answer."
-            )
-        time.sleep(poll_s or POLL_S)
 
 
 def _describe(request: RequestRecord) -> str:

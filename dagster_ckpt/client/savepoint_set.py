@@ -128,7 +128,7 @@ def line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotR
 
 
 def release_savepoint_set(catalog: Catalog, found: SavepointSet, open_stream: OpenStream) -> None:
-    delete_set(found, open_stream)
+    _put(found, open_stream, None)
     catalog.savepoint_sets.release(found.set_id)
 
 
@@ -155,10 +155,6 @@ def write_set(made: SavepointSet, open_stream: OpenStream) -> None:
     """Write the set beside each savepoint; repeatable. A storage class of the user's own keeps no sets."""
     members = {stream: each.snapshot_id for stream, each in made.savepoints.items()}
     _put(made, open_stream, json.dumps({**values_of(made), _MEMBERS: members}).encode())
-
-
-def delete_set(made: SavepointSet, open_stream: OpenStream) -> None:
-    _put(made, open_stream, None)
 
 
 def _put(made: SavepointSet, open_stream: OpenStream, content: bytes | None) -> None:

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from dagster_ckpt.catalog.records import RequestRecord, SnapshotRecord
     from dagster_ckpt.client.derived_savepoint import SavepointIdentity
-    from dagster_ckpt.client.examination import Progress, SnapshotVerification
+    from dagster_ckpt.client.examination import SnapshotVerification
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
     from dagster_ckpt.snapshot.store import StoredSnapshot
+    from dagster_ckpt.snapshot.writer import Progress
     from dagster_ckpt.stream.handle import StreamHandle
 
 
@@ -152,11 +153,12 @@ class SnapshotMethods(Connection):
         from dagster_ckpt.stream.start_from import checked_label
 
         checked_label(label)
-        found = self._snapshot(self._open(stream), snapshot)
+        opened = self._open(stream)
+        found = self._snapshot(opened, snapshot)
         if label != found.label:
             self._refuse_taken(found.stream_id, label)
         self._catalog.holds.tag(found.snapshot_id, label=label, holder=self._origin)
-        write_notes(self._open(stream), found.snapshot_id)
+        write_notes(opened, found.snapshot_id)
         return self._catalog.snapshots.get(found.snapshot_id)
 
     def release(self, stream: str, snapshot: str) -> SnapshotRecord:
@@ -166,9 +168,10 @@ class SnapshotMethods(Connection):
         """
         from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, write_notes
 
-        found = self._snapshot(self._open(stream), snapshot)
+        opened = self._open(stream)
+        found = self._snapshot(opened, snapshot)
         released = self._catalog.holds.release_tag(found.snapshot_id)
-        write_notes(self._open(stream), found.snapshot_id)
+        write_notes(opened, found.snapshot_id)
         if found.trigger is SnapshotTrigger.REWIND and not is_owned_by_stream(found):
             self._catalog.snapshots.give_to_stream(found.snapshot_id)
             released = True

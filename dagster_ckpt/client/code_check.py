@@ -100,11 +100,11 @@ def verify_batches(
         if interrupted():
             raise RequestFailedError(f"The comparison for the start of stream {stream.stream_id!r} was interrupted.")
         try:
-            told = ", ".join(comparison.of(batch_id, pace))
+            results = ", ".join(comparison.of(batch_id, pace))
         except _DiffersError as difference:
             differs = f"batch {batch_id}: {difference}"
             break
-        found.append(f"batch {batch_id}: {told}")
+        found.append(f"batch {batch_id}: {results}")
         report(found[-1])
     differs = differs or slower_than_input(pace)
     reason = differs or "; ".join(found) or "there is no batch to compare yet"

@@ -207,19 +207,19 @@ def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSet
 
 def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) -> Finding:
     finding = _finding_of(HealthCheck.PROGRESS)
-    still = facts.inactivity
-    if still is None and facts.running_since_ms is not None and now_ms - facts.running_since_ms <= MINUTE_MS:
+    activity = facts.inactivity
+    if activity is None and facts.running_since_ms is not None and now_ms - facts.running_since_ms <= MINUTE_MS:
         return finding(Verdict.PASS, "the query has just been started")
-    if still is None:
+    if activity is None:
         return finding(Verdict.UNKNOWN, f"{facts.process} does not report what its query is doing")
-    if still.is_idle:
-        return finding(Verdict.PASS, f"the query is idle: {still.doing}")
-    still_ms = still.stalled_for_ms + silent_ms
-    figures = {"doing": still.doing, "stalled_for_ms": still_ms, "max_stall_ms": limit_ms}
-    message = f"the query has been at {still.doing!r} since {utc_time(now_ms - still_ms)}"
-    if still_ms <= limit_ms:
+    if activity.is_idle:
+        return finding(Verdict.PASS, f"the query is idle: {activity.doing}")
+    stalled_ms = activity.stalled_for_ms + silent_ms
+    figures = {"doing": activity.doing, "stalled_for_ms": stalled_ms, "max_stall_ms": limit_ms}
+    message = f"the query has been at {activity.doing!r} since {utc_time(now_ms - stalled_ms)}"
+    if stalled_ms <= limit_ms:
         return finding(Verdict.PASS, message, figures)
-    tasks = still.tasks
+    tasks = activity.tasks
     if tasks is not None and tasks.running:
         message += (
             f": {tasks.running} of {tasks.total} tasks of its batch are running, {tasks.done} are done. The batch "

@@ -314,7 +314,7 @@ def hand_over(
     fails with the reason and the query runs on. If the request is withdrawn meanwhile, the query runs on, or is started
     again where it stopped.
     """
-    tell = report or (lambda message: log_message(stream.stream_id, message))
+    report = report or (lambda message: log_message(stream.stream_id, message))
     takes_over = hands_over(stream, request_id)
     is_next = request_id is not None and stream.catalog.requests.stopped_for(request_id)
     if is_next or not (takes_over or start_from.verify_batches):
@@ -324,7 +324,7 @@ def hand_over(
     with span("hand_over", stream=stream.stream_id), failing_start(stream.catalog, request_id):
         if takes_over:
             with span("check"):
-                check_loaded_code(stream, describe, start_from, tell)
+                check_loaded_code(stream, describe, start_from, report)
         if start_from.verify_batches:
             with span("verify"):
                 verify_batches(
@@ -333,10 +333,10 @@ def hand_over(
                     start_from.verify_batches,
                     unexpected=unexpected,
                     interrupted=interrupted,
-                    report=tell,
+                    report=report,
                 )
         if takes_over and request_id is not None:
-            _take_over(stream, request_id, interrupted, tell)
+            _take_over(stream, request_id, interrupted, report)
 
 
 @contextmanager
@@ -352,13 +352,13 @@ def failing_start(catalog: Catalog, request_id: str | None, of: type[BaseExcepti
 
 
 def _take_over(
-    stream: StreamHandle, request_id: str, interrupted: Callable[[], bool], tell: Callable[[str], None]
+    stream: StreamHandle, request_id: str, interrupted: Callable[[], bool], report: Callable[[str], None]
 ) -> None:
     request = stream.catalog.requests.get(request_id)
     withdrawn = RequestFailedError(f"The start of stream {stream.stream_id!r} was withdrawn; its query runs on.")
     if interrupted() or not _is_open(request):
         raise withdrawn
-    tell("the loaded code can continue; suspending the running query")
+    report("the loaded code can continue; suspending the running query")
     with span("suspend"):
         asked = stream.catalog.requests.suspend_for(request_id)
         if asked is None:

@@ -296,7 +296,7 @@ class LifecycleMethods(Connection):
             except CkptError as error:
                 # For example, Spark has purged the batch since the preview.
                 if suspends:
-                    self._go_on(opened, report, error)
+                    self._start_where_it_stopped(opened, report, error)
                 raise
             if was_running and hands_over:
                 report("the new run checks its code while the query runs, and then suspends it")
@@ -317,7 +317,7 @@ class LifecycleMethods(Connection):
                     if start_again(opened, request_id, origin=self._origin):
                         report(f"the start failed ({error}), so the query is started again where it stopped")
                     elif was_running and start != StartFrom():
-                        self._go_on(opened, report, error)
+                        self._start_where_it_stopped(opened, report, error)
                 raise
         return ahead
 
@@ -332,7 +332,7 @@ class LifecycleMethods(Connection):
             return False
         return is_running(stream) and now.execution_id == before.execution_id
 
-    def _go_on(self, stream: StreamHandle, report: Callable[[str], None], error: CkptError) -> None:
+    def _start_where_it_stopped(self, stream: StreamHandle, report: Callable[[str], None], error: CkptError) -> None:
         self.request_start(stream.stream_id)
         report(f"the start was refused ({error}), so the query is started again where it stopped")
 

@@ -197,15 +197,15 @@ def check_start(
     A query that cannot be described refuses nothing here; its start reports that.
     """
     record = stream.catalog.streams.get(stream.stream_id)
-    output = _told(describe, named_output)
+    output = _ask_query(describe, named_output)
     facts = start_facts(stream, start_from, output)
     while True:
         plan = plan_of_start(stream, facts, describe)
         with holding(stream.catalog, [plan.snapshot], "check of a start"):
             try:
                 refuse_unclaimed(stream, plan.snapshot)
-                changed = refuse_changed_sources(stream, plan, _told(describe, source_identities))
-                ahead = ahead_of(stream, facts, plan, output, _told(describe, _session))
+                changed = refuse_changed_sources(stream, plan, _ask_query(describe, source_identities))
+                ahead = ahead_of(stream, facts, plan, output, _ask_query(describe, _session))
                 if (why := why_kept(facts, plan, ahead)) is not None:
                     raise RowsAtRiskError(why)
                 refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
@@ -220,7 +220,7 @@ def check_start(
             checked = check_state(stream, plan, start_from)
             for message in checked.messages:
                 report(message)
-            new = _told(describe, plan_of_writer)
+            new = _ask_query(describe, plan_of_writer)
             migration = state_migration(record, plan, new, start_from, describe, rules=stream.state_migrations)
             if migration is not None:
                 refuse_two_rewrites(stream.stream_id, checked.rewrite)
@@ -234,7 +234,7 @@ def check_start(
             return StartCheck(plan, checked.rewrite, change, migration)
 
 
-def _told(describe: Callable[[], DataStreamWriter], ask: Callable[[DataStreamWriter], _T]) -> _T | None:
+def _ask_query(describe: Callable[[], DataStreamWriter], ask: Callable[[DataStreamWriter], _T]) -> _T | None:
     try:
         return ask(describe())
     except Exception:  # noqa: BLE001 - the start fails in the same way and reports it
@@ -254,7 +254,7 @@ def preflight(
     *,
     start_from: StartFrom | None = None,
     interrupted: Callable[[], bool] = lambda: False,
-    report: Callable[[str], None] = lambda _sentence: None,
+    report: Callable[[str], None] = lambda _message: None,
 ) -> PreflightRecord:
     """Try whether the loaded code can resume, and record the result.
 

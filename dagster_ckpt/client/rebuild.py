@@ -121,7 +121,7 @@ def rebuild(
     if not _is_known(stream):
         _refuse_anothers(stream, found, owner)
     record = stream.register()
-    above = max(stream.newest_token(), _tokens_of(found))
+    above = max(stream.newest_token(), _token_above(found))
     acquired = acquire_for(stream.catalog, stream.stream_id, "rebuild", origin, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         known = {snapshot.snapshot_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
@@ -135,7 +135,7 @@ def rebuild(
         if record.live_generation > 0 and not stream.directories_ahead(record):
             live_directory = record.live_directory
             live = LiveDirectory(live_directory) if live_directory is not None else None
-            if live is not None and _goes_on_elsewhere(live, found, continue_from):
+            if live is not None and _is_abandoned(live, found, continue_from):
                 stream.catalog.streams.forget_live_directory(lease.record)
                 live_directory = None
             stream.catalog.rebuilding.add_snapshots(lease.record, missing, next_number=next_number)
@@ -145,7 +145,7 @@ def rebuild(
             half_made = {each.live.url: why for each in built if (why := _why_half_made(each)) is not None}
             skipped += [f"{url}: {why}" for url, why in half_made.items()]
             usable = [each for each in built if each.live.url not in half_made]
-            if usable and _goes_on_elsewhere(usable[-1].live, found, continue_from):
+            if usable and _is_abandoned(usable[-1].live, found, continue_from):
                 skipped.append(f"{usable[-1].live.url}: it is an old copy, and continue_from is newest")
                 usable = []
             generation = max((each.generation for each in built), default=0)
@@ -171,10 +171,8 @@ def _tag_again(stream: StreamHandle, lease: LeaseKeeper, noted: Sequence[Noted])
             stream.catalog.holds.tag(snapshot_id, label=None, holder=each.tagged_by, lease=lease.record)
 
 
-def _goes_on_elsewhere(
-    live: LiveDirectory, found: Sequence[SnapshotRecord], continue_from: ContinueFrom | None
-) -> bool:
-    """Whether the live directory is an old copy, so that the stream continues from a newer snapshot.
+def _is_abandoned(live: LiveDirectory, found: Sequence[SnapshotRecord], continue_from: ContinueFrom | None) -> bool:
+    """Whether the stream leaves its live directory, an old copy, for a newer snapshot.
 
     A rewind always makes a new directory, so one behind a snapshot taken of it was put back. If `continue_from` does
     not decide, that is refused.
@@ -222,7 +220,7 @@ def _refuse_nothing(stream: StreamHandle) -> None:
     )
 
 
-def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
+def _token_above(found: Sequence[SnapshotRecord]) -> int:
     """Return a token above those that the lost catalog issued, if no live directory names the newest.
 
     Kafka's markers would take a lower one for a former holder's.
@@ -302,22 +300,22 @@ def _without_adoptions(
 
 
 def _record(header: SnapshotHeader, location: str, full_bytes: int, file_count: int) -> SnapshotRecord:
-    said = header.properties
-    timeline, trigger, schedule = said.get("timeline"), said.get("trigger"), said.get("schedule")
+    properties = header.properties
+    timeline, trigger, schedule = properties.get("timeline"), properties.get("trigger"), properties.get("schedule")
     return replace(
         record_of(header, location, timeline=timeline if isinstance(timeline, int) else 0),
         trigger=SnapshotTrigger(trigger) if trigger in set(SnapshotTrigger) else SnapshotTrigger.MANUAL,
         full_bytes=full_bytes,
         file_count=file_count,
-        label=_label(said.get("label")),
+        label=_label(properties.get("label")),
         schedule=schedule if isinstance(schedule, str) else None,
         completed_at_ms=header.created_at_ms,
     )
 
 
-def _label(said: object) -> str | None:
+def _label(value: object) -> str | None:
     try:
-        return checked_label(said) if isinstance(said, str) else None
+        return checked_label(value) if isinstance(value, str) else None
     except OptionError:
         return None
 

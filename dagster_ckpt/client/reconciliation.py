@@ -311,7 +311,7 @@ _FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkE
 
 
 def roll_back(
-    stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _sentence: None
+    stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _message: None
 ) -> UpgradeRecord:
     """Carry out `Client.roll_back_upgrade`; the upgrade is marked only once that is done."""
     row = stream.catalog.desired_states.find(stream.stream_id)

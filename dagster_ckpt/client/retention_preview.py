@@ -121,9 +121,9 @@ def _preview(
     among: Sequence[RetainedSnapshot] | None = None,
 ) -> RetentionPreview:
     queue = to_retain(stream, snapshots, policy)
-    told = reasons_to_keep(policy, queue if among is None else among, context) if decision.problem is None else {}
+    rules = reasons_to_keep(policy, queue if among is None else among, context) if decision.problem is None else {}
     reasons = {
-        snapshot_id: (*told.get(snapshot_id, ()), *([_GUARD[because]] if because in _GUARD else []))
+        snapshot_id: (*rules.get(snapshot_id, ()), *([_GUARD[because]] if because in _GUARD else []))
         for snapshot_id, because in decision.kept.items()
     }
     return RetentionPreview(

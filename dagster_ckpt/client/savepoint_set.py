@@ -89,7 +89,7 @@ def take_savepoint_set(
                 held.enter_context(holding(catalog, [taken], f"savepoint set {set_id}"))
                 # Until the set is recorded, let the stream delete the savepoint like a checkpoint.
                 catalog.snapshots.give_to_stream(taken.snapshot_id)
-            return line_through(catalog, graph, made)
+            return _line_through(catalog, graph, made)
 
         line = take_all(graph.order)
         behind = [member.stream_id for member in line.members if member.skipped]
@@ -121,7 +121,7 @@ def take_savepoint_set(
     return done
 
 
-def line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotRecord]) -> RecoveryLine:
+def _line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotRecord]) -> RecoveryLine:
     readers = {edge.reader for edge in graph.edges}
     points = {stream: [point_of(catalog, made[stream], reads=stream in readers)] for stream in graph.order}
     return recovery_line(graph.order, points, graph.edges)

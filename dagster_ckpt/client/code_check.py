@@ -122,7 +122,7 @@ def verify_batches(
 
 @dataclass(frozen=True)
 class Pace:
-    """Duration of a batch in the replay, and how long after its predecessor the stream committed it."""
+    """How long a batch took in the replay, and how long after its predecessor the stream committed it."""
 
     batch_id: int
     took_ms: int
@@ -136,7 +136,7 @@ class Pace:
 def committed_every_ms(stream: StreamHandle, live: LiveDirectory, batch_id: int) -> int | None:
     """Return the time between the commits of a batch and its predecessor, by the storage's clock.
 
-    None if one is purged, or older than the execution, as a restore dates all commits at its own time.
+    None if one is purged, or older than the execution: a restore dates all commits at its own time.
     """
     running = stream.catalog.executions.latest(stream.stream_id)
     try:

@@ -91,7 +91,7 @@ class Connection:
 
     @classmethod
     def of_stream(cls, stream: StreamHandle, *, origin: str) -> Self:
-        """Return a client for a stream that is already open. It does not close the catalog."""
+        """Return a client for an open stream; it does not close the catalog."""
 
         def opened(name: str) -> StreamHandle:
             if name not in (stream.stream_id, stream.asset_key):
@@ -141,7 +141,7 @@ class Connection:
         return self._origin
 
     def operating_as(self, origin: str) -> Self:
-        """Return this client for another operator; this one still owns the connections, and closes them."""
+        """Return this client for another operator; this one keeps the connections, and closes them."""
         other = copy.copy(self)
         other._origin, other._is_own = origin, False
         return other
@@ -167,7 +167,7 @@ class Connection:
         return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)
 
     def snapshot_folders(self, stream: str) -> list[str]:
-        """Return the configured folders of a stream's snapshots; none of them is opened."""
+        """Return the configured folders of a stream's snapshots, without opening them."""
         opened = self._open(stream)
         places = (getattr(opened.storage, name, None) for name in ("checkpoint_location", "savepoint_location"))
         checkpoints, savepoints = (place.url if isinstance(place, StoragePath) else None for place in places)
@@ -257,7 +257,7 @@ def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
 
 @dataclass(frozen=True)
 class RecordedStreams:
-    """Streams with the settings that the catalog recorded when they last ran."""
+    """Streams with the settings that the catalog recorded last."""
 
     catalog: Catalog
     storage: CheckpointStorage | None = None

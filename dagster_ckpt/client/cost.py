@@ -27,7 +27,7 @@ from dagster_ckpt.values.storage_path import local_path
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests by kind, as S3 charges for them. A part of an upload is a `put`; a deletion costs nothing."""
+    """Requests by kind, as S3 charges for them. A part of an upload is a `put`; a deletion is free."""
 
     put: float = 0
     copy: float = 0
@@ -74,7 +74,7 @@ OF_A_STORE: Mapping[StateFiles, Requests] = {
     StateFiles.ROCKSDB: Requests(put=3, copy=2, list=19, head=24, delete=2),
     StateFiles.HEAP: Requests(put=2, copy=2, list=18, head=24, delete=4),
 }
-# Per version that maintenance purges, one a batch in the long run; other kinds of state need few.
+# Per version that maintenance purges, in the long run one a batch; other state needs few.
 OF_A_PURGE: Mapping[StateFiles, Requests] = {
     StateFiles.CHANGELOGS: Requests(),
     StateFiles.ROCKSDB: Requests(list=6, head=6, delete=3),

@@ -116,7 +116,6 @@ class BatchDebug(ExitStack):
 
     @property
     def input(self) -> DataFrame:
-        """The rows of the only source; if there are several, see `inputs`."""
         if len(self.inputs) != 1:
             raise OptionError(
                 f"The query has {len(self.inputs)} sources. Name one: inputs[{next(iter(self.inputs))!r}]."
@@ -135,7 +134,7 @@ class BatchDebug(ExitStack):
         return self._rows(self._before, operator, state)
 
     def state_after(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
-        """Return the rows of one state after the batch, as `StreamState.rows`."""
+        """Return the rows of one state after the batch."""
         return self._rows(self._after, operator, state)
 
     @property

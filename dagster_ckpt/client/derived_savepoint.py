@@ -136,7 +136,7 @@ class EditedState:
     """Result of `Client.edit_state`.
 
     Attributes:
-        skipped: States whose keys do not have the columns of the condition; they are unchanged.
+        skipped: Unchanged states, whose keys do not have the columns of the condition.
         still_there: Snapshots of the stream without the edit.
     """
 

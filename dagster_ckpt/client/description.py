@@ -54,8 +54,6 @@ class StreamDescription:
 
 @dataclass(frozen=True)
 class SnapshotDescription:
-    """Result of `Client.describe_snapshot`; a restore reads `full_bytes`."""
-
     record: SnapshotRecord
     holds: tuple[HoldRecord, ...]
     header: SnapshotHeader = field(repr=False)
@@ -86,7 +84,7 @@ def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDe
 
 
 def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotRecord:
-    """Return a completed snapshot of the catalog, by `latest`, its id, number (`chk-7`), label or location."""
+    """Return a completed snapshot by `latest`, or by its id, number (`chk-7`), label or location."""
     from dagster_ckpt.stream.snapshots import named
 
     listed = catalog.snapshots.of_stream(stream_id, status=SnapshotStatus.COMPLETED)

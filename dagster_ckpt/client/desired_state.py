@@ -456,7 +456,6 @@ def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream)
 
 
 def is_stop_of(seen: ObservedStream) -> bool:
-    """Whether a stop that the supervisor requested has ended the newest execution."""
     request, execution = seen.request, seen.execution
     return (
         request is not None

@@ -89,8 +89,8 @@ def verify_snapshot(
     """Prove that a snapshot can be restored.
 
     Each check runs only if the previous one found nothing: the data objects exist and are long enough; with `deep`,
-    every byte matches its digest; all files that a resume needs are there, in known formats; with a session, the state
-    of every operator can be read from a temporary copy.
+    every byte matches its digest; all files for a resume are there, in known formats; with a session, a temporary copy
+    of every operator's state can be read.
     """
     with holding_location(stream, location, "verification"):
         verification = _verify_snapshot(stream, location, deep=deep, spark=spark)

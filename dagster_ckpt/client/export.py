@@ -155,7 +155,7 @@ def _exported(
     )
     forecast = sink.forecast(replay)
     why = f"{forecast.effect}. {forecast.reason} {forecast.advice}".rstrip()
-    # A table that has no batch of this query skips no batch.
+    # A table without a batch of this query skips none.
     is_ready = sink.rolls_back and sink.knows_queries and forecast.effect is SinkEffect.EXACT
     return ExportedSink(sink.name, place, is_ready=is_ready, explanation=why)
 

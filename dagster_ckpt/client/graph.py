@@ -193,7 +193,6 @@ class StreamConnection:
 
     @property
     def batches_behind(self) -> int | None:
-        """Batches written but not read then; None if that is not known."""
         if self.why or self.written is None:
             return None
         return max(self.written - (-1 if self.read is None else self.read), 0)

@@ -263,7 +263,7 @@ class HealthFacts(SnapshotHistory):
 
     Attributes:
         down: Why it is not running although it should.
-        failed_runs: Executions that failed recently, since the newest snapshot.
+        failed_runs: Those within `loop_window_ms` and since the newest snapshot.
         unrestorable: Why a recovery from `newest` failed.
     """
 

@@ -107,7 +107,7 @@ def _shown(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class LaunchedDriver:
-    """A driver launched by this process or another, by its record in the catalog.
+    """A driver launched by this process or another.
 
     Attributes:
         failure: Returns why it will not start its query, if this process launched it.
@@ -214,7 +214,6 @@ class StartOrder:
 
 
 def is_by_hand() -> bool:
-    """Whether this process is a Python shell or notebook, or was started on a terminal."""
     has_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
     return has_terminal or hasattr(sys, "ps1")
 
@@ -341,7 +340,6 @@ def hand_over(
 
 @contextmanager
 def failing_start(catalog: Catalog, request_id: str | None, of: type[BaseException] = Exception) -> Iterator[None]:
-    """Fail a start request with the error that ends the context."""
     try:
         yield
     except of as error:
@@ -410,7 +408,7 @@ def record_of(launch: DriverLaunch | PlatformLaunch) -> dict[str, Any]:
 def launch_to_use(
     catalog: Catalog, stream_id: str, launch: DriverLaunch | PlatformLaunch, request: RequestRecord | None
 ) -> tuple[DriverLaunch | PlatformLaunch, dict[str, Any]]:
-    """Return the launch of a start, and its record: those of the loaded code, unless that was rolled back.
+    """Return the launch of a start, and its record: those of the loaded code, unless it was rolled back.
 
     Raises:
         RequestFailedError: The launch that a rollback names cannot be repeated.

@@ -412,7 +412,7 @@ class LifecycleMethods(Connection):
         )
 
     def rolls_back_launch(self, stream: str) -> bool:
-        """Whether `roll_back_launch` applies: Dagster launches the stream's drivers, and recorded no upgrade."""
+        """Whether `roll_back_launch` applies: Dagster launches the drivers, and recorded no upgrade."""
         stream_id = self._open(stream).stream_id
         row = self._catalog.desired_states.find(stream_id)
         launched = any(each.launch for each in self._catalog.executions.of_stream(stream_id))

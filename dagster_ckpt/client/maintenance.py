@@ -36,6 +36,7 @@ class MaintenanceMethods(Connection):
         """Examine a stream's live directory: what is wrong, how far back it is intact, which snapshot to use.
 
         Args:
+            stream: The stream; it may be running and is not changed.
             directory: Another directory than the stream's own.
             deep: Read the content of every state file that a resume needs.
             deep_snapshots: Compare every byte of the recommended snapshot with its digest.
@@ -215,6 +216,8 @@ class MaintenanceMethods(Connection):
         """Report, or without `dry_run` delete, part files that the logs of rolled-back file sinks no longer name.
 
         Args:
+            stream: The stream; it may be running.
+            dry_run: Only report what would be deleted.
             grace_ms: Younger files stay. Default: one day.
 
         Raises:
@@ -256,8 +259,7 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream; it must not be running, not even under another catalog.
-            take_over_deployment: Id of the deployment whose catalog was lost, as errors name it. Nothing of it may be
-                running.
+            take_over_deployment: Id of the deployment whose catalog was lost, as errors name it; nothing of it may run.
             continue_from: "live" or "newest": where the stream continues if its live directory is older than a snapshot
                 of it; None: refuse.
 

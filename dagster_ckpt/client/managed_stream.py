@@ -57,7 +57,7 @@ class ObservedStream:
         start_pending: Whether a user has requested a start.
         is_healthy: Whether it committed a batch or completed a snapshot since the upgrade's start.
         restarts: Executions after the first of the new code that no user started.
-        failing: Health checks that report an ERROR, and `source_lag` with a warning.
+        failing: Health checks with an ERROR, and `source_lag` with a warning.
         runs_failed: Runs of the current step without a result.
     """
 
@@ -167,7 +167,7 @@ def stay(row: DesiredRecord, reason: str) -> Decision:
 
 
 def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **arguments: Any) -> Decision:
-    """Decide to submit a request, once per step of a generation."""
+    """Submit a request, once per step of a generation."""
     request_id = str(uuid.uuid5(_REQUESTS, f"{row.stream_id}/{row.generation}/{step}"))
     return stay(row, reason).with_changes(Ask(request_id, kind, arguments), request_id=request_id)
 
@@ -187,7 +187,6 @@ def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason
 
 
 def cancel_pending(seen: ObservedStream) -> tuple[Action, ...]:
-    """Withdraw an open request of a stream that is down, and prevent a restart."""
     actions: list[Action] = []
     if seen.open_request is not None:
         actions.append(Withdraw(seen.open_request.request_id))

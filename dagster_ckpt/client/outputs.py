@@ -219,8 +219,7 @@ class RebuiltOutput:
     """Result of `Client.rebuild_output_logs` for one folder.
 
     Attributes:
-        batch_id: The newest batch in its log now.
-        unknown: Batches committed since, whose files no log lists.
+        unknown: Batches committed since `batch_id`, whose files no log lists.
     """
 
     folder: str

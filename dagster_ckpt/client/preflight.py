@@ -258,8 +258,8 @@ def preflight(
 ) -> PreflightRecord:
     """Try whether the loaded code can resume, and record the result.
 
-    On a copy of the state, rewritten or migrated as `start_from` says, the newest committed batch is replayed. If that
-    is not retained any more, a batch of new data is processed instead, if there is any. `interrupted` is polled.
+    On a copy of the state, rewritten or migrated as `start_from` says, the newest committed batch is replayed; if that
+    is not retained any more, a batch of new data, if there is any. `interrupted` is polled.
     """
     stream.catalog.streams.get(stream.stream_id)
     change: PlanChange | None = None
@@ -373,7 +373,7 @@ def _rewritten(
         rewritten.delete()
 
 
-# Limited, because a comparison reads the whole state twice.
+# A comparison reads the whole state twice.
 MOST_ROWS = 1_000_000
 
 

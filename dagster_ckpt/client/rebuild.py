@@ -40,8 +40,6 @@ from dagster_ckpt.stream.start_from import checked_label
 
 
 class ContinueFrom(StrEnum):
-    """Where a stream continues if its live directory is older than a snapshot taken of it."""
-
     LIVE = "live"
     NEWEST = "newest"
 
@@ -208,7 +206,6 @@ def _last_part(url: str) -> str:
 
 
 def _refuse_nothing(stream: StreamHandle) -> None:
-    """Refuse a stream of which nothing is found, as in a wrong folder: its next start would begin empty."""
     has_run = any(each.stream_id == stream.stream_id and each.live_generation for each in stream.catalog.streams.all())
     if has_run or stream.live_directories():
         return
@@ -370,7 +367,7 @@ def _undecided(found: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
 
 
 def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]], dict[int, str | None]]:
-    """Return, by timeline, where it branches off and from which snapshot, if that is known."""
+    """Return where each timeline branches off, and from which snapshot, if known."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in found}
     first: dict[int, SnapshotRecord] = {}
     for snapshot in found:

@@ -97,7 +97,7 @@ class Orchestrator:
 class Step:
     """The decision that was carried out, and work for a run, if any.
 
-    `step_name` stays the same until the step is done, so that its run is not launched twice.
+    A run is not launched twice, because `step_name` stays until the step is done.
     """
 
     decision: Decision
@@ -313,7 +313,6 @@ _FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkE
 def roll_back(
     stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _message: None
 ) -> UpgradeRecord:
-    """Carry out `Client.roll_back_upgrade`; the upgrade is marked only once that is done."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     upgrade = row.upgrade if row is not None else None
     if upgrade is not None and upgrade.phase is UpgradePhase.ROLLING_BACK:

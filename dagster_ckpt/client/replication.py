@@ -75,7 +75,6 @@ class Replication:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each chosen snapshot has an intact copy, and every deletion succeeded."""
         return not self.failed and not any(each.problems for each in self.replicas)
 
     def messages(self) -> list[str]:
@@ -120,7 +119,7 @@ def replicate(
         lost = dict(_damaged(target, [at for at, each in there.items() if each.header.snapshot_id not in known]))
     deleted: list[str] = []
     swept: tuple[str, ...] = ()
-    # A missing or unread copy may be the one for which the policy would delete an older one.
+    # A missing or unread copy may be one for which an older one is deleted.
     is_safe = not failed and not any(each.problems for each in replicas)
     failed += lost.values()
     if keep is not None:
@@ -178,7 +177,7 @@ def _copied(
         # The original may be damaged, which `verify` reports.
         target.discard(stored.location)
     elif problems:
-        # Without the mark, the next call reads it again, and no older copy is deleted for it.
+        # Without the mark, the next call reads it again; no older copy is deleted for it.
         target.put_companion(stored.location, VERIFIED_NAME, None)
     elif is_read:
         target.note_verified(stored.location)

@@ -71,7 +71,7 @@ def ask(
 def await_process(
     stream: StreamHandle, request: RequestRecord, *, timeout_s: float, poll_s: float | None = None
 ) -> RequestRecord:
-    """Wait for an answer for as long as the stream's process is alive; raises as `ask`."""
+    """Wait for an answer while the stream's process is alive; raises as `ask`."""
 
     def cannot_answer() -> str | None:
         if not is_running(stream):

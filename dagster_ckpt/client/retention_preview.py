@@ -46,7 +46,6 @@ class RetentionPreview:
     """Result of `Client.preview_retention`.
 
     Attributes:
-        snapshots: Oldest first.
         kept_bytes: Of those that would be kept; what they share counts once.
         most_bytes: With the history, the most that were kept at any time.
         problem: Why the policy's answer could not be used: nothing would be deleted.

@@ -152,7 +152,7 @@ def _refuse(graph: StreamGraph, reasons: Sequence[str]) -> None:
 
 
 def write_set(made: SavepointSet, open_stream: OpenStream) -> None:
-    """Write the set beside each savepoint; repeatable. A storage class of the user's own keeps no sets."""
+    """Write the set beside each savepoint, except in a storage class of the user's own. Repeatable."""
     members = {stream: each.snapshot_id for stream, each in made.savepoints.items()}
     _put(made, open_stream, json.dumps({**values_of(made), _MEMBERS: members}).encode())
 
@@ -165,7 +165,7 @@ def _put(made: SavepointSet, open_stream: OpenStream, content: bytes | None) -> 
 
 
 def register_sets(stream: StreamHandle, found: Iterable[SnapshotRecord]) -> tuple[list[str], list[str]]:
-    """Register the sets beside snapshots of which the catalog has every savepoint.
+    """Register the sets of which the catalog has every savepoint.
 
     Returns their names, and why others are not registered.
     """
@@ -284,7 +284,7 @@ def suspend_set(found: SavepointSet, opened: dict[str, StreamHandle], suspend: C
 def restore_set(found: SavepointSet, opened: dict[str, StreamHandle], *, origin: str, report: Report) -> None:
     """Restore the streams with their sinks, downstream first. Repeatable.
 
-    Where a table needs a Spark session that this process lacks, the next start of its stream rolls it back.
+    If a table needs a Spark session that this process lacks, its stream's next start rolls it back.
     """
     for stream in reversed(found.streams):
         _restore(opened[stream], _start_from(found, opened[stream]), origin, report)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.stream.handle import StreamHandle
 
 
-# Property of a savepoint: the checkpoint that it is a copy of.
+# The checkpoint that a savepoint is a copy of.
 _PROMOTED_FROM = "promoted_from"
 
 
@@ -139,7 +139,7 @@ class SnapshotMethods(Connection):
         return self.catalog.requests.unanswered(self._id_of(stream) if stream is not None else None)
 
     def withdraw_request(self, request: RequestRecord | str) -> RequestRecord:
-        """Withdraw a request, so that nothing carries it out later. One that was answered before stays as it is."""
+        """Withdraw a request, so that nothing carries it out later; an answered one stays as it is."""
         request_id = request if isinstance(request, str) else request.request_id
         self.catalog.requests.withdraw(request_id)
         return self.catalog.requests.get(request_id)

@@ -29,7 +29,7 @@ _POLL_S = 0.5
 
 def prepared_spare(spark: SparkSession) -> Callable[[], bool]:
     """Warm up the session of a waiting process, and return a check that its JVM is alive."""
-    # A spare that is not warm only takes longer to continue.
+    # A cold spare only takes longer to continue.
     with suppress(Exception):
         warm_up(spark)
     pid = jvm_pid(spark)
@@ -49,7 +49,7 @@ def await_turn(
     A stream that is stopped meanwhile stays stopped. Returns whether it had to wait.
 
     Args:
-        prepare: Called once it has to wait; returns a function that tells whether this process is still of use.
+        prepare: Called once it has to wait; returns a check that this process is still of use.
         has_lost: Another spare was faster: wait in any case.
 
     Raises:

@@ -192,11 +192,7 @@ class ShownState:
 
 @dataclass(frozen=True)
 class ShownDifference:
-    """The first differing rows of a state, as in `ShownState`.
-
-    Attributes:
-        note: Why every row differs, if it does.
-    """
+    """The first differing rows of a state, as `ShownState`; `note` says why every row differs."""
 
     operator_id: int
     operator: str

@@ -192,7 +192,7 @@ class ShownState:
 
 @dataclass(frozen=True)
 class ShownDifference:
-    """The first differing rows of a state, as `ShownState`; `note` says why every row differs."""
+    """The first differing rows of a state, as `ShownState`; if every row differs, `note` says why."""
 
     operator_id: int
     operator: str

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.client.health_facts import (
@@ -22,6 +23,7 @@ from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.durations import rounded_duration, size, utc_time
 
 MINUTE_MS = 60_000
+_Figures = dict[str, int | float | str]
 
 
 class HealthCheck(StrEnum):
@@ -104,7 +106,7 @@ def worst(findings: Sequence[Finding]) -> Verdict:
 
 
 def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    finding = _finding_of(HealthCheck.RESTORABILITY)
+    finding = partial(Finding, HealthCheck.RESTORABILITY)
     if facts.newest is not None and facts.unrestorable is not None:
         return finding(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
     # An older snapshot may have been verified after the newest one.
@@ -119,7 +121,7 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
         )
     age_ms = now_ms - snapshot.verified_at_ms
     verified = f"{describe_snapshot(snapshot)} was verified at {utc_time(snapshot.verified_at_ms)}"
-    figures = {"verification_age_ms": age_ms, "verified_snapshot": describe_snapshot(snapshot)}
+    figures: _Figures = {"verification_age_ms": age_ms, "verified_snapshot": describe_snapshot(snapshot)}
     if snapshot.verified_problem is not None:
         return finding(
             Verdict.ERROR, f"{describe_snapshot(snapshot)} cannot be restored: {snapshot.verified_problem}", figures
@@ -135,7 +137,7 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
 
 def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
     """Judge how much work a failure now would repeat: the recovery point objective."""
-    finding = _finding_of(HealthCheck.CHECKPOINT_AGE)
+    finding = partial(Finding, HealthCheck.CHECKPOINT_AGE)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(_of_down(facts, options, now_ms), f"the stream should be running but is not: {facts.down}")
     if facts.running_since_ms is None:
@@ -153,9 +155,15 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
     taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
     since_ms = max(taken_ms, facts.running_since_ms)
     age_ms = now_ms - since_ms
-    figures = {"checkpoint_age_ms": age_ms, "usual_checkpoint_age_ms": usual_ms, "max_checkpoint_age_ms": limit_ms}
-    what = "the newest snapshot is" if taken_ms >= since_ms else "there is no snapshot since the start, which was"
-    message = f"{what} of {utc_time(since_ms)}" if taken_ms >= since_ms else f"{what} at {utc_time(since_ms)}"
+    figures: _Figures = {
+        "checkpoint_age_ms": age_ms,
+        "usual_checkpoint_age_ms": usual_ms,
+        "max_checkpoint_age_ms": limit_ms,
+    }
+    if taken_ms >= since_ms:
+        message = f"the newest snapshot is of {utc_time(since_ms)}"
+    else:
+        message = f"there is no snapshot since the start, which was at {utc_time(since_ms)}"
     message += (
         f"; its age is usually up to {rounded_duration(usual_ms)} and must not exceed {rounded_duration(limit_ms)}"
     )
@@ -178,8 +186,8 @@ def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Ver
 
 
 def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Finding:
-    finding = _finding_of(HealthCheck.CONSECUTIVE_FAILURES)
-    figures = {"consecutive_failures": facts.failures}
+    finding = partial(Finding, HealthCheck.CONSECUTIVE_FAILURES)
+    figures: _Figures = {"consecutive_failures": facts.failures}
     if facts.failures < settings.failures_to_warn:
         return finding(Verdict.PASS, f"{facts.failures} attempts failed since the newest snapshot", figures)
     verdict = Verdict.ERROR if facts.failures >= settings.failures_to_fail else Verdict.WARN
@@ -187,7 +195,7 @@ def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Findin
 
 
 def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
-    finding = _finding_of(HealthCheck.PROGRESS)
+    finding = partial(Finding, HealthCheck.PROGRESS)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(_of_down(facts, options, now_ms), f"the stream should be running but is not: {facts.down}")
     if facts.failed_runs >= settings.loop_failures:
@@ -206,7 +214,7 @@ def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSet
 
 
 def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) -> Finding:
-    finding = _finding_of(HealthCheck.PROGRESS)
+    finding = partial(Finding, HealthCheck.PROGRESS)
     activity = facts.inactivity
     if activity is None and facts.running_since_ms is not None and now_ms - facts.running_since_ms <= MINUTE_MS:
         return finding(Verdict.PASS, "the query has just been started")
@@ -215,7 +223,7 @@ def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) 
     if activity.is_idle:
         return finding(Verdict.PASS, f"the query is idle: {activity.doing}")
     stalled_ms = activity.stalled_for_ms + silent_ms
-    figures = {"doing": activity.doing, "stalled_for_ms": stalled_ms, "max_stall_ms": limit_ms}
+    figures: _Figures = {"doing": activity.doing, "stalled_for_ms": stalled_ms, "max_stall_ms": limit_ms}
     message = f"the query has been at {activity.doing!r} since {utc_time(now_ms - stalled_ms)}"
     if stalled_ms <= limit_ms:
         return finding(Verdict.PASS, message, figures)
@@ -236,13 +244,13 @@ def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) 
 
 
 def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
-    finding = _finding_of(HealthCheck.SIZE_GROWTH)
+    finding = partial(Finding, HealthCheck.SIZE_GROWTH)
     full_bytes = facts.newest.full_bytes if facts.newest is not None else None
     if full_bytes is None:
         if facts.newest is None:
             return finding(Verdict.PASS, "there is no snapshot yet")
         return finding(Verdict.UNKNOWN, "the size of the newest snapshot is unknown")
-    figures: dict[str, int | float | str] = {"full_bytes": full_bytes}
+    figures: _Figures = {"full_bytes": full_bytes}
     has = f"a snapshot has {size(full_bytes)}"
     if settings.max_snapshot_bytes is not None and full_bytes > settings.max_snapshot_bytes:
         return finding(Verdict.ERROR, f"{has}; the limit is {size(settings.max_snapshot_bytes)}", figures)
@@ -259,7 +267,7 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
 
 
 def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    finding = _finding_of(HealthCheck.SOURCE_LAG)
+    finding = partial(Finding, HealthCheck.SOURCE_LAG)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(Verdict.UNKNOWN, f"the stream should be running but is not: {facts.down}")
     if facts.running_since_ms is None:
@@ -274,7 +282,7 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
     behind = lag(reporting)
     if behind is None:
         return finding(Verdict.UNKNOWN, "the sources do not report their backlog")
-    figures: dict[str, int | float | str] = {"records_behind": behind}
+    figures: _Figures = {"records_behind": behind}
     largest = largest_lag(reporting)
     where = ""
     if largest is not None:
@@ -293,7 +301,7 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    finding = _finding_of(HealthCheck.SOURCE_RETENTION)
+    finding = partial(Finding, HealthCheck.SOURCE_RETENTION)
     if facts.newest is None:
         return finding(Verdict.PASS, "there is no snapshot yet that a recovery would start from")
     if not facts.sources:
@@ -322,7 +330,7 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
 
 def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
     """Warn if the watermark is ahead of the clock, which makes every later event a late one."""
-    finding = _finding_of(HealthCheck.EVENT_TIME)
+    finding = partial(Finding, HealthCheck.EVENT_TIME)
     newest_ms = facts.newest.watermark_ms if facts.newest is not None else None
     watermark_ms = facts.watermark_ms if facts.watermark_ms is not None else newest_ms
     if watermark_ms is None:
@@ -338,7 +346,7 @@ def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def desired_state(facts: HealthFacts) -> Finding:
-    finding = _finding_of(HealthCheck.DESIRED_STATE)
+    finding = partial(Finding, HealthCheck.DESIRED_STATE)
     row = facts.desired
     if row is None:
         return finding(Verdict.PASS, "the stream is not managed: it is started and stopped by hand")
@@ -347,7 +355,9 @@ def desired_state(facts: HealthFacts) -> Finding:
             Verdict.ERROR, f"it is no longer managed, because its desired state cannot be read: {row.broken}"
         )
     upgrade = row.upgrade
-    figures = {} if upgrade is None else {"upgrade_phase": upgrade.phase.value, "to_version": upgrade.to_version or ""}
+    figures: _Figures = (
+        {} if upgrade is None else {"upgrade_phase": upgrade.phase.value, "to_version": upgrade.to_version or ""}
+    )
     if upgrade is not None and upgrade.phase.refuses:
         runs_on = upgrade.phase is UpgradePhase.REFUSED and facts.running_since_ms is not None
         if runs_on and facts.loaded_version is not None and facts.loaded_version == upgrade.from_version:
@@ -365,10 +375,3 @@ def desired_state(facts: HealthFacts) -> Finding:
 
 
 _WORSE = (Verdict.PASS, Verdict.UNKNOWN, Verdict.WARN, Verdict.ERROR)
-
-
-def _finding_of(check: HealthCheck) -> Callable[..., Finding]:
-    def finding(verdict: Verdict, message: str, figures: Mapping[str, int | float | str] | None = None) -> Finding:
-        return Finding(check, verdict, message, figures or {})
-
-    return finding

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from dagster_ckpt.client.state_browsing import (
     DEFAULT_LIMIT,
@@ -245,7 +245,7 @@ class BatchDebug(ExitStack):
                 f"other rows: {', '.join(altered[:_SHOWN])}"
             )
 
-    def _refuse_input(self, gone: str, point: ReplayPoint) -> None:
+    def _refuse_input(self, gone: str, point: ReplayPoint) -> NoReturn:
         reads = f"batches {point.after + 1} to {self.batch_id}" if len(point.batches) > 1 else f"batch {self.batch_id}"
         raise InputGoneError(
             f"Batch {self.batch_id} of stream {self._stream.stream_id!r} cannot be replayed from {point}: the sources "
@@ -283,7 +283,6 @@ class BatchDebug(ExitStack):
             )
         if found.rows is None:
             self._refuse_input(f"Source {source.key} ({source.identity}): {found.trial.error}", self._point)
-            raise AssertionError
         return found.rows
 
     def _run(self) -> Captured:

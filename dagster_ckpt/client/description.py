@@ -115,8 +115,8 @@ def describe_snapshot_of(stream: StreamHandle, reference: str) -> SnapshotDescri
 class StreamStatus(StrEnum):
     """What a stream is doing.
 
-    STARTING: Its state is being prepared. FAILED: Failed or died; the restart strategy may start it again. SUSPENDED,
-    CANCELED and FINISHED: How its last execution ended.
+    STARTING: Its state is being prepared. FAILED: It failed or died; the restart strategy may start it again.
+    SUSPENDED, CANCELED and FINISHED: How its last execution ended.
     """
 
     NEVER_STARTED = "NEVER_STARTED"

@@ -97,7 +97,7 @@ class Orchestrator:
 class Step:
     """The decision that was carried out, and work for a run, if any.
 
-    A run is not launched twice, because `step_name` stays until the step is done.
+    A run is not launched twice, because `step_name` stays the same until the step is done.
     """
 
     decision: Decision

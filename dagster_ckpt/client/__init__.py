@@ -1,8 +1,7 @@
 """`Client`: every operation on the streams of a catalog, from any process.
 
-The methods are grouped by subject, a module each; decisions are pure functions beside them, such as those in
-`health.py` and `desired_state.py`. Nothing here imports Dagster. Each method imports what only it needs, so that
-reading a catalog is quick to start. Start with `client.py`.
+Its methods are grouped by subject, a module each, beside pure functions that decide. Nothing here imports Dagster, and
+each method imports what only it needs, so that reading a catalog starts quickly. Begin with `client.py`.
 """
 
 from importlib import import_module

@@ -15,6 +15,7 @@ from dagster_ckpt.client.connection import given_folder
 from dagster_ckpt.client.graph import GraphMethods
 from dagster_ckpt.client.maintenance import MaintenanceMethods
 from dagster_ckpt.values.modes import SnapshotKind
+from dagster_ckpt.values.storage_path import location_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,15 +42,15 @@ _LOG = logging.getLogger(__name__)
 class Client(GraphMethods, MaintenanceMethods):
     """Every operation on the streams of a catalog.
 
-    The catalog records places and options of each stream that has run, so it is enough unless the storage needs
-    credentials or the catalog was lost. Unless a method says otherwise, its stream may be running. A stream is named by
-    its stream id, or by the key of an asset that it writes. A snapshot is named by its id, number (`chk-7`), label or
-    location, or by `latest`.
+    The catalog records the places and options of each stream that has run, so it is enough unless the storage needs
+    credentials or the catalog was lost. Name a stream by its stream id or by the key of an asset that it writes, and a
+    snapshot by its id, number (`chk-7`), label or location, or by `latest`. The stream may be running, unless a method
+    says otherwise.
 
     Methods raise `StreamNotFoundError` and `SnapshotNotFoundError` for unknown names, `StorageAccessError` if a storage
-    cannot be reached, and `LeaseHeldError` where a stream must not be running. Those that need the process of a stream
-    raise `RequestFailedError` if it is not running or fails, and `RequestTimeoutError` if it does not answer in time;
-    then the request is withdrawn. Each method lists only its other errors.
+    cannot be reached, and `LeaseHeldError` if a stream is running that must not be. Those that need the process of a
+    stream raise `RequestFailedError` if it is not running or fails, and `RequestTimeoutError`, with the request
+    withdrawn, if it is too slow. Each method lists only its other errors.
 
     Args:
         catalog: SQLAlchemy URL of the catalog, or an open `Catalog`, which the client does not close.
@@ -66,17 +67,17 @@ class Client(GraphMethods, MaintenanceMethods):
     """
 
     def list_streams(self) -> list[StreamSummary]:
-        """All streams that the catalog knows, by id."""
+        """List all streams of the catalog, by id."""
         from dagster_ckpt.client import description
 
         return description.summarize_streams(self._catalog)
 
     def metrics(self, stream: str | None = None) -> list[Sample]:
-        """Counts and last figures of a stream, or of all, from the catalog alone; docs/guides/metrics.md lists them."""
+        """Return counts and last figures of one stream or all, from the catalog; docs/guides/metrics.md lists them."""
         return self._catalog.metrics.read(None if stream is None else [self._id_of(stream)])
 
     def describe_stream(self, stream: str, *, limit: int = 20) -> StreamDescription:
-        """Settings, up to `limit` executions and snapshots, desired state, open requests."""
+        """Return settings, desired state, open requests, and up to `limit` executions and snapshots."""
         from dagster_ckpt.client import description
 
         return description.describe_stream(self._catalog, self._id_of(stream), limit=limit)
@@ -88,10 +89,7 @@ class Client(GraphMethods, MaintenanceMethods):
         kind: SnapshotKind | str | None = None,
         status: SnapshotStatus | str | None = SnapshotStatus.COMPLETED,
     ) -> list[SnapshotRecord]:
-        """Snapshots of a stream, newest first.
-
-        `status` None: also failed and deleted ones.
-        """
+        """List a stream's snapshots, newest first; with `status` None also failed and deleted ones."""
         return self._catalog.snapshots.of_stream(
             self._id_of(stream),
             kind=SnapshotKind(kind) if kind is not None else None,
@@ -99,12 +97,10 @@ class Client(GraphMethods, MaintenanceMethods):
         )
 
     def describe_snapshot(self, stream: str, snapshot: str = "latest") -> SnapshotDescription:
-        """What the metadata of a snapshot says, and what protects it from deletion."""
+        """Return the metadata of a snapshot, and the holds that protect it from deletion."""
         from dagster_ckpt.client import description
 
         return description.describe_snapshot_of(self._open(stream), snapshot)
-
-    # State moves between streams, deployments and Spark.
 
     def fork(
         self,
@@ -116,7 +112,7 @@ class Client(GraphMethods, MaintenanceMethods):
         replace_state: bool = False,
         accept_loss: bool = False,
     ) -> Fork:
-        """Fork a stream into another one, an independent query whose next start continues from there.
+        """Fork a stream into another one: an independent query whose next start continues from there.
 
         Args:
             stream: The stream to fork; it may be running and is not changed.
@@ -124,7 +120,7 @@ class Client(GraphMethods, MaintenanceMethods):
             start_from: `latest` (where its next start would begin), `batch-<n>`, or the name of a snapshot.
             outputs: Folders of the original's file sinks, mapped to folders of the fork, which receive their rows.
             replace_state: Discard what the other stream itself has committed.
-            accept_loss: Fork even if files that the original read since are gone.
+            accept_loss: Fork even if files that the original has read since are gone.
         """
         from dagster_ckpt.recovery.fork import fork
         from dagster_ckpt.stream.start_from import StartFrom
@@ -147,7 +143,7 @@ class Client(GraphMethods, MaintenanceMethods):
         """Import a snapshot of another deployment into a stream, whose next start continues from there.
 
         Args:
-            location: Location of the snapshot; it is read and not changed.
+            location: Location of the snapshot, which is not changed.
             into: The stream that continues from it; it must not be running.
             outputs: Each sink that the snapshot names, mapped to where the stream writes instead.
             with_rows: Copy the rows of the original's file sinks up to the snapshot.
@@ -178,8 +174,8 @@ class Client(GraphMethods, MaintenanceMethods):
     ) -> Adoption:
         """Take the checkpoint directory of a plain Spark query under management; the stream's next start continues it.
 
-        The directory is only read, for the first snapshot; the query may run until that start, which fences it. After
-        an interruption, repeat it, or use `undo_adoption`.
+        The directory is only read, for the first snapshot. The query may run until that start, which fences it. After
+        an interruption, repeat the call, or use `undo_adoption`.
 
         Args:
             stream: The stream that continues the query; it must not have any state yet.
@@ -187,7 +183,6 @@ class Client(GraphMethods, MaintenanceMethods):
             sinks: Where the query writes: a folder of files, a Delta table by its path, an Iceberg table as
                 `IcebergTable[lake.sales.orders]`, or another sink by Spark's name.
             in_place: Continue in the directory itself, instead of in a copy.
-            label: A name of the first snapshot.
             dry_run: Only examine the directory.
 
         Raises:
@@ -198,7 +193,7 @@ class Client(GraphMethods, MaintenanceMethods):
         from dagster_ckpt.recovery.adopt import adopt
         from dagster_ckpt.stream.start_from import checked_label
 
-        location = given_folder(checkpoint_location, "checkpoint_location") or ""
+        location = location_url("checkpoint_location", checkpoint_location)
         return adopt(
             self._open(stream, new_like=stream),
             location,
@@ -215,7 +210,7 @@ class Client(GraphMethods, MaintenanceMethods):
         The directory is not touched.
 
         Args:
-            checkpoint_location: Only if it is this one that the stream adopts.
+            checkpoint_location: The directory that the stream must have adopted; None: any.
         """
         from dagster_ckpt.recovery.adopt import undo_adoption
 
@@ -233,8 +228,8 @@ class Client(GraphMethods, MaintenanceMethods):
     ) -> Export:
         """Export a snapshot as a checkpoint directory in which plain Spark continues, without this package.
 
-        The exported query keeps the id of the original, so that sinks that remember it continue. An interrupted export
-        can be repeated.
+        The exported query keeps the id of the original, for sinks that remember it. An interrupted export can be
+        repeated.
 
         Args:
             stream: The stream; it may be running and is not changed.
@@ -249,9 +244,9 @@ class Client(GraphMethods, MaintenanceMethods):
         """
         from dagster_ckpt.client.export import export_snapshot
 
-        folder = given_folder(to, "to") or ""
+        folder = location_url("to", to)
         for new in (outputs or {}).values():
-            given_folder(new, "outputs")
+            location_url("outputs", new)
         return export_snapshot(self._open(stream), snapshot, folder, outputs=outputs, progress=progress)
 
     def replicate(
@@ -267,16 +262,16 @@ class Client(GraphMethods, MaintenanceMethods):
         """Copy snapshots to a second bucket or folder and verify every new byte there. Repeatable.
 
         A copy has the folders, id and number of its original: start from its location, or rebuild the catalog from
-        there. Objects that are there are not copied again.
+        there. Existing objects are not copied again.
 
         Args:
             stream: The stream; it may be running and is not changed.
             snapshot: `latest`, `all`, or the name of a snapshot.
-            to: The folder of the copies, as of a checkpoint storage; an object brings credentials. No stream may
-                write there.
-            keep: Which copies of the stream to keep there, also as data; default: all. The newest one stays, and
-                the newest one of a proven snapshot.
-            verify: Also read every byte of the copies that are there, and write again what differs.
+            to: Folder of the copies, as of a checkpoint storage; an object brings credentials. No stream may write
+                there.
+            keep: Which copies of the stream to keep, also as data; default: all. The newest and the newest proven one
+                stay.
+            verify: Also read every byte of existing copies, and write again what differs.
             progress: Called with (done, all) objects of each snapshot.
 
         Raises:
@@ -292,8 +287,6 @@ class Client(GraphMethods, MaintenanceMethods):
         kept = read_retention(keep) if isinstance(keep, Mapping) else keep
         policy = checked_retention(kept) if kept is not None else None
         return replicate(self._open(stream), snapshot, to, keep=policy, verify=verify, progress=progress)
-
-    # State as data.
 
     def state(
         self,
@@ -358,18 +351,18 @@ class Client(GraphMethods, MaintenanceMethods):
         timeout_s: float = 3_600.0,
         report: Callable[[str], None] = _LOG.info,
     ) -> BatchDebug:
-        """Run one batch of a stream again, with its original plan and state, into memory. Nothing of it is changed.
+        """Replay one batch of a stream into memory, with its original plan and state. The stream is not changed.
 
-        Its state comes from the live directory or the newest snapshot before it, in a temporary copy; batches between
-        are replayed there first. The result gets the output, instead of the sink.
+        The state is copied from the live directory or the newest snapshot before the batch; batches between are
+        replayed on the copy. The result receives the output, instead of the sink.
 
         Args:
             batch: Number of the batch. The newest may have failed.
-            query: Describes the query, as the function that `run_stream` takes; pass other code to try it.
+            query: Describes the query, as for `run_stream`; pass other code to try it.
             timeout_s: For each batch that is run.
 
         Raises:
-            RestoreError: No state before it is left, or the plans of the batches between are not recorded.
+            RestoreError: No earlier state is left, or the plans of the batches between are not recorded.
             InputGoneError: A source no longer has what the batch read.
             LiveDirectoryError: A batch between could not be replayed.
 

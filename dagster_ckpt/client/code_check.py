@@ -1,9 +1,8 @@
-"""Compares the code of a stream with what the stream has: its state, without a start, and its batches.
+"""Compares the code of a stream with its state, without a start, and with its batches.
 
-Of the state, each part is judged by the function that the start itself calls, so the verdict is that of the start.
-
-Batches run again with the other code and without output. Each begins with the state that the stream had before it, so
-one difference is not told again for every later batch.
+The functions that the start itself calls judge the state, so the verdict is that of the start. Batches are replayed
+without output, each from the state that the stream had before it, so that one difference is not reported for every
+later batch.
 """
 
 from __future__ import annotations
@@ -70,12 +69,11 @@ if TYPE_CHECKING:
 
 OUTPUT = "output"
 _SHOWN = 3
-# Beside the old code, and with cold caches, a batch takes longer.
+# A replay is slower: it runs beside the old code, and with cold caches.
 _SLOWER, _TOLERATED_MS = 2, 5_000
 
 
-class _DiffersError(Exception):
-    """What the code does otherwise; ends the comparison."""
+class _DiffersError(Exception): ...
 
 
 def verify_batches(
@@ -87,10 +85,9 @@ def verify_batches(
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[[str], None],
 ) -> None:
-    """Compare the newest `count` batches with the loaded code's; records the result like that of a preflight.
+    """Compare the newest `count` batches with the loaded code's, and record the result like that of a preflight.
 
-    What cannot be compared, such as the output of a sink that does not tell which batch a row is of, is reported and
-    refuses nothing.
+    What cannot be compared, such as output of a sink that does not record batches, is only reported.
     """
     live = LiveDirectory(stream.catalog.streams.get(stream.stream_id).live_directory or "")
     newest = live.positions().commit
@@ -103,11 +100,11 @@ def verify_batches(
         if interrupted():
             raise RequestFailedError(f"The comparison for the start of stream {stream.stream_id!r} was interrupted.")
         try:
-            told = ", ".join(comparison.of(batch_id, pace))
+            results = ", ".join(comparison.of(batch_id, pace))
         except _DiffersError as difference:
             differs = f"batch {batch_id}: {difference}"
             break
-        found.append(f"batch {batch_id}: {told}")
+        found.append(f"batch {batch_id}: {results}")
         report(found[-1])
     differs = differs or slower_than_input(pace)
     reason = differs or "; ".join(found) or "there is no batch to compare yet"
@@ -125,7 +122,7 @@ def verify_batches(
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a batch took in the replay, and how long after the one before the stream had committed it."""
+    """How long a batch took in the replay, and how long after its predecessor the stream committed it."""
 
     batch_id: int
     took_ms: int
@@ -133,14 +130,13 @@ class Pace:
 
     @property
     def is_slow(self) -> bool:
-        """Also where the old code leaves it room for what is cold."""
         return self.took_ms > _SLOWER * self.every_ms + _TOLERATED_MS
 
 
 def committed_every_ms(stream: StreamHandle, live: LiveDirectory, batch_id: int) -> int | None:
-    """Time between the commits of a batch and the one before, as the storage dated them.
+    """Return the time between the commits of a batch and its predecessor, by the storage's clock.
 
-    None if one is purged, or older than the execution: a restore gives all of them its own time.
+    None if one is purged, or older than the execution: a restore dates all commits at its own time.
     """
     running = stream.catalog.executions.latest(stream.stream_id)
     try:
@@ -153,7 +149,6 @@ def committed_every_ms(stream: StreamHandle, live: LiveDirectory, batch_id: int)
 
 
 def slower_than_input(pace: Sequence[Pace]) -> str | None:
-    """Why the code would fall behind, if each batch says so."""
     if not pace or not all(each.is_slow for each in pace):
         return None
     best = min(pace, key=lambda each: each.took_ms - each.every_ms)
@@ -231,7 +226,6 @@ class _Comparison:
 def check_code(
     stream: StreamHandle, describe: Callable[[], DataStreamWriter], start_from: StartFrom
 ) -> CompatibilityReport:
-    """Carry out `Client.check`."""
     try:
         stream.catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:
@@ -281,7 +275,6 @@ class _CodeCheck:
         return facts, plan_of_start(self.stream, facts, self.describe)
 
     def _newest(self, error: StorageAccessError) -> RecoveryPlan:
-        """For a machine that reaches the catalog only."""
         newest = next(iter(self.stream.catalog.snapshots.restorable(self.stream.stream_id)), None)
         if newest is None:
             raise error
@@ -304,7 +297,7 @@ class _CodeCheck:
         try:
             return judge()
         except StorageAccessError as error:
-            # Nobody has looked, so it is not SAME.
+            # The reason keeps the verdict from being SAME.
             return [Step(part, name, Action.KEEP, f"not compared: {error}")]
         except CkptError as error:
             return [Step(part, name, Action.REFUSE, str(error))]
@@ -314,7 +307,7 @@ class _CodeCheck:
         steps = list(source_steps(judgement)) if judgement is not None else []
         self.notes.extend(source_changes(self.stream, plan))
         if any(step.action is not Action.KEEP for step in steps) and (judgement is None or judgement.mapping is None):
-            # Which offsets are asked for is decided by the mapping.
+            # Without a mapping, the needed offsets are unknown.
             return steps
         try:
             gone = refuse_gone_records(self.stream, plan, self.describe, accept_loss=self.start_from.accept_loss)

@@ -1,4 +1,4 @@
-"""A client's connection to its streams, which are opened without the code of their queries."""
+"""The client's connection to its streams, which are opened without the code of their queries."""
 
 from __future__ import annotations
 
@@ -45,25 +45,22 @@ class StreamSource(Protocol):
     @property
     def catalog(self) -> Catalog: ...
 
-    def id_of(self, stream: str) -> str:
-        """StreamNotFoundError if there is none. Opens no storage."""
+    def id_of(self, stream: str) -> str: ...
 
     def on_storage(self) -> Mapping[str, str | None]:
-        """By id of each stream that may have state, known to the catalog or not: whose it is.
+        """Return the streams that may have state, known to the catalog or not.
 
-        The deployment if only savepoints are left, as deployments may share the folder of savepoints; None otherwise.
+        If only savepoints are left, in a folder that deployments may share, the value is the stream's deployment.
         """
 
     def open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
-        """By its id or the key of an asset that it writes; StreamNotFoundError if there is none.
+        """Open a stream by its id or the key of an asset that it writes; raise StreamNotFoundError if there is none.
 
-        With `new_like`, one that never started gets the settings of that stream.
+        With `new_like`, a stream that never started gets the settings of that stream.
         """
 
 
 class Connection:
-    """A catalog and the streams in it; see `Client`."""
-
     def __init__(
         self,
         catalog: str | Catalog,
@@ -73,7 +70,7 @@ class Connection:
         checkpointing: Mapping[str, CheckpointConfig] | None = None,
         origin: str | None = None,
     ) -> None:
-        # Before the catalog is opened, which may create it.
+        # Refuse wrong locations before opening the catalog, which may create it.
         opened_storage = storage_at(storage) if storage is not None else None
         folder = location_url("live_root", live_root) if live_root is not None else None
         self._is_own = isinstance(catalog, str)
@@ -86,7 +83,7 @@ class Connection:
 
     @classmethod
     def of_streams(cls, streams: StreamSource, *, origin: str) -> Self:
-        """A client for streams whose settings come from elsewhere, such as a code location."""
+        """Return a client for streams whose settings come from elsewhere, such as a code location."""
         client = cls(streams.catalog, origin=origin)
         client._defined = streams
         client._is_own = True
@@ -94,7 +91,7 @@ class Connection:
 
     @classmethod
     def of_stream(cls, stream: StreamHandle, *, origin: str) -> Self:
-        """A client for a stream that is already open. It does not close the catalog."""
+        """Return a client for an open stream; it does not close the catalog."""
 
         def opened(name: str) -> StreamHandle:
             if name not in (stream.stream_id, stream.asset_key):
@@ -118,11 +115,9 @@ class Connection:
         live_root: str | None = None,
         origin: str | None = None,
     ) -> Self:
-        """A client for the deployment that Dagster resources describe, with or without a run.
+        """Return a client for the deployment that Dagster resources describe, with or without a run.
 
-        Args:
-            storage: As of `Client`, instead of a `CheckpointStorageResource`.
-            live_root: As of `Client`, instead of a `StateBackendResource`.
+        `storage` and `live_root`, as of `Client`, are for a deployment without these resources.
 
         Example:
             >>> client = Client.from_resources(CheckpointCatalogResource(url="sqlite:////var/lib/catalog.db"))
@@ -138,7 +133,6 @@ class Connection:
 
     @property
     def catalog(self) -> Catalog:
-        """The catalog."""
         return self._catalog
 
     @property
@@ -147,7 +141,7 @@ class Connection:
         return self._origin
 
     def operating_as(self, origin: str) -> Self:
-        """The same client for another operator. This one keeps the connections, and closes them."""
+        """Return this client for another operator; this one keeps the connections, and closes them."""
         other = copy.copy(self)
         other._origin, other._is_own = origin, False
         return other
@@ -173,7 +167,7 @@ class Connection:
         return self._defined or RecordedStreams(self._catalog, self._storage, self._live_root, self._options)
 
     def snapshot_folders(self, stream: str) -> list[str]:
-        """The folders of a stream's snapshots, as configured; it opens none of them."""
+        """Return the configured folders of a stream's snapshots, without opening them."""
         opened = self._open(stream)
         places = (getattr(opened.storage, name, None) for name in ("checkpoint_location", "savepoint_location"))
         checkpoints, savepoints = (place.url if isinstance(place, StoragePath) else None for place in places)
@@ -181,9 +175,9 @@ class Connection:
         return [folder for folder in (own, savepoints or checkpoints) if folder is not None]
 
     def other_deployment(self, stream: str) -> str | None:
-        """Id of another deployment whose state is in the stream's folder, as after the loss of its catalog.
+        """Return the id of another deployment whose state is in the stream's folder, as after the loss of its catalog.
 
-        None also if the folder is unknown or unreadable.
+        None also if the folder cannot be read.
         """
         from dagster_ckpt.stream.ownership import other_owner_of_live_folder
 
@@ -193,7 +187,6 @@ class Connection:
             return None
 
     def _refuse_taken(self, stream_id: str, label: str | None) -> None:
-        """Refuse a label that a snapshot has: a start could not tell the two apart."""
         from dagster_ckpt.stream.snapshots import describe_snapshot
 
         listed = self._catalog.snapshots.completed(stream_id) if label is not None else []
@@ -205,9 +198,7 @@ class Connection:
                 )
 
     def _id_of(self, stream: str) -> str:
-        return (
-            self._defined.id_of(stream) if self._defined is not None else self._catalog.streams.named(stream).stream_id
-        )
+        return self._streams.id_of(stream)
 
     def _open(self, stream: str, *, new_like: str | None = None) -> StreamHandle:
         return self._streams.open(stream, new_like=new_like)
@@ -215,8 +206,6 @@ class Connection:
 
 @dataclass(frozen=True)
 class GivenStreams:
-    """Streams whose settings come from elsewhere than the catalog, also of one never started."""
-
     catalog: Catalog
     id_of: Callable[[str], str]
     open_stream: Callable[[str], StreamHandle]
@@ -237,12 +226,10 @@ def _ready(resource: Resource) -> Resource:
 
 
 def given_folder(folder: str | None, option: str = "target_directory") -> str | None:
-    """The URL; `OptionError` for a relative path."""
     return location_url(option, folder) if folder is not None else None
 
 
 def checked_target(label: str | None, target_directory: str | None) -> str | None:
-    """The URL; `OptionError` if label or folder is not valid."""
     from dagster_ckpt.stream.start_from import checked_label
 
     target = given_folder(target_directory)
@@ -255,13 +242,11 @@ def _this_user() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        # In a container the user may have no name.
         user = "unknown user"
     return f"{user} on {socket.gethostname()}"
 
 
 def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
-    """At a path or URL, savepoints go to its folder `savepoints`."""
     from dagster_ckpt.config.checkpoint_storage import FileSystemCheckpointStorage
 
     if not isinstance(storage, str):
@@ -272,7 +257,7 @@ def storage_at(storage: str | CheckpointStorage) -> CheckpointStorage:
 
 @dataclass(frozen=True)
 class RecordedStreams:
-    """Streams with the settings that the catalog recorded when they last ran."""
+    """Streams with the settings that the catalog recorded last."""
 
     catalog: Catalog
     storage: CheckpointStorage | None = None

@@ -1,8 +1,8 @@
 """What a stream asks of an object store, and what that costs.
 
-What a query of Spark asks of the store that holds its checkpoint directory was counted, with Spark 4.1.4 and Hadoop
-3.4.2 (tests/object_storage/test_live_in_s3.py counts again). Hadoop's S3A has no rename: Spark's file manager writes
-each file under another name, copies and deletes it, and looks for folders before and after.
+The requests of a Spark query to the store of its checkpoint directory were counted with Spark 4.1.4 and Hadoop 3.4.2
+(tests/object_storage/test_live_in_s3.py). As Hadoop's S3A has no rename, Spark writes each file under another name,
+copies and deletes it, and looks for folders before and after.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dagster_ckpt.values.storage_path import local_path
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests by kind, as S3 charges for them; a part of an upload is a `put`, a deletion costs nothing."""
+    """Requests by kind, as S3 charges for them. A part of an upload is a `put`; a deletion is free."""
 
     put: float = 0
     copy: float = 0
@@ -60,35 +60,35 @@ class Part(StrEnum):
     SINKS = "log of a file sink"
 
 
-# In one batch, once older batches are purged (one a batch, by a look and a listing each).
+# Per batch, including the purge of one older batch, by a look and a listing.
 OF_A_BATCH: Mapping[Part, Requests] = {
     Part.OFFSETS: Requests(put=1, copy=1, list=10, head=13, delete=2),
     Part.COMMITS: Requests(put=1, copy=1, list=10, head=13, delete=2),
     Part.SOURCES: Requests(put=1, copy=1, list=10, get=2, head=16, delete=1),
     Part.SINKS: Requests(put=1, copy=1, list=11, get=1, head=14, delete=1),
 }
-# In one batch, of one state store in one partition. Since Spark 4.1 each file of state has another one with its
-# checksum (`spark.sql.streaming.checkpoint.fileChecksum.enabled`), which costs the same again.
+# Per batch, state store and partition. Since Spark 4.1 each file of state has another one with its checksum
+# (`spark.sql.streaming.checkpoint.fileChecksum.enabled`), which costs the same again.
 OF_A_STORE: Mapping[StateFiles, Requests] = {
     StateFiles.CHANGELOGS: Requests(put=2, copy=2, list=17, head=23, delete=2),
     StateFiles.ROCKSDB: Requests(put=3, copy=2, list=19, head=24, delete=2),
     StateFiles.HEAP: Requests(put=2, copy=2, list=18, head=24, delete=4),
 }
-# Of a version that maintenance purges, one a batch in the long run; those of others are few.
+# Per version that maintenance purges, in the long run one a batch; other state needs few.
 OF_A_PURGE: Mapping[StateFiles, Requests] = {
     StateFiles.CHANGELOGS: Requests(),
     StateFiles.ROCKSDB: Requests(list=6, head=6, delete=3),
     StateFiles.HEAP: Requests(),
 }
 CHECKSUMS_SINCE = (4, 1)
-# Each time that a store's state is uploaded as a whole: after `stateStore.minDeltasForSnapshot` batches.
+# Per upload of a store's whole state, after `stateStore.minDeltasForSnapshot` batches.
 OF_A_STATE_SNAPSHOT: Mapping[StateFiles, Requests] = {
     StateFiles.CHANGELOGS: Requests(put=3, copy=2, list=18, head=24, delete=2),
     StateFiles.ROCKSDB: Requests(),
     StateFiles.HEAP: Requests(put=2, copy=2, list=17, head=23, delete=2),
 }
 DELTAS_BETWEEN_SNAPSHOTS = 10
-# Each time that Spark maintains a store (`spark.sql.streaming.stateStore.maintenanceInterval`).
+# Per maintenance of a store (`spark.sql.streaming.stateStore.maintenanceInterval`).
 OF_A_MAINTENANCE = Requests(list=1)
 MAINTENANCE_MS = 60_000
 DAY_MS = 86_400_000
@@ -96,9 +96,8 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True)
 class QueryShape:
-    """What the requests of a query depend on; `stores` are state stores times their partitions."""
-
     batches_a_day: float
+    # One per state store and partition.
     stores: float
     state: StateFiles
     source_logs: int
@@ -123,17 +122,15 @@ class QueryShape:
 
 
 _DAYS_IN_A_MONTH = 30
-# Figures of the last day that the stream took snapshots.
 _WINDOW_MS = DAY_MS
 _TAKEN = (SnapshotStatus.COMPLETED, SnapshotStatus.DELETING, SnapshotStatus.DELETED)
 
-# A checkpoint on top of the process's own, and the deletion of one that it replaces, with `n` others in the folder
-# (tests/storage/test_requests.py counts them).
+# Per checkpoint, and per deletion of an older one, with more for each other one in the folder
+# (tests/storage/test_requests.py).
 OF_A_CHECKPOINT = Requests(put=2, list=1)
 OF_A_DELETION = Requests(put=1, list=3, get=2, head=1, delete=3)
 OF_A_DELETION_EACH_OTHER = Requests(get=1, head=1)
-# What a checkpoint reads of a live directory there, for itself and for each new file; and the look at the
-# logs after each batch.
+# Per checkpoint and per new file in a live directory in the store, and per look at the logs after each batch.
 OF_A_LISTING = Requests(list=8, get=12, head=4)
 OF_A_NEW_FILE = Requests(get=1, head=3)
 OF_A_LOOK = Requests(list=2)
@@ -141,7 +138,7 @@ OF_A_LOOK = Requests(list=2)
 
 @dataclass(frozen=True)
 class Prices:
-    """In USD: for 1,000 requests, and for a GB stored for a month.
+    """Prices in USD for 1,000 requests, and for a GB stored for a month.
 
     The defaults are the list price of S3 Standard in us-east-1 on 2026-11-27. Traffic within a region is free.
 
@@ -156,7 +153,6 @@ class Prices:
 
     @staticmethod
     def of(given: Mapping[str, float]) -> Prices:
-        """The defaults but for these."""
         names = [each.name for each in fields(Prices)]
         for name, price in given.items():
             if name not in names or not price >= 0:
@@ -170,8 +166,6 @@ class Prices:
 
 @dataclass(frozen=True)
 class BillLine:
-    """Requests and cost of a day."""
-
     what: str
     requests: Requests
     usd: float
@@ -179,8 +173,6 @@ class BillLine:
 
 @dataclass(frozen=True)
 class Saving:
-    """A setting, and what it makes less in a day."""
-
     setting: str
     requests: float
     usd: float
@@ -188,13 +180,10 @@ class Saving:
 
 @dataclass(frozen=True)
 class RequestBill:
-    """Result of `Client.cost`: estimates for a day.
+    """Result of `Client.cost`: estimates for a day, of which `usd` includes storage.
 
     Attributes:
-        since_ms: The figures are those of the checkpoints from here on.
-        is_live_directory_local: The total leaves out its lines, which say what it would cost in S3.
-        written_bytes: By snapshots.
-        usd: With what is stored.
+        is_live_directory_local: If so, the total leaves out its lines, which say what it would cost in S3.
     """
 
     stream_id: str
@@ -225,7 +214,6 @@ class RequestBill:
 
 
 def request_bill(stream: StreamHandle, prices: Prices) -> RequestBill:
-    """Carry out `Client.cost`."""
     taken = _recent(stream)
     newest, oldest = taken[0], taken[-1]
     until_ms, since_ms = newest.completed_at_ms or 0, oldest.completed_at_ms or 0
@@ -317,7 +305,6 @@ def _savings(usage: _Usage, prices: Prices) -> Iterator[Saving]:
 
 
 def query_shape(properties: Mapping[str, Any], manifest: Manifest, batches_a_day: float) -> QueryShape:
-    """As a snapshot describes the query."""
     paths = [entry.path for entry in manifest.files]
     provider = str(properties.get("state_store_provider") or "")
     if "RocksDB" not in provider:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from dagster_ckpt.client.state_browsing import (
     DEFAULT_LIMIT,
@@ -43,7 +43,7 @@ from dagster_ckpt.spark.query.trial_batch import (
     sources_to_read,
 )
 from dagster_ckpt.state.diff import StateDifference, comparable, differences, paired
-from dagster_ckpt.state.reading import StateFrame, StateName, StateReader
+from dagster_ckpt.state.reading import StateName, StateReader
 from dagster_ckpt.state.rewriter import readers_of
 from dagster_ckpt.stream.handle import StreamHandle
 from dagster_ckpt.stream.known_sinks import sinks_written
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 REPLAYED = "replayed"
 IN_SINK = "in_sink"
-# While they are counted: columns of the output may have these names.
+# The output may have columns of the names above.
 _REPLAYED, _IN_SINK = "_ckpt_replayed", "_ckpt_in_sink"
 _SHOWN = 5
 
@@ -65,13 +65,12 @@ _SHOWN = 5
 class BatchDebug(ExitStack):
     """Result of `Client.debug_batch`.
 
-    Input and output are in the memory of the executors. The state is in a temporary copy that this object owns: use its
-    frames before `close`.
+    Input and output are in the memory of the executors, the state in a temporary copy: use its frames before `close`.
 
     Attributes:
         replayed_from: From where its state was restored.
         inputs: The rows of each source, by its name in the offset log (`0`, `1`, … without names).
-        error: Why the batch failed, if the query fails at it; there is no output then.
+        error: Why the query failed at the batch; there is no output then.
     """
 
     def __init__(
@@ -117,7 +116,6 @@ class BatchDebug(ExitStack):
 
     @property
     def input(self) -> DataFrame:
-        """The rows of the only source; of several, see `inputs`."""
         if len(self.inputs) != 1:
             raise OptionError(
                 f"The query has {len(self.inputs)} sources. Name one: inputs[{next(iter(self.inputs))!r}]."
@@ -132,36 +130,31 @@ class BatchDebug(ExitStack):
         return self._captured.rows
 
     def state_before(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
-        """The rows of one state before the batch: `key`, `value`, `partition`.
-
-        Operator (number or name) and state can be left out if there is only one.
-        """
+        """Return the rows of one state before the batch, as `StreamState.rows`."""
         return self._rows(self._before, operator, state)
 
     def state_after(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
-        """See `state_before`."""
+        """Return the rows of one state after the batch."""
         return self._rows(self._after, operator, state)
 
     @property
     def took_ms(self) -> int | None:
-        """In the replay, if Spark reported it."""
         return self._captured.trial.took_ms
 
     @property
     def reader_after(self) -> StateReader | None:
-        """None if the batch failed, or no state can be read."""
         return self._after
 
     @cached_property
     def state_changes(self) -> Sequence[StateDifference]:
-        """What the batch changed in each state."""
-        if self._before is None or self._after is None:
-            return () if self._after is None else [*differences(self._after, self._after, self._all_new)]
+        if self._after is None:
+            return ()
+        if self._before is None:
+            return differences(self._after, self._after, [(None, name) for name in self.states])
         return differences(self._before, self._after, paired(self._before.states, self._after.states))
 
     @property
     def state_frames(self) -> Mapping[str, Mapping[StateName, DataFrame]]:
-        """`state_before`, `state_after` and `state_changes` of every state."""
         readers = {"state_before": self._before, "state_after": self._after}
         frames = {
             part: {name: reader.frame(name).rows for name in reader.states}
@@ -211,7 +204,7 @@ class BatchDebug(ExitStack):
         written = sinks_of(sinks_written(self._stream))
         described = described_sink(self._output)
         if described is not None:
-            # With the identity that the stream recorded.
+            # The recorded sink has the identity that the stream knows.
             return next((sink for sink in written if sink.is_same(described)), described)
         return next(iter(written), None)
 
@@ -252,7 +245,7 @@ class BatchDebug(ExitStack):
                 f"other rows: {', '.join(altered[:_SHOWN])}"
             )
 
-    def _refuse_input(self, gone: str, point: ReplayPoint) -> None:
+    def _refuse_input(self, gone: str, point: ReplayPoint) -> NoReturn:
         reads = f"batches {point.after + 1} to {self.batch_id}" if len(point.batches) > 1 else f"batch {self.batch_id}"
         raise InputGoneError(
             f"Batch {self.batch_id} of stream {self._stream.stream_id!r} cannot be replayed from {point}: the sources "
@@ -263,7 +256,7 @@ class BatchDebug(ExitStack):
     def _catch_up(self) -> None:
         for batch in self._point.batches:
             plan_again(self._live, batch)
-            # The stream's query may run in this session.
+            # A new id, because the stream's own query may run in this session.
             give_query_id(self._live, str(uuid.uuid4()))
             if batch.batch_id == self.batch_id:
                 return
@@ -290,7 +283,6 @@ class BatchDebug(ExitStack):
             )
         if found.rows is None:
             self._refuse_input(f"Source {source.key} ({source.identity}): {found.trial.error}", self._point)
-            raise AssertionError
         return found.rows
 
     def _run(self) -> Captured:
@@ -321,14 +313,7 @@ class BatchDebug(ExitStack):
         newest = self._after or self._before
         self.states = newest.states if newest is not None else ()
 
-    @property
-    def _all_new(self) -> list[tuple[StateName | None, StateName | None]]:
-        return [(None, name) for name in self.states]
-
     def _rows(self, reader: StateReader | None, operator: int | str | None, state: str | None) -> DataFrame:
-        return self._state_frame(reader, operator, state).rows
-
-    def _state_frame(self, reader: StateReader | None, operator: int | str | None, state: str | None) -> StateFrame:
         if self.without_state is not None:
             raise UnsupportedSparkError(self.without_state)
         if reader is None:
@@ -341,7 +326,7 @@ class BatchDebug(ExitStack):
         if len(found) != 1:
             listed = "; ".join(map(str, found))
             raise OptionError(f"{len(found)} states are selected. Name one by operator and state: {listed}.")
-        return reader.frame(found[0])
+        return reader.frame(found[0]).rows
 
 
 def _difference(replayed: DataFrame, in_sink: DataFrame) -> DataFrame:
@@ -369,8 +354,6 @@ def _difference(replayed: DataFrame, in_sink: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class ShownRows:
-    """Each cell is JSON, or a plain value as text."""
-
     rows: int
     columns: tuple[str, ...]
     first: tuple[tuple[str, ...], ...]
@@ -383,13 +366,6 @@ class ShownRows:
 
 @dataclass(frozen=True)
 class ShownBatch:
-    """See `show_batch`.
-
-    Attributes:
-        sink: Spark's name for it, with what it has of the batch in `sink_says`.
-        difference: Rows of which the sink has another number; None if it cannot tell.
-    """
-
     batch_id: int
     replayed_from: str
     notes: tuple[str, ...]
@@ -404,7 +380,6 @@ class ShownBatch:
 
 
 def show_batch(debug: BatchDebug, *, limit: int = DEFAULT_LIMIT) -> ShownBatch:
-    """Count the rows of every frame, and read the first of them."""
     return ShownBatch(
         batch_id=debug.batch_id,
         replayed_from=debug.replayed_from,
@@ -421,7 +396,7 @@ def show_batch(debug: BatchDebug, *, limit: int = DEFAULT_LIMIT) -> ShownBatch:
 
 
 def write_batch(debug: BatchDebug, folder: str) -> list[str]:
-    """As Parquet, each frame in a folder of its own; returns their URLs. Nothing is overwritten."""
+    """Write each frame as Parquet in a folder of its own; returns their URLs. Nothing is overwritten."""
     frames = {f"input/source={source}": rows for source, rows in debug.inputs.items()}
     for part, states in debug.state_frames.items():
         frames |= {f"{part}/operator={each.operator_id}/state={each.state}": rows for each, rows in states.items()}

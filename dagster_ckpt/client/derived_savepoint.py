@@ -1,9 +1,8 @@
 """Savepoints that are made from another snapshot: a promoted copy, or one with edited state.
 
-An edit restores the snapshot into a temporary directory, rewrites its state there, compares the result with the
-original and stores it; it needs no lease. The ids of the edits that a state contains are in the file `metadata` of its
-directory and in the header of each of its snapshots: without the id of an edit, a snapshot has, or may have, the state
-from before it.
+An edit restores the snapshot into a temporary directory, rewrites its state, compares the result with the original and
+stores it; it needs no lease. The ids of all edits in a state are in the file `metadata` of its directory and in the
+headers of its snapshots. Without that of an edit, a snapshot may have the state from before it.
 """
 
 from __future__ import annotations
@@ -48,14 +47,12 @@ _OF_THE_ORIGINAL = frozenset({"label", "schedule", "promoted_from"})
 
 
 class SavepointIdentity:
-    """Identity of a derived savepoint."""
-
     def __init__(self, number: int, trigger: SnapshotTrigger, label: str | None) -> None:
         self.snapshot_id = str(uuid.uuid4())
         self.number, self.trigger, self.label = number, trigger, label
 
     def header(self, original: SnapshotHeader, **changed: Any) -> SnapshotHeader:
-        """The original's header with this identity, `changed` fields, and additional `properties`."""
+        """Return the original's header with this identity, `changed` fields, and additional `properties`."""
         inherited = {name: value for name, value in original.properties.items() if name not in _OF_THE_ORIGINAL}
         properties = {**inherited, "trigger": self.trigger.value, **changed.pop("properties", {})}
         properties |= {"label": self.label} if self.label is not None else {}
@@ -82,7 +79,7 @@ def derive_savepoint(
     state_rows: int | None,
     began_ms: int,
 ) -> SnapshotRecord:
-    """The stream may be running.
+    """Write and register a savepoint of a stream, which may be running.
 
     The original is held for this `purpose` until the catalog lists the savepoint.
     """
@@ -107,7 +104,7 @@ def derive_savepoint(
             return snapshots.complete(None, identity.snapshot_id, facts)
     except BaseException as error:
         snapshots.fail(None, identity.snapshot_id, str(error) or type(error).__name__)
-        # Only if the catalog confirms that it does not list it.
+        # The catalog may have registered it before the error: delete only what it does not list.
         if location is not None and all(each.location != location for each in snapshots.completed(stream.stream_id)):
             stream.store.discard(location)
         raise
@@ -130,7 +127,7 @@ def _facts(
     )
 
 
-# Property: from which snapshot, who, why, and what changed.
+# Property of an edited savepoint: from which snapshot, by whom, why, and what changed.
 EDIT = "edit"
 
 
@@ -139,7 +136,7 @@ class EditedState:
     """Result of `Client.edit_state`.
 
     Attributes:
-        skipped: States whose keys do not have the columns of the condition; they are unchanged.
+        skipped: Unchanged states, whose keys do not have the columns of the condition.
         still_there: Snapshots of the stream without the edit.
     """
 
@@ -151,7 +148,6 @@ class EditedState:
 
     @property
     def rows(self) -> int:
-        """Removed, added or changed."""
         return sum(sum(counts.values()) for counts in self.changes.values())
 
     def messages(self) -> list[str]:
@@ -184,7 +180,6 @@ def edit_state(
     spark: SparkSession | None = None,
     report: Callable[[str], None] = lambda _message: None,
 ) -> EditedState:
-    """Carry out `Client.edit_state`."""
     checked_label(label)
     if not reason.strip():
         raise OptionError("reason is empty. Give the reason of the edit; the savepoint records it.")
@@ -194,7 +189,7 @@ def edit_state(
         )
     began_ms = wall_clock_ms()
     session = spark if spark is not None else session_of_process()
-    # Refused before anything is copied.
+    # Refuse a session that cannot write state, before anything is copied.
     rewriter_for(session)
     original = find_snapshot(stream.catalog, stream.stream_id, snapshot)
     report(f"copying the snapshot {snapshot}")
@@ -265,11 +260,11 @@ _MAY_HAVE_BYTES = (
 
 @dataclass(frozen=True)
 class RemainingState:
-    """Result of `Client.remaining_state`.
+    """Result of `Client.remaining_state`: what does not have the edit.
 
     Attributes:
-        snapshots: Those of the stream without the edit, newest first, each with who deletes it.
-        directories: Live directories and temporary copies without the edit.
+        snapshots: Those of the stream, newest first, each with who deletes it.
+        directories: Live directories and temporary copies.
     """
 
     edited: SnapshotRecord
@@ -288,7 +283,6 @@ class RemainingState:
 
 
 def remaining_state(stream: StreamHandle, reference: str) -> RemainingState:
-    """Carry out `Client.remaining_state`."""
     edited = find_snapshot(stream.catalog, stream.stream_id, reference)
     edit = edited.edit.get("id")
     if not isinstance(edit, str):
@@ -305,7 +299,7 @@ def _snapshots(stream: StreamHandle, edit: str) -> Iterator[str]:
         if each.status not in _MAY_HAVE_BYTES:
             continue
         known.add(each.location or "")
-        # The stream's own timeline begins with its edits.
+        # A snapshot being taken has no header yet, but its timeline began with the edits of the stream.
         is_of_edited = each.location is None and each.timeline == current.timeline and edit in current.state_edits
         if is_of_edited or edit in each.state_edits:
             continue
@@ -323,7 +317,7 @@ def _who_deletes(snapshot: SnapshotRecord) -> str:
 
 
 def _header(stream: StreamHandle, location: str) -> SnapshotHeader | str | None:
-    """None if nothing is there, and why if it cannot be read."""
+    """Return the header of a snapshot, None if it is gone, or why it is unreadable."""
     try:
         return stream.store.manifest(location).header
     except SnapshotNotFoundError:

@@ -1,7 +1,4 @@
-"""What the catalog knows of streams and snapshots.
-
-What only a description needs is imported there, so that listing streams is quick.
-"""
+"""Describes streams and snapshots from the catalog."""
 
 from __future__ import annotations
 
@@ -38,9 +35,8 @@ class StreamDescription:
     """Result of `Client.describe_stream`.
 
     Attributes:
-        desired: None if it is not managed.
-        snapshots: Completed ones, newest first, up to the limit.
-        requests: Not yet accepted, oldest first.
+        desired: None if the stream is not managed.
+        requests: Those not yet accepted, oldest first.
     """
 
     summary: StreamSummary
@@ -58,13 +54,6 @@ class StreamDescription:
 
 @dataclass(frozen=True)
 class SnapshotDescription:
-    """Result of `Client.describe_snapshot`.
-
-    Attributes:
-        holds: What protects it from deletion now.
-        full_bytes: Bytes that a restore reads.
-    """
-
     record: SnapshotRecord
     holds: tuple[HoldRecord, ...]
     header: SnapshotHeader = field(repr=False)
@@ -73,7 +62,6 @@ class SnapshotDescription:
 
 
 def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDescription:
-    """Carry out `Client.describe_stream`."""
     from dagster_ckpt.stream.recorded_settings import RecordedSettings
 
     record = catalog.streams.get(stream_id)
@@ -96,7 +84,7 @@ def describe_stream(catalog: Catalog, stream_id: str, *, limit: int) -> StreamDe
 
 
 def find_snapshot(catalog: Catalog, stream_id: str, reference: str) -> SnapshotRecord:
-    """A completed snapshot that the catalog lists, by `latest`, its id, number (`chk-7`), label or location."""
+    """Return a completed snapshot by `latest`, or by its id, number (`chk-7`), label or location."""
     from dagster_ckpt.stream.snapshots import named
 
     listed = catalog.snapshots.of_stream(stream_id, status=SnapshotStatus.COMPLETED)
@@ -118,7 +106,6 @@ def unknown_snapshot(stream_id: str, reference: str, listed: Sequence[SnapshotRe
 
 
 def describe_snapshot_of(stream: StreamHandle, reference: str) -> SnapshotDescription:
-    """Carry out `Client.describe_snapshot`."""
     record = find_snapshot(stream.catalog, stream.stream_id, reference)
     manifest = stream.store.manifest(record.location or "")
     holds = tuple(stream.catalog.holds.on(record.snapshot_id))
@@ -128,8 +115,8 @@ def describe_snapshot_of(stream: StreamHandle, reference: str) -> SnapshotDescri
 class StreamStatus(StrEnum):
     """What a stream is doing.
 
-    STARTING: Its state is being prepared. FAILED: Failed or died; the restart strategy may start it again. SUSPENDED,
-    CANCELED and FINISHED: How its last execution ended.
+    STARTING: Its state is being prepared. FAILED: It failed or died; the restart strategy may start it again.
+    SUSPENDED, CANCELED and FINISHED: How its last execution ended.
     """
 
     NEVER_STARTED = "NEVER_STARTED"
@@ -149,7 +136,7 @@ class StreamSummary:
         asset_key: The assets that it writes, or its name outside Dagster.
         batch_id: The newest batch known as committed.
         broken: Why its row could not be fully read.
-        records_behind: While it runs; None if no source reports it.
+        records_behind: None if it is not running, or no source reports it.
     """
 
     stream_id: str
@@ -164,7 +151,6 @@ class StreamSummary:
 
 
 def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
-    """All streams of a catalog, by id."""
     records = catalog.streams.all()
     stream_ids = [record.stream_id for record in records]
     executions = catalog.executions.latest_of(stream_ids)
@@ -184,9 +170,8 @@ def summarize_streams(catalog: Catalog) -> list[StreamSummary]:
 def summary_of(
     record: StreamRecord, last: ExecutionRecord | None, newest: SnapshotRecord | None, *, has_living_holder: bool
 ) -> StreamSummary:
-    """`newest` is the snapshot that a recovery would use."""
     progress = (last.progress if last is not None else None) or {}
-    # A process that has just started has reported none, and its report may be older than a snapshot.
+    # A process that has just started reported no batch, and a report may be older than a snapshot.
     known = [last.newest_batch if last is not None else None, newest.batch_id if newest is not None else None]
     status = _status(last, has_living_holder=has_living_holder)
     is_over = last is not None and status not in (StreamStatus.STARTING, StreamStatus.RUNNING)
@@ -215,6 +200,6 @@ def _status(last: ExecutionRecord | None, *, has_living_holder: bool) -> StreamS
     if last is None:
         return StreamStatus.NEVER_STARTED
     if last.status is ExecutionStatus.BROKEN or (not last.status.is_over and not has_living_holder):
-        # It died without recording the end.
+        # The process died without recording its end.
         return StreamStatus.FAILED
     return StreamStatus(last.status.value)

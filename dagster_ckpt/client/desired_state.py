@@ -1,19 +1,10 @@
 """Decides how a managed stream reaches its desired state, and how an upgrade proceeds. Pure: no I/O, no clock.
 
-What a user does with a stream by hand becomes its desired state.
-
-| phase of an upgrade | the stream | next |
-|---|---|---|
-| PREFLIGHT | is unchanged | STOPPING; REFUSED if the new code cannot continue from the state |
-| HANDING_OVER | is unchanged | UPGRADING once an execution of the new code has begun; REFUSED if it refuses |
-| STOPPING | is requested to stop | STARTING once its run is over; REFUSED if it cannot be stopped safely |
-| STARTING | is down | UPGRADING once an execution of the new code has begun |
-| UPGRADING | runs the new code | STABLE once it works; ROLLING_BACK after a timeout or a permanent failure |
-| ROLLING_BACK | is requested to stop | RESTORING once its run is over |
-| RESTORING | is down | ROLLED_BACK or ROLLBACK_FAILED, recorded by the run that does it |
+What a user does with a stream by hand becomes its desired state. docs/upgrades.md shows the phases of an upgrade;
+ROLLED_BACK and ROLLBACK_FAILED are recorded by the run that restores the stream.
 
 Modes and fallbacks are those of the Flink Kubernetes Operator (`AbstractJobReconciler`), except that only one version
-of the code is loaded: a stream that was rolled back stays down until another one is.
+of the code is loaded: a stream that was rolled back stays down until another version is.
 """
 
 from __future__ import annotations
@@ -64,7 +55,7 @@ _STOP_BY = {
 
 
 def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePolicy, seen: ObservedStream) -> Decision:
-    """`declared`: the state in the asset's definition, unless an operator set another."""
+    """Decide the next step; `declared`, from the asset's definition, applies unless `row.desired` is set."""
     desired = row.desired or declared
     if not seen.is_alive and row.alert_until is AlertUntil.STOPPED:
         row = replace(row, alert=None, alert_until=None)
@@ -87,7 +78,7 @@ def decide(row: DesiredRecord, declared: DesiredState | None, policy: UpgradePol
 def is_steady(
     row: DesiredRecord, declared: DesiredState | None, execution: ExecutionRecord | None, code_version: str | None
 ) -> bool:
-    """Whether the catalog's rows alone show the desired state."""
+    """Whether the catalog's rows alone show that the stream is in its desired state."""
     desired = row.desired or declared
     if desired is None:
         return row.upgrade is None or row.upgrade.phase.is_over
@@ -166,7 +157,7 @@ def _to_running(row: DesiredRecord, policy: UpgradePolicy, seen: ObservedStream)
     if seen.is_alive:
         return stay(row, "it runs").with_changes(reached=True, alert=None)
     if seen.life is StreamLife.TO_BE_RESTARTED:
-        # Its query has run since a start failed.
+        # Its query has run, so an alert about a failed start is out of date.
         return stay(row, "the restart strategy decides").with_changes(alert=None)
     return _start(row, policy, seen)
 
@@ -213,14 +204,11 @@ def _came_to_nothing(request: RequestRecord) -> bool:
     return is_withdrawn or request.status is RequestStatus.FAILED
 
 
-# Preflight runs without a result until the upgrade is refused.
 PREFLIGHT_RUNS = 3
-# Before a start is repeated whose run ended before it could do anything.
 RETRY_MS = 60_000
 
 
 def begin_upgrade(policy: UpgradePolicy, seen: ObservedStream) -> Decision:
-    """To the loaded code version."""
     running = seen.execution.code_version if seen.execution is not None else None
     needs_preflight = policy.preflight and policy.mode is not UpgradeMode.STATELESS and seen.has_state
     phase = UpgradePhase.PREFLIGHT if needs_preflight else UpgradePhase.STOPPING
@@ -283,12 +271,12 @@ def _handing_over(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePol
         began_ms = execution.started_at_ms
         return move(row, upgrade, UpgradePhase.UPGRADING, "the new code has taken over", started_at_ms=began_ms)
     newest = seen.newest_snapshot
-    # A rollback returns to the newest one of the old code.
+    # A rollback restores the newest snapshot that the old code took.
     noted = replace(upgrade, snapshot_id=newest.snapshot_id if newest is not None else None)
     has_stopped = execution is not None and execution.status is ExecutionStatus.SUSPENDED
     late = _late_hand_over(request, policy.hand_over_timeout_ms, seen.now_ms)
     if seen.open_request is not None:
-        # Once the old code has stopped, nothing else would continue.
+        # Once the old code has stopped, nothing but this start continues the stream.
         ends = (Withdraw(seen.open_request.request_id),) if late is not None and not has_stopped else ()
         waits = stay(row, late or "the run of the new code checks it beside the old code")
         return waits.with_changes(*ends, upgrade=noted, holds_restart=True)
@@ -330,7 +318,7 @@ def _stopping(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
     request = seen.request
     late = overdue(seen, policy.stop_timeout_ms)
     if late is not None and request is not None and request.status is RequestStatus.PENDING:
-        # Withdraw before aborting: a stream that stopped after all is upgraded.
+        # Withdraw before aborting: a stream that stops after all is upgraded.
         return stay(row, late).with_changes(Withdraw(request.request_id, only_pending=True), holds_restart=True)
     if late is not None and request is not None and request.status is RequestStatus.WITHDRAWN:
         return move(row, upgrade, UpgradePhase.REFUSED, late)
@@ -384,7 +372,7 @@ def _starting(row: DesiredRecord, upgrade: UpgradeRecord, policy: UpgradePolicy,
     if request is not None and seen.now_ms < (request.resolved_at_ms or 0) + RETRY_MS:
         return stay(row, f"the start failed and is requested again: {request.error}").with_changes(holds_restart=True)
     start_from = "empty" if upgrade.mode is UpgradeMode.STATELESS else "latest"
-    # A user chose the policy: that is the confirmation.
+    # With the policy, a user has confirmed that the state is discarded.
     where: dict[str, Any] = {"start_from": start_from, **({"discard_state": True} if start_from == "empty" else {})}
     if upgrade.mode is UpgradeMode.HAND_OVER:
         where |= _verification(policy)
@@ -432,7 +420,7 @@ def _regression(upgrade: UpgradeRecord, policy: UpgradePolicy, seen: ObservedStr
         return f"the new code failed and was to be restarted{failed}"
     if not policy.rollback_if_unhealthy:
         return None
-    # After the upgrade it has to catch up first.
+    # The new code has to catch up first, so its lag counts only at the end.
     early = () if over else (HealthCheck.SOURCE_LAG,)
     failing = [each for each in seen.failing if each not in (*upgrade.failing_before, *early)]
     return f"health checks that did not fail before the upgrade: {', '.join(failing)}" if failing else None
@@ -468,7 +456,6 @@ def _restoring(row: DesiredRecord, upgrade: UpgradeRecord, seen: ObservedStream)
 
 
 def is_stop_of(seen: ObservedStream) -> bool:
-    """Whether a request made here ended the newest execution."""
     request, execution = seen.request, seen.execution
     return (
         request is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ALL = "all"
-
-# (done, all)
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,6 @@ class SnapshotVerification:
 
 
 def locations_of(stream: StreamHandle, reference: str) -> list[str]:
-    """`reference` may also be `all`."""
     listed = [
         snapshot for snapshot in stream.catalog.snapshots.completed(stream.stream_id) if snapshot.location is not None
     ]
@@ -93,14 +89,13 @@ def verify_snapshot(
     """Prove that a snapshot can be restored.
 
     Each check runs only if the previous one found nothing: the data objects exist and are long enough; with `deep`,
-    every byte matches its digest; all files that a resume needs are there, in known formats; with a session, the state
-    of every operator can be read from a temporary copy.
+    every byte matches its digest; all files for a resume are there, in known formats; with a session, a temporary copy
+    of every operator's state can be read.
     """
     with holding_location(stream, location, "verification"):
         verification = _verify_snapshot(stream, location, deep=deep, spark=spark)
     if not verification.passed:
-        # A reader that was suspended for longer than its hold lasted may have read what was being
-        # deleted.
+        # A process suspended for longer than its hold lasts may have read a snapshot being deleted.
         with holding_location(stream, location, "verification"):
             pass
     return verification
@@ -126,10 +121,7 @@ def _verify_snapshot(
 
 
 def record_verification(stream: StreamHandle, verification: SnapshotVerification) -> None:
-    """For the health check and for automatic restarts.
-
-    A check of lengths alone does not clear a problem found in the bytes.
-    """
+    """Record a verification. A check of lengths alone does not clear a problem found in the bytes."""
     if verification.passed and not verification.deep:
         return
     listed = stream.catalog.snapshots.completed(stream.stream_id)
@@ -144,15 +136,13 @@ def record_verification(stream: StreamHandle, verification: SnapshotVerification
 
 def _read_state(stream: StreamHandle, location: str, batch_id: int, spark: SparkSession) -> tuple[StateRows, ...]:
     with scratch_directory(stream) as copy:
-        # Without a donor: the snapshot must be proven, not the live directory.
+        # Nothing comes from the live directory: the snapshot itself must be proven.
         restore_into(stream, location, copy, is_scratch=True)
         return tuple(StateReader(spark, copy, batch_id).count())
 
 
 @dataclass(frozen=True)
 class StreamExamination:
-    """Result of `Client.doctor`."""
-
     stream_id: str
     diagnosis: Diagnosis
     choice: SnapshotChoice
@@ -190,7 +180,6 @@ class StreamExamination:
 def examine_live_directory(
     stream: StreamHandle, *, url: str | None = None, deep: bool = True, deep_snapshots: bool = False
 ) -> StreamExamination:
-    """Carry out `Client.doctor`."""
     record = stream.catalog.streams.get(stream.stream_id)
     location = url or record.live_directory
     if location is None:

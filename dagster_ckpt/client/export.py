@@ -1,7 +1,7 @@
 """Exports a snapshot as a checkpoint directory for plain Spark.
 
 Whether plain Spark continues exactly depends on where each sink is: the file sink and Delta skip batches that they
-have, and nothing rolls them back. So the export reports each sink, and can copy the rows of file sinks.
+have, and nothing rolls them back. So each sink is reported, and rows of file sinks can be copied.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
 @dataclass(frozen=True)
 class ExportedSink:
-    """A sink, as plain Spark finds it."""
-
     name: str
     continues_at: str
     is_ready: bool
@@ -69,7 +67,6 @@ def export_snapshot(
     outputs: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Export:
-    """Carry out `Client.export`."""
     snapshot = find_snapshot(stream.catalog, stream.stream_id, reference)
     location, target = snapshot_location(snapshot), LiveDirectory(to)
     for place in (stream.live_root, location):
@@ -87,14 +84,14 @@ def export_snapshot(
         properties = stream.store.manifest(location).header.properties
         restore_into(stream, location, target, marked=True, progress=progress)
         try:
-            # A new folder, which belongs to no stream.
+            # The new folders belong to no stream, so there is no lease to check.
             give_outputs(logs, given, snapshot.batch_id or 0, contextlib.nullcontext)
         except BaseException:
             target.delete()
             raise
         found = describe_checkpoint(target)
         sinks = tuple(_exported(sink, found, properties, logs, given) for sink in sinks_in(properties))
-        # Last: until then a repeated export replaces what an interrupted one has left.
+        # Marked last: until then a repeated export replaces what an interrupted one left.
         target.note_in_use()
     is_running = has_living_holder(stream.catalog, stream.stream_id)
     return Export(stream.stream_id, describe_snapshot(snapshot), found, sinks, is_running)
@@ -111,7 +108,7 @@ def _refuse_to_replace(unfinished: LiveDirectory) -> None:
 
 
 def _is_left_over(target: LiveDirectory) -> bool:
-    """Whether an interrupted export has left it: it is marked, and none of a deployment's live ones."""
+    """Whether an interrupted export left it: it is marked, and in no folder of live directories."""
     parent = LiveDirectory(target.url.rstrip("/").rpartition("/")[0])
     return target.exists() and target.is_not_in_use() and OWNER not in parent.folder.list()
 
@@ -137,7 +134,7 @@ def _exported(
         is_ready, why = _at_the_log(last, found.batch_id)
         return ExportedSink(sink.name, place, is_ready=is_ready, explanation=why)
     if sink.rolls_back and last is not None and last > found.batch_id:
-        # Also if the rows were undone since: Delta remembers the batch.
+        # Even if the rows were undone since, Delta remembers the batch.
         why = (
             f"it has had batches up to {last} of this query, and nothing but this package rolls it back: plain Spark "
             f"may skip batches {found.batch_id + 1} to {last} and lose their rows. Export the newest snapshot of the "
@@ -158,7 +155,7 @@ def _exported(
     )
     forecast = sink.forecast(replay)
     why = f"{forecast.effect}. {forecast.reason} {forecast.advice}".rstrip()
-    # A table that has no batch of this query skips none.
+    # A table without a batch of this query skips none.
     is_ready = sink.rolls_back and sink.knows_queries and forecast.effect is SinkEffect.EXACT
     return ExportedSink(sink.name, place, is_ready=is_ready, explanation=why)
 

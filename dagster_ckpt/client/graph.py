@@ -1,9 +1,9 @@
-"""Methods of the client for streams that read each other's output, and how far each has read."""
+"""Client methods for streams that read each other's output, and how far each has read."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,23 +27,20 @@ _LOG = logging.getLogger(__name__)
 
 class GraphMethods(SnapshotMethods, LifecycleMethods):
     def stream_edges(self) -> list[Edge]:
-        """Which streams read the output of which others."""
+        """List which streams read the output of which others."""
         from dagster_ckpt.stream.edges import edges_in
 
         return edges_in(self._catalog)
 
     def stream_connections(self, stream: str | None = None) -> StreamConnections:
-        """Streams that read each other, how far each has read, and their savepoint sets.
+        """Return streams that read each other, how far each has read, and their savepoint sets.
 
         With `stream`, only those connected with it.
         """
-        from dagster_ckpt.client.description import summarize_streams
-
-        named = self._id_of(stream) if stream is not None else None
-        return stream_connections(self._catalog, summarize_streams(self._catalog), named)
+        return stream_connections(self._catalog, self._id_of(stream) if stream is not None else None)
 
     def recovery_line(self, selection: str) -> RecoveryLine:
-        """The newest snapshots of several streams none of which has read rows that another one lacks.
+        """Find the newest snapshots of several streams of which none has read rows that another one lacks.
 
         Args:
             selection: Separated by commas: `orders+` is `orders` and all that reads its output, `+summary` is `summary`
@@ -85,7 +82,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         return take_savepoint_set(
             self._catalog,
             graph_of(self._catalog, selection),
-            # A second try takes savepoints of the same label.
+            # A second try may use the label again, which `trigger_savepoint` would refuse.
             lambda stream, name: self._take_savepoint(self._open(stream), name, timeout_s=timeout_s),
             self._open,
             selection=selection,
@@ -96,7 +93,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         )
 
     def savepoint_sets(self) -> list[SavepointSet]:
-        """Newest first."""
+        """List all savepoint sets, newest first."""
         return self._catalog.savepoint_sets.all()
 
     def release_savepoint_set(self, savepoint_set: str) -> SavepointSet:
@@ -108,7 +105,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         return found
 
     def preview_savepoint_set(self, savepoint_set: str) -> dict[str, RewindPreview]:
-        """What a restart from a set would undo and process again, by stream. Changes nothing."""
+        """Preview, by stream, what a restart from a set would undo and process again. Changes nothing."""
         from dagster_ckpt.client.savepoint_set import preview_set
 
         found = self._catalog.savepoint_sets.get(savepoint_set)
@@ -122,10 +119,10 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         timeout_s: float = REQUEST_TIMEOUT_S,
         report: Callable[[str], None] = _LOG.info,
     ) -> SavepointSet:
-        """Take all streams of a set back to it. Interrupted, it can be repeated.
+        """Take all streams of a set back to it. If interrupted, repeat it.
 
-        The streams are suspended and restored, with their sinks, downstream first. Before, a set of the streams as
-        they are is taken, `before-<id>`, which leads back.
+        First a set of the present state is taken, `before-<id>`, which leads back. The streams are suspended and
+        restored, with their sinks, downstream first.
 
         Args:
             start: Start the streams, upstream first, which the supervisor sensor does. False leaves them suspended;
@@ -148,7 +145,7 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
         )
         report(f"suspended {', '.join(suspended) or 'no stream'}")
         try:
-            # What was committed and read until then.
+            # The streams have committed and read more until they were suspended.
             sets.refuse_set(found, opened, sets.preview_set(found, opened))
         except CkptError:
             for stream in found.streams:
@@ -179,12 +176,12 @@ class GraphMethods(SnapshotMethods, LifecycleMethods):
 
 @dataclass(frozen=True)
 class StreamConnection:
-    """As the newest snapshot of the reader records it.
+    """How far a stream has read another one's output, by the newest snapshot of the reader.
 
     Attributes:
         written: The newest known batch of the upstream stream.
-        read: The newest one that was read; None: none, or `why` says why it is not known.
-        has_read_undone: It has read rows that a rewind has undone since.
+        read: The newest batch that was read; None: none, or unknown because of `why`.
+        has_read_undone: Whether it has read rows that a rewind has undone since.
     """
 
     edge: Edge
@@ -196,7 +193,6 @@ class StreamConnection:
 
     @property
     def batches_behind(self) -> int | None:
-        """Batches that were written and not read then; None if that is not known."""
         if self.why or self.written is None:
             return None
         return max(self.written - (-1 if self.read is None else self.read), 0)
@@ -204,15 +200,13 @@ class StreamConnection:
 
 @dataclass(frozen=True)
 class StreamConnections:
-    """Streams that are connected, and their savepoint sets, newest first."""
-
     streams: tuple[StreamSummary, ...]
     connections: tuple[StreamConnection, ...]
     sets: tuple[SavepointSet, ...]
 
 
-def stream_connections(catalog: Catalog, summaries: Iterable[StreamSummary], stream: str | None) -> StreamConnections:
-    """Carry out `Client.stream_connections`."""
+def stream_connections(catalog: Catalog, stream: str | None) -> StreamConnections:
+    from dagster_ckpt.client.description import summarize_streams
     from dagster_ckpt.recovery.stream_graph import reached
     from dagster_ckpt.stream.edges import edges_in
 
@@ -220,7 +214,7 @@ def stream_connections(catalog: Catalog, summaries: Iterable[StreamSummary], str
     joined = [(edge.reader, edge.upstream) for edge in edges]
     both_ways = [*joined, *((to, origin) for origin, to in joined)]
     wanted = reached([stream], both_ways) if stream is not None else {each for pair in joined for each in pair}
-    known = {each.stream_id: each for each in summaries if each.stream_id in wanted}
+    known = {each.stream_id: each for each in summarize_streams(catalog) if each.stream_id in wanted}
     shown = [edge for edge in edges if edge.reader in known and edge.upstream in known]
     found = tuple(_connection(catalog, edge, known) for edge in shown)
     sets = tuple(each for each in catalog.savepoint_sets.all() if wanted & set(each.streams))
@@ -232,8 +226,7 @@ def _connection(catalog: Catalog, edge: Edge, known: Mapping[str, StreamSummary]
     from dagster_ckpt.stream.edges import reads_in
 
     upstream, as_of = known[edge.upstream], known[edge.reader].newest_snapshot
-    taken = upstream.newest_snapshot
-    written = upstream.batch_id if upstream.batch_id is not None or taken is None else taken.batch_id
+    written = upstream.batch_id
     read = next(
         (
             each

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from dagster_ckpt.catalog.desired_states import UpgradePhase
 from dagster_ckpt.client.health_facts import (
@@ -22,6 +23,7 @@ from dagster_ckpt.stream.snapshots import describe_snapshot
 from dagster_ckpt.values.durations import rounded_duration, size, utc_time
 
 MINUTE_MS = 60_000
+_Figures = dict[str, int | float | str]
 
 
 class HealthCheck(StrEnum):
@@ -43,7 +45,7 @@ class HealthCheck(StrEnum):
 
 
 class Verdict(StrEnum):
-    """UNKNOWN: the check cannot be evaluated, which is not the same as PASS."""
+    """Outcome of a health check; UNKNOWN, if it cannot be evaluated, is not a PASS."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -61,8 +63,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class StreamHealth:
-    """Result of `Client.health`."""
-
     stream_id: str
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -72,7 +72,6 @@ class StreamHealth:
 
 
 def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealth:
-    """Carry out `Client.health`."""
     catalog, stream_id = stream.catalog, stream.stream_id
     catalog.streams.get(stream_id)
     now_ms = catalog.now_ms()
@@ -82,7 +81,7 @@ def stream_health(stream: StreamHandle, settings: HealthSettings) -> StreamHealt
 
 
 def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> list[Finding]:
-    """In the order of `HealthCheck`. Nothing passes of a stream that was never started."""
+    """Evaluate all checks. None passes for a stream that was never started."""
     findings = [
         restorability(facts, settings, now_ms=now_ms),
         checkpoint_age(facts, options, settings, now_ms=now_ms),
@@ -103,15 +102,14 @@ def judge(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettin
 
 
 def worst(findings: Sequence[Finding]) -> Verdict:
-    """`PASS` of none."""
     return max((finding.verdict for finding in findings), key=_WORSE.index, default=Verdict.PASS)
 
 
 def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    finding = _finding_of(HealthCheck.RESTORABILITY)
+    finding = partial(Finding, HealthCheck.RESTORABILITY)
     if facts.newest is not None and facts.unrestorable is not None:
         return finding(Verdict.ERROR, f"a recovery failed at {describe_snapshot(facts.newest)}: {facts.unrestorable}")
-    # An older one may have been verified after it.
+    # An older snapshot may have been verified after the newest one.
     snapshot = facts.newest if facts.newest is not None and facts.newest.verified_problem else facts.verified
     if snapshot is None or snapshot.verified_at_ms is None:
         if facts.newest is None:
@@ -123,7 +121,7 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
         )
     age_ms = now_ms - snapshot.verified_at_ms
     verified = f"{describe_snapshot(snapshot)} was verified at {utc_time(snapshot.verified_at_ms)}"
-    figures = {"verification_age_ms": age_ms, "verified_snapshot": describe_snapshot(snapshot)}
+    figures: _Figures = {"verification_age_ms": age_ms, "verified_snapshot": describe_snapshot(snapshot)}
     if snapshot.verified_problem is not None:
         return finding(
             Verdict.ERROR, f"{describe_snapshot(snapshot)} cannot be restored: {snapshot.verified_problem}", figures
@@ -138,8 +136,8 @@ def restorability(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) 
 
 
 def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """How much work a failure now would repeat: the recovery point objective."""
-    finding = _finding_of(HealthCheck.CHECKPOINT_AGE)
+    """Judge how much work a failure now would repeat: the recovery point objective."""
+    finding = partial(Finding, HealthCheck.CHECKPOINT_AGE)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(_of_down(facts, options, now_ms), f"the stream should be running but is not: {facts.down}")
     if facts.running_since_ms is None:
@@ -153,13 +151,19 @@ def checkpoint_age(facts: HealthFacts, options: CheckpointOptions, settings: Hea
     if limit_ms is None:
         limit_ms = max(options.known_interval_ms or 0, options.timeout) * (options.tolerable_failures + 2)
     usual_ms = _usual_age_ms(facts, options, settings, limit_ms)
-    # A stream that was just started could not take a snapshot yet.
+    # A stream that has just started had no time for a snapshot.
     taken_ms = (facts.newest.completed_at_ms or 0) if facts.newest is not None else 0
     since_ms = max(taken_ms, facts.running_since_ms)
     age_ms = now_ms - since_ms
-    figures = {"checkpoint_age_ms": age_ms, "usual_checkpoint_age_ms": usual_ms, "max_checkpoint_age_ms": limit_ms}
-    what = "the newest snapshot is" if taken_ms >= since_ms else "there is no snapshot since the start, which was"
-    message = f"{what} of {utc_time(since_ms)}" if taken_ms >= since_ms else f"{what} at {utc_time(since_ms)}"
+    figures: _Figures = {
+        "checkpoint_age_ms": age_ms,
+        "usual_checkpoint_age_ms": usual_ms,
+        "max_checkpoint_age_ms": limit_ms,
+    }
+    if taken_ms >= since_ms:
+        message = f"the newest snapshot is of {utc_time(since_ms)}"
+    else:
+        message = f"there is no snapshot since the start, which was at {utc_time(since_ms)}"
     message += (
         f"; its age is usually up to {rounded_duration(usual_ms)} and must not exceed {rounded_duration(limit_ms)}"
     )
@@ -182,8 +186,8 @@ def _of_down(facts: HealthFacts, options: CheckpointOptions, now_ms: int) -> Ver
 
 
 def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Finding:
-    finding = _finding_of(HealthCheck.CONSECUTIVE_FAILURES)
-    figures = {"consecutive_failures": facts.failures}
+    finding = partial(Finding, HealthCheck.CONSECUTIVE_FAILURES)
+    figures: _Figures = {"consecutive_failures": facts.failures}
     if facts.failures < settings.failures_to_warn:
         return finding(Verdict.PASS, f"{facts.failures} attempts failed since the newest snapshot", figures)
     verdict = Verdict.ERROR if facts.failures >= settings.failures_to_fail else Verdict.WARN
@@ -191,7 +195,7 @@ def consecutive_failures(facts: HealthFacts, settings: HealthSettings) -> Findin
 
 
 def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSettings, *, now_ms: int) -> Finding:
-    finding = _finding_of(HealthCheck.PROGRESS)
+    finding = partial(Finding, HealthCheck.PROGRESS)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(_of_down(facts, options, now_ms), f"the stream should be running but is not: {facts.down}")
     if facts.failed_runs >= settings.loop_failures:
@@ -210,20 +214,20 @@ def progress(facts: HealthFacts, options: CheckpointOptions, settings: HealthSet
 
 
 def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) -> Finding:
-    finding = _finding_of(HealthCheck.PROGRESS)
-    still = facts.inactivity
-    if still is None and facts.running_since_ms is not None and now_ms - facts.running_since_ms <= MINUTE_MS:
+    finding = partial(Finding, HealthCheck.PROGRESS)
+    activity = facts.inactivity
+    if activity is None and facts.running_since_ms is not None and now_ms - facts.running_since_ms <= MINUTE_MS:
         return finding(Verdict.PASS, "the query has just been started")
-    if still is None:
+    if activity is None:
         return finding(Verdict.UNKNOWN, f"{facts.process} does not report what its query is doing")
-    if still.is_idle:
-        return finding(Verdict.PASS, f"the query is idle: {still.doing}")
-    still_ms = still.stalled_for_ms + silent_ms
-    figures = {"doing": still.doing, "stalled_for_ms": still_ms, "max_stall_ms": limit_ms}
-    message = f"the query has been at {still.doing!r} since {utc_time(now_ms - still_ms)}"
-    if still_ms <= limit_ms:
+    if activity.is_idle:
+        return finding(Verdict.PASS, f"the query is idle: {activity.doing}")
+    stalled_ms = activity.stalled_for_ms + silent_ms
+    figures: _Figures = {"doing": activity.doing, "stalled_for_ms": stalled_ms, "max_stall_ms": limit_ms}
+    message = f"the query has been at {activity.doing!r} since {utc_time(now_ms - stalled_ms)}"
+    if stalled_ms <= limit_ms:
         return finding(Verdict.PASS, message, figures)
-    tasks = still.tasks
+    tasks = activity.tasks
     if tasks is not None and tasks.running:
         message += (
             f": {tasks.running} of {tasks.total} tasks of its batch are running, {tasks.done} are done. The batch "
@@ -240,13 +244,13 @@ def _inactivity(facts: HealthFacts, limit_ms: int, silent_ms: int, now_ms: int) 
 
 
 def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
-    finding = _finding_of(HealthCheck.SIZE_GROWTH)
+    finding = partial(Finding, HealthCheck.SIZE_GROWTH)
     full_bytes = facts.newest.full_bytes if facts.newest is not None else None
     if full_bytes is None:
         if facts.newest is None:
             return finding(Verdict.PASS, "there is no snapshot yet")
         return finding(Verdict.UNKNOWN, "the size of the newest snapshot is unknown")
-    figures: dict[str, int | float | str] = {"full_bytes": full_bytes}
+    figures: _Figures = {"full_bytes": full_bytes}
     has = f"a snapshot has {size(full_bytes)}"
     if settings.max_snapshot_bytes is not None and full_bytes > settings.max_snapshot_bytes:
         return finding(Verdict.ERROR, f"{has}; the limit is {size(settings.max_snapshot_bytes)}", figures)
@@ -263,7 +267,7 @@ def size_growth(facts: HealthFacts, settings: HealthSettings) -> Finding:
 
 
 def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    finding = _finding_of(HealthCheck.SOURCE_LAG)
+    finding = partial(Finding, HealthCheck.SOURCE_LAG)
     if facts.running_since_ms is None and facts.down is not None:
         return finding(Verdict.UNKNOWN, f"the stream should be running but is not: {facts.down}")
     if facts.running_since_ms is None:
@@ -278,7 +282,7 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
     behind = lag(reporting)
     if behind is None:
         return finding(Verdict.UNKNOWN, "the sources do not report their backlog")
-    figures: dict[str, int | float | str] = {"records_behind": behind}
+    figures: _Figures = {"records_behind": behind}
     largest = largest_lag(reporting)
     where = ""
     if largest is not None:
@@ -297,7 +301,7 @@ def source_lag(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    finding = _finding_of(HealthCheck.SOURCE_RETENTION)
+    finding = partial(Finding, HealthCheck.SOURCE_RETENTION)
     if facts.newest is None:
         return finding(Verdict.PASS, "there is no snapshot yet that a recovery would start from")
     if not facts.sources:
@@ -325,8 +329,8 @@ def source_retention(facts: HealthFacts, settings: HealthSettings, *, now_ms: in
 
 
 def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> Finding:
-    """A watermark ahead of the clock makes every later event a late one."""
-    finding = _finding_of(HealthCheck.EVENT_TIME)
+    """Warn if the watermark is ahead of the clock, which makes every later event a late one."""
+    finding = partial(Finding, HealthCheck.EVENT_TIME)
     newest_ms = facts.newest.watermark_ms if facts.newest is not None else None
     watermark_ms = facts.watermark_ms if facts.watermark_ms is not None else newest_ms
     if watermark_ms is None:
@@ -342,7 +346,7 @@ def event_time(facts: HealthFacts, settings: HealthSettings, *, now_ms: int) -> 
 
 
 def desired_state(facts: HealthFacts) -> Finding:
-    finding = _finding_of(HealthCheck.DESIRED_STATE)
+    finding = partial(Finding, HealthCheck.DESIRED_STATE)
     row = facts.desired
     if row is None:
         return finding(Verdict.PASS, "the stream is not managed: it is started and stopped by hand")
@@ -351,7 +355,9 @@ def desired_state(facts: HealthFacts) -> Finding:
             Verdict.ERROR, f"it is no longer managed, because its desired state cannot be read: {row.broken}"
         )
     upgrade = row.upgrade
-    figures = {} if upgrade is None else {"upgrade_phase": upgrade.phase.value, "to_version": upgrade.to_version or ""}
+    figures: _Figures = (
+        {} if upgrade is None else {"upgrade_phase": upgrade.phase.value, "to_version": upgrade.to_version or ""}
+    )
     if upgrade is not None and upgrade.phase.refuses:
         runs_on = upgrade.phase is UpgradePhase.REFUSED and facts.running_since_ms is not None
         if runs_on and facts.loaded_version is not None and facts.loaded_version == upgrade.from_version:
@@ -369,10 +375,3 @@ def desired_state(facts: HealthFacts) -> Finding:
 
 
 _WORSE = (Verdict.PASS, Verdict.UNKNOWN, Verdict.WARN, Verdict.ERROR)
-
-
-def _finding_of(check: HealthCheck) -> Callable[..., Finding]:
-    def finding(verdict: Verdict, message: str, figures: Mapping[str, int | float | str] | None = None) -> Finding:
-        return Finding(check, verdict, message, figures or {})
-
-    return finding

@@ -1,4 +1,4 @@
-"""The facts that health checks judge, of many streams in few queries."""
+"""Collects the facts that health checks judge, of many streams in few queries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HealthSettings:
     passes.
 
     Raises:
-        OptionError: A threshold is not positive, or warns after it fails.
+        OptionError: A threshold is negative, or warns after it fails.
 
     Example:
         >>> HealthSettings(max_checkpoint_age_ms=10 * 60_000, failures_to_fail=5)
@@ -112,13 +112,11 @@ class HealthSettings:
             )
 
 
-# Topic to partition to offset.
+# Offsets by topic and partition.
 Offsets = Mapping[str, Mapping[str, int]]
 
 
 class SourceKind(Enum):
-    """By Spark's name for it."""
-
     KAFKA = "KAFKA"
     FILES = "FILES"
     GENERATED = "GENERATED"
@@ -134,14 +132,12 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """One source.
+    """What is known of one source.
 
     Attributes:
-        name: Such as `KafkaV2[Subscribe[orders]]`.
+        name: Spark's name, such as `KafkaV2[Subscribe[orders]]`.
         behind: Waiting records; None if not reported.
         read_up_to: Kafka offsets of the restore point.
-        earliest: Earliest Kafka offsets of the topic.
-        lags: Waiting records by partition, such as `orders-3`.
     """
 
     name: str
@@ -157,11 +153,7 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class Retention:
-    """See `retention`.
-
-    Attributes:
-        left_ms: How long it remains; None: unknown.
-    """
+    """Result of `retention`; `left_ms` is None if it is unknown."""
 
     message: str
     is_gone: bool = False
@@ -170,7 +162,6 @@ class Retention:
 
 
 def sources_of(progress: Mapping[str, Any]) -> list[SourceFacts] | None:
-    """None if it has not reported any."""
     reported = progress.get("sources")
     if not isinstance(reported, list) or not reported:
         return None
@@ -193,14 +184,12 @@ def _lags(reported: object) -> dict[str, int]:
 
 
 def largest_lag(sources: Sequence[SourceFacts]) -> tuple[str, int] | None:
-    """None if there is only one partition, or no record is waiting."""
     lags = [each for source in sources for each in source.lags.items()]
     name, behind = max(lags, key=lambda each: each[1], default=("", 0))
     return (name, behind) if len(lags) > 1 and behind else None
 
 
 def kafka_offsets(text: object) -> Offsets | None:
-    """From JSON; None for other sources."""
     try:
         offsets = json.loads(text) if isinstance(text, str) else text
         return {
@@ -216,13 +205,11 @@ def with_earliest(sources: Sequence[SourceFacts], earliest: Offsets) -> list[Sou
 
 
 def reporting_lag(sources: Sequence[SourceFacts]) -> list[SourceFacts]:
-    """Without sources that never report a backlog: files and generated rows."""
     silent = (SourceKind.FILES, SourceKind.GENERATED)
     return [source for source in sources if source.behind is not None or source.kind not in silent]
 
 
 def lag(sources: Sequence[SourceFacts]) -> int | None:
-    """None if one of them does not report it."""
     if any(source.behind is None for source in sources):
         return None
     return sum(source.behind or 0 for source in sources)
@@ -236,10 +223,7 @@ def retention(
     retention_ms: int | None,
     file_max_age_ms: int,
 ) -> Retention:
-    """Whether a source still retains what a recovery would re-read.
-
-    Data from after `restore_point_at_ms`, when the snapshot was begun, is read again.
-    """
+    """Judge whether a source still retains what a recovery would re-read: its records since `restore_point_at_ms`."""
     if source.kind is SourceKind.GENERATED:
         return Retention("generates its rows again", is_unlimited=True)
     gone = _gone(source)
@@ -278,10 +262,9 @@ class HealthFacts(SnapshotHistory):
     """What the catalog knows of a stream besides its snapshots; None: unknown, or nothing.
 
     Attributes:
-        inactivity: What that query does, and for how long.
         down: Why it is not running although it should.
-        failed_runs: Executions that failed recently, since the newest snapshot.
-        unrestorable: Why not from `newest`.
+        failed_runs: Those within `loop_window_ms` and since the newest snapshot.
+        unrestorable: Why a recovery from `newest` failed.
     """
 
     running_since_ms: int | None = None
@@ -301,12 +284,10 @@ class HealthFacts(SnapshotHistory):
 
     @property
     def was_never_started(self) -> bool:
-        """By this catalog."""
         return self.process is None and self.newest is None
 
 
 def health_facts(catalog: Catalog, settings: Mapping[str, HealthSettings], *, now_ms: int) -> dict[str, HealthFacts]:
-    """By stream id; `settings` selects the streams."""
     stream_ids: Sequence[str] = list(settings)
     executions = catalog.executions.latest_of(stream_ids)
     windows = {stream_id: now_ms - each.size_window_ms for stream_id, each in settings.items()}
@@ -361,7 +342,7 @@ def _why_down(execution: ExecutionRecord | None, desired: DesiredRecord | None) 
     if execution is not None and not execution.status.is_over:
         return None
     if execution is not None and execution.status is ExecutionStatus.FAILED:
-        # The rest of Spark's errors is advice and a trace; each check shows this.
+        # Each check shows this; the other lines of Spark's errors are advice and a trace.
         first, _, _ = (execution.reason or "").partition("\n")
         return f"its last run failed: {first}"
     if desired is not None and desired.desired is DesiredState.RUNNING:
@@ -375,7 +356,7 @@ def _why_silent(catalog: Catalog, execution: ExecutionRecord | None, now_ms: int
     if execution is None or execution.status.is_over or now_ms - execution.heartbeat_at_ms <= LIVELY_MS:
         return None
     lease = catalog.leases.current(execution.stream_id)
-    # A restore of hours sends no heartbeat, but renews the lease.
+    # A restore, which may take hours, sends no heartbeat but renews the lease.
     if lease is not None and lease.execution_id == execution.execution_id and not lease.expired:
         return None
     return (

@@ -1,11 +1,10 @@
-"""Launches drivers, says what a driver was started for, and hands a stream over from the running query.
+"""Launches drivers, finds out what a driver was started for, and hands a stream over from the running query.
 
 A user starts a stream with a START request, or by running its program on a terminal. Any other start of a stream that
-has run before counts as a restart by a cluster or service manager: recovery failures are remembered, and the restart
+has run before counts as a restart by a cluster or service manager, so recovery failures are remembered, and the restart
 strategy keeps counting.
 
-So that a rollback can launch the code from before, the run that launches a driver notes command or request with the
-execution that the driver begins. Secrets are not kept: such a launch is shown, and not repeated.
+For rollbacks, each launch is recorded with its execution. Secrets are not, so a launch with secrets cannot be repeated.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-# The START request that a driver answers, like `{start_request}` in a command.
+# Names the START request that a driver answers.
 START_REQUEST_VARIABLE = "DAGSTER_CKPT_START_REQUEST"
 _LOG_LINES = 20
-# While it is waited for, nothing writes output.
+# Short, because nothing writes output during this wait.
 _POLL_S = 0.05
 
 
@@ -69,7 +68,7 @@ class DriverLaunch:
             spark.kubernetes.driverEnv.DAGSTER_CKPT_START_REQUEST={start_request}` or `--conf
             spark.yarn.appMasterEnv.DAGSTER_CKPT_START_REQUEST={start_request}`.
         log_directory: Folder for its output, one file per launch.
-        environment: Environment variables in addition to those of the launching process.
+        environment: Variables in addition to those of the launching process.
         start_timeout_s: Seconds that the query may take to start; after that the start is withdrawn.
 
     Raises:
@@ -108,11 +107,11 @@ def _shown(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class LaunchedDriver:
-    """A driver launched by this process or another, by its handle in the catalog.
+    """A driver launched by this process or another.
 
     Attributes:
-        failure: Why it will not start its query any more, or None; known if this process launched it.
-        cancel: Ends it before it has started its query; on a platform it would run, and cost, without one.
+        failure: Returns why it will not start its query, if this process launched it.
+        cancel: Ends a platform's run before its query starts: it would cost without one.
     """
 
     record: LaunchRecord
@@ -120,24 +119,22 @@ class LaunchedDriver:
     cancel: Callable[[], None] = lambda: None
 
     def is_here(self) -> bool:
-        """On this machine, and alive."""
         return launch_liveness(self.record) is Liveness.ALIVE
 
 
 def launch_driver(
     stream: StreamHandle, launch: DriverLaunch | PlatformLaunch, request: RequestRecord, *, run_id: str
 ) -> LaunchedDriver:
-    """A process gets a session of its own, so that no signal reaches it."""
+    """Launch a driver; a local process gets a session of its own, so that no signal reaches it."""
     if isinstance(launch, PlatformLaunch):
         submitted = launch.submit_for(stream.stream_id, request.request_id)
-        # While this process waits for it, the driver is on its way.
+        # A platform's run has no local process: the driver is on its way while this process waits.
         record = _recorded(stream, request, run_id, pid=os.getpid(), command=f"{launch.platform} {submitted.run}")
         return LaunchedDriver(record, submitted.failure, submitted.cancel)
     command_line = launch.command_line(stream_id=stream.stream_id, start_request=request.request_id)
     log = Path(launch.log_directory) / f"{stream.stream_id}-{request.request_id[:8]}.log"
     try:
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Not readable by other users.
         with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
             process = subprocess.Popen(
                 command_line,
@@ -158,7 +155,7 @@ def launch_driver(
 
 
 def _failure(process: subprocess.Popen[bytes], log: Path) -> str | None:
-    """A submission that ends successfully has handed the driver to a cluster."""
+    """Return how the process failed; one that succeeded has handed the driver to a cluster."""
     code = process.poll()
     if not code:
         return None
@@ -186,7 +183,6 @@ def _recorded(
 
 
 def driver_on_its_way(stream: StreamHandle) -> LaunchedDriver | None:
-    """Launched on this machine, alive, and without a query so far."""
     record = stream.catalog.launches.latest(stream.stream_id)
     if record is None:
         return None
@@ -207,7 +203,7 @@ class StartOrder:
     """How a driver starts its stream.
 
     Attributes:
-        has_supervisor: Whether it was launched by a supervisor that relaunches it after an interrupt.
+        has_supervisor: Whether its launcher relaunches it after an interrupt.
     """
 
     start_from: StartFrom = field(default_factory=StartFrom)
@@ -218,13 +214,11 @@ class StartOrder:
 
 
 def is_by_hand() -> bool:
-    """Whether this process is a Python shell or notebook, or was started on a terminal."""
     has_terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
     return has_terminal or hasattr(sys, "ps1")
 
 
 def cause_unasked(catalog: Catalog, stream_id: str) -> StartCause:
-    """Of a start without a request: a user or a restart."""
     if is_by_hand() or catalog.executions.latest(stream_id) is None:
         return StartCause.MANUAL
     return StartCause.RESTART_NEW_RUN
@@ -238,11 +232,11 @@ def start_order(
     has_waited: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> StartOrder:
-    """What this driver was started for; `has_waited`: as a spare (`spares.py`).
+    """Return what this driver was started for.
 
     A driver launched for a request, which `environment` names, follows it once, and is refused if the request failed or
     was withdrawn; started again by its cluster, it continues from the latest state. Any other driver takes the oldest
-    open request without a driver, else it starts from `otherwise`, or after a wait continues.
+    open request without a driver; if there is none, it starts from `otherwise`, or continues after a wait as a spare.
     """
     launched_for = environment.get(START_REQUEST_VARIABLE)
     if launched_for:
@@ -260,7 +254,6 @@ def start_order(
 
 
 def unlaunched_start(catalog: Catalog, stream_id: str) -> RequestRecord | None:
-    """The oldest open request to start the stream without a driver."""
     pending = catalog.requests.pending(stream_id)
     return next((each for each in pending if each.kind is RequestKind.START and "run_id" not in each.arguments), None)
 
@@ -299,7 +292,7 @@ def _of_launched(catalog: Catalog, request: RequestRecord, stream_id: str) -> St
 
 
 def hands_over(stream: StreamHandle, request_id: str | None) -> bool:
-    """Whether a start request makes its process stop the query that runs."""
+    """Whether a start request lets its process stop the running query."""
     request = stream.catalog.requests.find(request_id) if request_id is not None else None
     return request is not None and _is_open(request) and bool(request.arguments.get(HANDS_OVER)) and is_running(stream)
 
@@ -316,22 +309,21 @@ def hand_over(
 ) -> None:
     """Check a start with the loaded code, and only then suspend the running query.
 
-    Without a running query, or if the request does not ask for it, it only verifies batches, if the start asks for
-    that. If the start is refused, the request fails with the reason and the query runs on. If the request is withdrawn
-    meanwhile, the query runs on, or is started again where it stopped. `interrupted`: whether this process is asked to
-    stop.
+    Without a query to hand over, only verify batches, if the start asks for it. If the start is refused, the request
+    fails with the reason and the query runs on. If the request is withdrawn meanwhile, the query runs on, or is started
+    again where it stopped.
     """
-    tell = report or (lambda message: log_message(stream.stream_id, message))
+    report = report or (lambda message: log_message(stream.stream_id, message))
     takes_over = hands_over(stream, request_id)
     is_next = request_id is not None and stream.catalog.requests.stopped_for(request_id)
     if is_next or not (takes_over or start_from.verify_batches):
-        # `is_next`: a process that died has checked the code and stopped the query.
+        # If `is_next`, a process that died has checked the code and stopped the query.
         return
     set_up()
     with span("hand_over", stream=stream.stream_id), failing_start(stream.catalog, request_id):
         if takes_over:
             with span("check"):
-                check_loaded_code(stream, describe, start_from, tell)
+                check_loaded_code(stream, describe, start_from, report)
         if start_from.verify_batches:
             with span("verify"):
                 verify_batches(
@@ -340,15 +332,14 @@ def hand_over(
                     start_from.verify_batches,
                     unexpected=unexpected,
                     interrupted=interrupted,
-                    report=tell,
+                    report=report,
                 )
         if takes_over and request_id is not None:
-            _take_over(stream, request_id, interrupted, tell)
+            _take_over(stream, request_id, interrupted, report)
 
 
 @contextmanager
 def failing_start(catalog: Catalog, request_id: str | None, of: type[BaseException] = Exception) -> Iterator[None]:
-    """Fail a start request with the error."""
     try:
         yield
     except of as error:
@@ -359,13 +350,13 @@ def failing_start(catalog: Catalog, request_id: str | None, of: type[BaseExcepti
 
 
 def _take_over(
-    stream: StreamHandle, request_id: str, interrupted: Callable[[], bool], tell: Callable[[str], None]
+    stream: StreamHandle, request_id: str, interrupted: Callable[[], bool], report: Callable[[str], None]
 ) -> None:
     request = stream.catalog.requests.get(request_id)
     withdrawn = RequestFailedError(f"The start of stream {stream.stream_id!r} was withdrawn; its query runs on.")
     if interrupted() or not _is_open(request):
         raise withdrawn
-    tell("the loaded code can continue; suspending the running query")
+    report("the loaded code can continue; suspending the running query")
     with span("suspend"):
         asked = stream.catalog.requests.suspend_for(request_id)
         if asked is None:
@@ -373,7 +364,7 @@ def _take_over(
         try:
             await_process(stream, asked, timeout_s=REQUEST_TIMEOUT_S, poll_s=_POLL_S)
         except RequestFailedError:
-            # It may have ended by itself meanwhile.
+            # The query may have ended by itself meanwhile.
             if is_running(stream):
                 raise
         await_stop(stream, REQUEST_TIMEOUT_S, poll_s=_POLL_S)
@@ -391,7 +382,6 @@ def check_loaded_code(
     start_from: StartFrom,
     report: Callable[[str], None],
 ) -> None:
-    """Raise what the start would raise for this code."""
     describe()
     change = check_start(stream, describe, start_from, report=report).change
     if change is not None and not change.is_accepted and not start_from.accept_plan_change:
@@ -402,7 +392,7 @@ def _is_open(request: RequestRecord) -> bool:
     return request.status is RequestStatus.PENDING
 
 
-# What is recorded, by class; the rest, such as a platform's client, is that of the loaded code.
+# The recorded field, by class; the rest, such as a platform's client, is that of the loaded code.
 _FIELDS = {"command": DriverLaunch, "request": PlatformLaunch}
 
 
@@ -418,7 +408,7 @@ def record_of(launch: DriverLaunch | PlatformLaunch) -> dict[str, Any]:
 def launch_to_use(
     catalog: Catalog, stream_id: str, launch: DriverLaunch | PlatformLaunch, request: RequestRecord | None
 ) -> tuple[DriverLaunch | PlatformLaunch, dict[str, Any]]:
-    """The launch of a start, and its record: that of the loaded code, unless that was rolled back.
+    """Return the launch of a start, and its record: those of the loaded code, unless it was rolled back.
 
     Raises:
         RequestFailedError: The launch that a rollback names cannot be repeated.
@@ -428,7 +418,7 @@ def launch_to_use(
     if named is not None:
         recorded = catalog.executions.get(named).launch
     else:
-        # Not of the latest one: it may be a restart in place, or have failed before its query ran.
+        # The latest execution may have no launch: a restart in place, or one that failed before its query ran.
         recorded = next((each.launch for each in catalog.executions.of_stream(stream_id) if each.launch), {})
         is_rolled_back = recorded.get(INSTEAD_OF) == loaded
         if not is_rolled_back:
@@ -452,7 +442,6 @@ def _why_not_again(kept: Mapping[str, Any], launch: DriverLaunch | PlatformLaunc
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

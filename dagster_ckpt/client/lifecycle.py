@@ -1,4 +1,4 @@
-"""Methods of the client that stop, preview and start a stream, and set its desired state."""
+"""Client methods that stop, preview and start a stream, and set its desired state."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ class StopResult:
     """Result of `Client.stop`, `Client.cancel` and `Client.retire`.
 
     Attributes:
-        was_running: False: it was between two restarts, or had ended.
-        retention: What the clean-up option deleted and kept, if it was applied here. A running query applies it
-            itself.
+        was_running: If not, the stream was between two restarts, or had ended.
+        retention: What the clean-up option deleted and kept; None if the running query applied it.
     """
 
     stream_id: str
@@ -88,8 +87,8 @@ class LifecycleMethods(Connection):
                 query continues.
 
         Raises:
-            RequestFailedError: The stream is not running, or the savepoint failed. Without a savepoint, one that waits
-                for its restart can be stopped too.
+            RequestFailedError: The stream is not running, or the savepoint failed. Without a savepoint, a stream that
+                waits for its restart can be stopped too.
         """
         opened = self._open(stream)
         if not savepoint:
@@ -156,7 +155,7 @@ class LifecycleMethods(Connection):
         try:
             acquired = acquire_for(self._catalog, stream.stream_id, "stop", self._origin)
         except LeaseHeldError:
-            # A restart has begun meanwhile: request it.
+            # A restart has begun meanwhile, so its process must be asked to stop.
             return None
         verb = "canceled" if cancels else "suspended"
         reason = f"{verb} by {self._origin} between two restarts; it had ended {last.status.value}: {last.reason}"
@@ -166,7 +165,7 @@ class LifecycleMethods(Connection):
         return last.execution_id if found else None
 
     def preview_rewind(self, stream: str, *, start_from: str | StartFrom = "latest") -> RewindPreview:
-        """What a start would undo and process again, and the effect on each sink. Changes nothing.
+        """Preview what a start would undo, process again, and do to each sink. Changes nothing.
 
         `start_from` is that of `restart`.
 
@@ -194,8 +193,8 @@ class LifecycleMethods(Connection):
     ) -> CompatibilityReport:
         """Compare the code of a stream with the state that a start would continue from.
 
-        It judges as the start does: the sources, the operators, the layout of the state, and the sink. Where only the
-        catalog can be reached, it compares with the newest snapshot as recorded there.
+        Sources, operators, layout of the state, and sink are judged as by the start. If only the catalog can be
+        reached, the code is compared with the newest snapshot that it records.
 
         Args:
             query: Describes the query of the code, without starting it.
@@ -229,17 +228,16 @@ class LifecycleMethods(Connection):
     ) -> RewindPreview:
         """Start a stream, suspending it first if it is running. Returns what it undid, once the query is started.
 
-        What catalog, storage and sinks tell is checked first. The supervisor sensor, which must be turned on, launches
-        the run, which checks the new code's plan, sources and sink while the query runs, and only then suspends it. If
-        the start is refused, or no run is launched, the query runs on.
+        The start is first checked against catalog, storage and sinks. Then the supervisor sensor, which must be on,
+        launches a run that checks plan, sources and sink of the new code, and only then suspends the old query. If the
+        start is refused, or no run is launched, the old query runs on.
 
-        If something else runs the stream's program, or with `suspend_first`, the query is suspended before the code is
+        With `suspend_first`, or if something else runs the stream's program, the query is suspended before the code is
         checked, and started again where it stopped if the start is refused.
 
         Args:
             start_from: A `StartFrom` if the start has options.
-            ahead: What `preview_rewind` returned: the sinks are asked again only if the stream would meanwhile start
-                elsewhere.
+            ahead: Result of `preview_rewind`; sinks are asked again only if the stream would now start elsewhere.
             timeout_s: For each step.
             suspend_first: Suspend a running query before the new run is launched, where both have no room.
 
@@ -265,7 +263,7 @@ class LifecycleMethods(Connection):
         suspend_first: bool = False,
         launch_of: str | None = None,
     ) -> RewindPreview:
-        """`launch_of`: the execution whose driver is launched again."""
+        """Restart a stream; `launch_of` is the execution whose driver is launched again."""
         from dagster_ckpt.client.preflight import start_preview
         from dagster_ckpt.recovery.rewind_preview import refuse_loss
         from dagster_ckpt.stream.snapshots import holding
@@ -279,7 +277,7 @@ class LifecycleMethods(Connection):
         self._refuse_undefined(opened)
         was_running, before = is_running(opened), self._catalog.executions.latest(opened.stream_id)
         is_launched = before is not None and bool((before.recovery or {}).get(IS_LAUNCHED))
-        # Also if it is down: a restart may be under way.
+        # Also for a stream that is down, because a restart may be under way.
         hands_over = is_launched and not suspend_first
         request_id = str(uuid.uuid4())
         with (
@@ -296,9 +294,9 @@ class LifecycleMethods(Connection):
                     opened, start, ahead, request_id=request_id, hands_over=hands_over, launch_of=launch_of
                 )
             except CkptError as error:
-                # Such as a batch that Spark has purged meanwhile.
+                # For example, Spark has purged the batch since the preview.
                 if suspends:
-                    self._go_on(opened, report, error)
+                    self._start_where_it_stopped(opened, report, error)
                 raise
             if was_running and hands_over:
                 report("the new run checks its code while the query runs, and then suspends it")
@@ -319,7 +317,7 @@ class LifecycleMethods(Connection):
                     if start_again(opened, request_id, origin=self._origin):
                         report(f"the start failed ({error}), so the query is started again where it stopped")
                     elif was_running and start != StartFrom():
-                        self._go_on(opened, report, error)
+                        self._start_where_it_stopped(opened, report, error)
                 raise
         return ahead
 
@@ -334,7 +332,7 @@ class LifecycleMethods(Connection):
             return False
         return is_running(stream) and now.execution_id == before.execution_id
 
-    def _go_on(self, stream: StreamHandle, report: Callable[[str], None], error: CkptError) -> None:
+    def _start_where_it_stopped(self, stream: StreamHandle, report: Callable[[str], None], error: CkptError) -> None:
         self.request_start(stream.stream_id)
         report(f"the start was refused ({error}), so the query is started again where it stopped")
 
@@ -354,7 +352,7 @@ class LifecycleMethods(Connection):
         hands_over: bool = False,
         launch_of: str | None = None,
     ) -> RequestRecord:
-        """`hands_over`: the launched run checks its code while the query runs."""
+        """Check and submit a start; with `hands_over`, the launched run checks its code while the query runs."""
         from dagster_ckpt.client.preflight import listed_snapshot, start_preview
         from dagster_ckpt.recovery.rewind_preview import refuse_loss
 
@@ -375,14 +373,11 @@ class LifecycleMethods(Connection):
         )
 
     def accept_plan_change(self, stream: str, fingerprint: str) -> None:
-        """Accept, once, that code with a different plan continues from a stream's state.
-
-        Changes to another plan than this one are still refused.
-        """
+        """Accept, once, that code with the plan of this fingerprint continues from a stream's state."""
         self._catalog.streams.accept_plan(self._id_of(stream), fingerprint)
 
     def desired_state(self, stream: str) -> DesiredRecord | None:
-        """The desired state of a stream, with the progress of its last upgrade; None if it is not managed."""
+        """Return a stream's desired state, with the progress of its last upgrade; None if it is not managed."""
         return self._catalog.desired_states.find(self._id_of(stream))
 
     def set_desired_state(
@@ -417,7 +412,7 @@ class LifecycleMethods(Connection):
         )
 
     def rolls_back_launch(self, stream: str) -> bool:
-        """Whether Dagster launches the drivers of a stream and has recorded no upgrade: use `roll_back_launch`."""
+        """Whether `roll_back_launch` applies: Dagster launches the drivers, and recorded no upgrade."""
         stream_id = self._open(stream).stream_id
         row = self._catalog.desired_states.find(stream_id)
         launched = any(each.launch for each in self._catalog.executions.of_stream(stream_id))
@@ -426,17 +421,17 @@ class LifecycleMethods(Connection):
     def roll_back_launch(
         self, stream: str, *, timeout_s: float = REQUEST_TIMEOUT_S, report: Callable[[str], None] = _LOG.info
     ) -> RewindPreview:
-        """Take a stream whose drivers Dagster launches back to the code before the present one, with its output.
+        """Return a stream whose drivers Dagster launches to its previous code, and roll back its output.
 
-        The previous driver is launched again, with the command or request that was recorded, from the newest snapshot
-        that its code took. Later starts do the same until another launch is loaded. The supervisor sensor must be on.
+        The previous driver is launched again, as recorded, from the newest snapshot of its code. Later starts do the
+        same until another launch is loaded. The supervisor sensor must be on.
 
         Args:
             timeout_s: For each step.
 
         Raises:
-            RequestFailedError: No other code ran before, no snapshot of it is left, or its launch cannot be
-                repeated: the message says which code to deploy.
+            RequestFailedError: No other code ran before, no snapshot of it is left, or its launch cannot be repeated:
+                the message says which code to deploy.
             RowsAtRiskError: A sink could lose rows; nothing was changed.
             RequestTimeoutError: No run was launched in time.
         """
@@ -461,8 +456,8 @@ class LifecycleMethods(Connection):
     ) -> UpgradeRecord:
         """Roll a stream back to the snapshot taken before an upgrade; its next start continues there.
 
-        An upgrade whose code runs, or works, is only marked ROLLING_BACK: the supervisor sensor, which must be running,
-        stops the stream and calls this again. If the roll-back is interrupted, repeat it.
+        If the new code has started, the upgrade is only marked ROLLING_BACK: the supervisor sensor, which must be
+        running, stops the stream and calls this again. If the roll-back is interrupted, repeat it.
 
         Raises:
             RequestFailedError: The stream has no upgrade to roll back, or no snapshot from before it is left.

@@ -1,4 +1,4 @@
-"""Methods of the client that examine streams, apply retention and rebuild a lost catalog."""
+"""Client methods that examine streams, apply retention and rebuild a lost catalog."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class MaintenanceMethods(Connection):
             prices: By name, as in `Prices`; default: the list price of S3 Standard.
 
         Raises:
-            NothingCommittedError: It has not taken two checkpoints within a day.
+            NothingCommittedError: The stream has not taken two checkpoints within a day.
         """
         from dagster_ckpt.client.cost import Prices, request_bill
 
@@ -144,8 +144,8 @@ class MaintenanceMethods(Connection):
     def apply_savepoint_history(self, stream: str, *, schedule: str, history: RetentionPolicy) -> RetentionReport:
         """Delete the savepoints that a schedule took and that its history does not keep.
 
-        Those of users, other schedules, or claimed by a start stay. So do the preferred savepoint, the one that the
-        current timeline began with, the newest one and the newest proven one. Ages are by the catalog's clock.
+        Savepoints that another schedule or a user took, or that a start claimed, stay, as do the preferred, newest and
+        newest proven ones, and the one that the current timeline began with. Ages are by the catalog's clock.
         """
         from dagster_ckpt.policies.guard import decide_retention, needed_of_history
         from dagster_ckpt.policies.retention import RetentionContext
@@ -178,7 +178,7 @@ class MaintenanceMethods(Connection):
         """Delete old rows of a stream's history from the catalog; `PruningRecords.prune` says which stay.
 
         Args:
-            older_than_days: Younger rows stay. The catalog sensor must have read their events.
+            older_than_days: Younger rows stay. The catalog sensor must have read the older events.
         """
         if older_than_days < 1:
             raise OptionError(f"older_than_days is {older_than_days}, but must be at least 1.")
@@ -199,8 +199,8 @@ class MaintenanceMethods(Connection):
     def output_files(self, stream: str) -> list[str]:
         """List the files that a stream's file sinks have committed, sorted.
 
-        For readers that do not follow Spark's log of the folder (pandas, Polars, DuckDB): they would also read undone
-        and unfinished batches. List them again after a rewind.
+        Readers that do not follow Spark's log of the folder (pandas, Polars, DuckDB) would also read undone and
+        unfinished batches. List the files again after a rewind.
 
         Example:
             >>> pandas.concat(pandas.read_parquet(path) for path in client.output_files("orders"))
@@ -240,7 +240,7 @@ class MaintenanceMethods(Connection):
     def rebuild_output_logs(self, stream: str, *, dry_run: bool = False) -> list[RebuiltOutput]:
         """Rebuild the lost or incomplete logs of a stream's file sinks from the snapshots that captured them.
 
-        Every file that an entry lists must exist.
+        Every file that the logs list must exist.
 
         Args:
             stream: The stream; it must not be running.
@@ -259,10 +259,9 @@ class MaintenanceMethods(Connection):
 
         Args:
             stream: The stream; it must not be running, not even under another catalog.
-            take_over_deployment: Id of the deployment whose catalog was lost, as errors name it. Nothing of it may be
-                running.
-            continue_from: "live" or "newest": where the stream continues if its live directory is older than a
-                snapshot of it; None: refuse.
+            take_over_deployment: Id of the deployment whose catalog was lost, as errors name it; nothing of it may run.
+            continue_from: "live" or "newest": where the stream continues if its live directory is older than a snapshot
+                of it; None: refuse.
 
         Raises:
             CatalogError: This catalog is in use by its own deployment.

@@ -1,4 +1,4 @@
-"""The facts of a decision about a managed stream, and the decision to stop it. Pure."""
+"""What is observed of a managed stream, what can be decided, and how it is stopped. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dagster_ckpt.stream.liveness import SILENCE_MS
 from dagster_ckpt.values.durations import rounded_duration
 from dagster_ckpt.values.modes import DesiredState
 
-# Origin of requests made here, to distinguish them from users' requests.
+# Distinguishes the supervisor's requests from those of users.
 ORIGIN = DESIRED_STATE_ORIGIN
 _REQUESTS = uuid.UUID("6f1d3c2e-2f0b-4a57-9d0c-6a3f5c1f7f11")
 _OPEN = (RequestStatus.PENDING, RequestStatus.ACCEPTED)
@@ -42,8 +42,6 @@ class StreamLife(Enum):
 
 
 class StepRun(Enum):
-    """Work for a run, because it takes too long for a sensor."""
-
     PREFLIGHT = "PREFLIGHT"
     ROLL_BACK = "ROLL_BACK"
     CANCEL = "CANCEL"
@@ -54,13 +52,12 @@ class ObservedStream:
     """A stream as observed in the catalog and the orchestrator.
 
     Attributes:
-        is_ours: A request made here started the newest execution.
-        request: The last one made here.
-        start_pending: Someone else has requested a start.
-        has_state: There is something to continue from.
-        is_healthy: It committed a batch or completed a snapshot since the upgrade's start.
+        is_ours: Whether the supervisor requested the newest execution.
+        request: The supervisor's last request.
+        start_pending: Whether a user has requested a start.
+        is_healthy: Whether it committed a batch or completed a snapshot since the upgrade's start.
         restarts: Executions after the first of the new code that no user started.
-        failing: Health checks that report an ERROR, and `source_lag` with a warning.
+        failing: Health checks with an ERROR, and `source_lag` with a warning.
         runs_failed: Runs of the current step without a result.
     """
 
@@ -82,12 +79,10 @@ class ObservedStream:
 
     @property
     def is_alive(self) -> bool:
-        """As far as known."""
         return self.life is StreamLife.ALIVE
 
     @property
     def open_request(self) -> RequestRecord | None:
-        """The last request made here, while unanswered."""
         return self.request if self.request is not None and self.request.status in _OPEN else None
 
     @property
@@ -101,7 +96,7 @@ class ObservedStream:
 
 @dataclass(frozen=True)
 class Ask:
-    """The id makes repeated submission idempotent."""
+    """Submit a request; its id makes repeated submission idempotent."""
 
     request_id: str
     kind: RequestKind
@@ -110,7 +105,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """`only_pending`: not if a process has accepted it."""
+    """Withdraw a request; with `only_pending`, not if a process has accepted it."""
 
     request_id: str
     only_pending: bool = False
@@ -118,21 +113,21 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class Run:
-    """A run performs the current step, unless one is in progress."""
+    """Let a run perform the current step, unless one is in progress."""
 
     step: StepRun
 
 
 @dataclass(frozen=True)
 class Settle:
-    """The restart strategy must not restart a failed execution. All state is kept."""
+    """Keep the restart strategy from restarting a failed execution. All state is kept."""
 
     execution_id: str
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """What a user did with the stream by hand becomes its desired state."""
+    """Make what a user did with the stream by hand its desired state."""
 
     desired: DesiredState
 
@@ -147,7 +142,7 @@ class Decision:
     Attributes:
         alert_until: What ends the alert automatically.
         actions: In order; each is repeatable.
-        holds_restart: The restart strategy must not start the stream now.
+        holds_restart: Whether the restart strategy must not start the stream now.
     """
 
     reason: str
@@ -161,19 +156,18 @@ class Decision:
     holds_restart: bool = False
 
     def with_changes(self, *actions: Action, **changes: Any) -> Decision:
-        """A new alert never ends automatically."""
+        """Add actions and change fields; a new alert ends automatically only with its own `alert_until`."""
         if "alert" in changes:
             changes.setdefault("alert_until", None)
         return replace(self, actions=(*self.actions, *actions), **changes)
 
 
 def stay(row: DesiredRecord, reason: str) -> Decision:
-    """Keep everything recorded."""
     return Decision(reason, row.upgrade, row.alert, row.request_id, row.alert_until)
 
 
 def ask(row: DesiredRecord, reason: str, step: str, kind: RequestKind, **arguments: Any) -> Decision:
-    """Once per step of a generation."""
+    """Submit a request, once per step of a generation."""
     request_id = str(uuid.uuid5(_REQUESTS, f"{row.stream_id}/{row.generation}/{step}"))
     return stay(row, reason).with_changes(Ask(request_id, kind, arguments), request_id=request_id)
 
@@ -193,7 +187,6 @@ def move(row: DesiredRecord, upgrade: UpgradeRecord, phase: UpgradePhase, reason
 
 
 def cancel_pending(seen: ObservedStream) -> tuple[Action, ...]:
-    """For a stream that is down: withdraw an open request, prevent a restart."""
     actions: list[Action] = []
     if seen.open_request is not None:
         actions.append(Withdraw(seen.open_request.request_id))
@@ -217,8 +210,8 @@ def ask_to_stop(
 
     Args:
         again: The kind of request after a failed one, or for a later execution.
-        since_ms: Earlier requests are unrelated.
-        timeout_ms: To answer, and again to end; None: unlimited.
+        since_ms: Earlier requests are ignored.
+        timeout_ms: Time to answer, and again to end; None: unlimited.
         step: Names the request, unique within the generation.
     """
     request = seen.request
@@ -236,13 +229,13 @@ def ask_to_stop(
 
 
 def overdue(seen: ObservedStream, timeout_ms: int | None) -> str | None:
-    """The alert for a stream that has not answered a stop, or not ended, in time; the same from call to call."""
+    """Return an alert, the same at each call, if a stream has not answered a stop, or not ended, in time."""
     request, execution = seen.request, seen.execution
     if request is None or execution is None or timeout_ms is None or request.kind not in STOPPING:
         return None
     is_answered = request.status is RequestStatus.COMPLETED
     since_ms = (request.resolved_at_ms or 0) if is_answered else request.created_at_ms
-    # Waiting ended with its withdrawal.
+    # The wait ended when the request was withdrawn.
     now_ms = (request.resolved_at_ms or 0) if request.status is RequestStatus.WITHDRAWN else seen.now_ms
     if now_ms - since_ms < timeout_ms:
         return None

@@ -1,7 +1,7 @@
 """Repairs and cleans the outputs of file sinks.
 
-Two things may still need a file that the log does not name: a batch being written, and a snapshot whose copy of the log
-names it, since a start from there makes it visible again. The folder may also have files of batch jobs.
+A file that the log does not name may still be needed: by a batch being written, or by a snapshot whose copy of the log
+names it, because a start from there makes it visible again. The folder may also have files of batch jobs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dagster_ckpt.stream.ownership import fence_predecessor
 from dagster_ckpt.stream.snapshots import describe_snapshot, holding
 
 DEFAULT_GRACE_MS = 24 * 3_600_000
-# A file undone earlier is reported as undone by the first of these.
+# Files undone by earlier rewinds are attributed to the first of these.
 _MAX_REWINDS = 1000
 
 
@@ -50,8 +50,7 @@ class Orphan:
     """A part file that the sink's log does not name.
 
     Attributes:
-        age_ms: None if the file system does not report it.
-        undone_by: The rollback that removed it, or that a failed attempt left it.
+        undone_by: The rewind that undid it, or that a failed attempt left it.
         kept_because: Why it must not be deleted (yet).
     """
 
@@ -68,8 +67,6 @@ class Orphan:
 
 @dataclass(frozen=True)
 class SinkCleaning:
-    """Result of `Client.clean_sinks`."""
-
     orphans: tuple[Orphan, ...]
     deleted: bool
 
@@ -79,16 +76,15 @@ class SinkCleaning:
 
     @property
     def bytes(self) -> int:
-        """Of the removable files."""
         return sum(orphan.file.size for orphan in self.removable)
 
 
 def clean_sinks(stream: StreamHandle, *, dry_run: bool = True, grace_ms: int | None = None) -> SinkCleaning:
-    """Ages are by the clock of each sink's storage, never by this machine's."""
+    """Carry out `Client.clean_sinks`; ages are by the clock of each sink's storage."""
     grace_ms = DEFAULT_GRACE_MS if grace_ms is None else grace_ms
     refuse_to_clean(stream)
     sinks = sinks_of(stream.catalog.executions.last_sinks(stream.stream_id))
-    # List the files before reading the log.
+    # List files before reading logs and snapshots, so that none that these name by then is an orphan.
     found = [(sink, sink.leftovers()) for sink in sinks if isinstance(sink, FileSink)]
     in_snapshots = _named_in_snapshots(stream)
     rewinds = _rewinds(stream)
@@ -120,7 +116,7 @@ def _age_ms(file: PartFile, now_ms: int | None) -> int | None:
 
 
 def _may_be_writing(stream: StreamHandle) -> bool:
-    """Even after its lease expired."""
+    """Whether a process may be writing, even after its lease has expired."""
     lease = stream.catalog.leases.current(stream.stream_id)
     return lease is not None and holder_liveness(lease) is not Liveness.ENDED
 
@@ -148,7 +144,6 @@ def _too_young(file: PartFile, leftovers: Leftovers, may_write: bool, grace_ms: 
 
 
 def _named_in_snapshots(stream: StreamHandle) -> dict[str, str]:
-    """By file name, a snapshot that references it."""
     named: dict[str, str] = {}
     for snapshot in stream.catalog.snapshots.completed(stream.stream_id):
         if snapshot.location is not None:
@@ -174,7 +169,6 @@ def _undone_by(file: PartFile, rewinds: Sequence[EventRecord]) -> str:
 
 
 def output_files(stream: StreamHandle) -> list[str]:
-    """Carry out `Client.output_files`."""
     folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
     for folder in folders:
         _refuse_wrong_list(stream, folder)
@@ -183,7 +177,7 @@ def output_files(stream: StreamHandle) -> list[str]:
 
 def _refuse_wrong_list(stream: StreamHandle, folder: str) -> None:
     record = stream.catalog.streams.get(stream.stream_id)
-    # Read before the log, to which a running query writes first.
+    # Read this before the log, to which a running query writes first.
     committed = _committed(stream)
     if committed is None:
         committed = stream.catalog.executions.last_batch(stream.stream_id, record.live_directory)
@@ -206,7 +200,6 @@ def _refuse_wrong_list(stream: StreamHandle, folder: str) -> None:
 
 
 def relocate_output(catalog: Catalog, folder: str, *, dry_run: bool = False) -> Relocation:
-    """Carry out `Client.relocate_output`."""
     sink = FileSink.at(folder)
     for stream in catalog.streams.all():
         writes = sink.is_among(sinks_of(catalog.executions.last_sinks(stream.stream_id)))
@@ -226,8 +219,7 @@ class RebuiltOutput:
     """Result of `Client.rebuild_output_logs` for one folder.
 
     Attributes:
-        batch_id: The newest batch in its log now.
-        unknown: Batches committed since, whose files nothing lists.
+        unknown: Batches committed since `batch_id`, whose files no log lists.
     """
 
     folder: str
@@ -249,7 +241,6 @@ class RebuiltOutput:
 
 
 def rebuild_output_logs(stream: StreamHandle, *, dry_run: bool = False, origin: str) -> list[RebuiltOutput]:
-    """Carry out `Client.rebuild_output_logs`."""
     folders = [sink.folder for sink in sinks_of(sinks_written(stream)) if isinstance(sink, FileSink)]
     broken = [folder for folder in folders if _is_incomplete(folder, _committed(stream))]
     planned = [_plan(stream, folder) for folder in broken]
@@ -258,7 +249,7 @@ def rebuild_output_logs(stream: StreamHandle, *, dry_run: bool = False, origin: 
     acquired = acquire_for(stream.catalog, stream.stream_id, "rebuild-output", origin)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         fence_predecessor(stream, acquired, still_mine=lease.check)
-        # Its query may have run until it was fenced.
+        # The query may have run until it was fenced.
         planned = [_plan(stream, folder) for folder in broken]
         with holding(stream.catalog, [result.source for _, result in planned], "rebuilding the log of an output"):
             for rebuilt, _ in planned:
@@ -293,7 +284,6 @@ def _captured(stream: StreamHandle, folder: str) -> tuple[SnapshotRecord, list[S
         except StorageAccessError:
             raise
         except CkptError:
-            # Damaged: try an older one.
             continue
         entries = next((entries for place, entries in logs.items() if same_folder(place, folder)), None)
         if entries:

@@ -1,8 +1,8 @@
 """Launches of drivers on platforms that run Spark.
 
-As with the Pipes clients of Dagster's integrations, your code makes the client, of boto3, databricks-sdk or kubernetes,
-and writes the request in the words of the platform. The driver answers through the catalog: stops, checkpoints and
-restarts need nothing of the platform.
+As with the Pipes clients of Dagster's integrations, your code makes the client (boto3, databricks-sdk, kubernetes) and
+writes the request for the platform. The driver answers through the catalog: stops, checkpoints and restarts need
+nothing of the platform.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ class PlatformLaunch(ABC):
 
     Attributes:
         client: Calls the platform.
-        request: Of a run, in the words of the platform. In each string, `{stream_id}` and `{start_request}` are
-            replaced; the driver gets the latter in its environment variable `DAGSTER_CKPT_START_REQUEST`.
-        start_timeout_s: Seconds that the query may take to start, with the start of a cluster; after that the run is
-            canceled.
+        request: The platform's request for a run. In each string, `{stream_id}` and `{start_request}` are replaced; the
+            driver gets the latter in its environment variable `DAGSTER_CKPT_START_REQUEST`.
+        start_timeout_s: Seconds that the cluster and the query may take to start; after that the run is canceled.
 
     Raises:
         OptionError: The request does not pass `{start_request}` on.
@@ -51,11 +50,11 @@ class PlatformLaunch(ABC):
 
     @abstractmethod
     def submit(self, request: Mapping[str, Any]) -> str:
-        """Returns the id of the run."""
+        """Start a run, and return its id."""
 
     @abstractmethod
     def end(self, run: str) -> str | None:
-        """How a run ended, and why; None while it has not."""
+        """Return how a run ended, and why; None while it has not."""
 
     @abstractmethod
     def cancel(self, run: str) -> None:
@@ -82,7 +81,7 @@ class SubmittedRun:
         self._asked_ms = clock()
 
     def failure(self) -> str | None:
-        """Why it will not start its query any more. If the platform does not answer, it is asked again."""
+        """Return why it will not start its query any more; asked again if the platform does not answer."""
         if self._clock() - self._asked_ms < POLL_MS:
             return None
         self._asked_ms = self._clock()
@@ -93,7 +92,7 @@ class SubmittedRun:
         return None
 
     def cancel(self) -> None:
-        """If the platform refuses, the driver itself does not start the query of a withdrawn start."""
+        """Cancel the run. If that fails, the driver itself does not start the query of a withdrawn start."""
         with suppress(Exception):
             self._launch.cancel(self.run)
 
@@ -203,7 +202,7 @@ class EmrServerlessLaunch(PlatformLaunch):
 class GlueLaunch(PlatformLaunch):
     """A run of a job of AWS Glue; the client is `boto3.client("glue")`.
 
-    Glue names the environment variables that a job may set, so the program passes its argument on:
+    Glue does not let a job set this environment variable, so the program passes its argument on:
     `os.environ["DAGSTER_CKPT_START_REQUEST"] = getResolvedOptions(sys.argv, ["start_request"])["start_request"]`.
 
     Example:

@@ -1,4 +1,4 @@
-"""What a start would do. Nothing here changes anything, and the query may be running."""
+"""Finds out what a start would do. Nothing is changed, and the query may be running."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _T = TypeVar("_T")
 
 
 def planned_start(stream: StreamHandle, start_from: StartFrom) -> RecoveryPlan:
-    """As far as catalog and storage tell. No sink is asked."""
+    """Plan a start as far as catalog and storage allow. No sink is asked."""
     return plan_recovery(start_facts(stream, start_from))
 
 
@@ -81,7 +81,7 @@ def start_facts(stream: StreamHandle, start_from: StartFrom, output: NamedOutput
 
 
 def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPreview | None = None) -> RewindPreview:
-    """Returns `known` if the start would still continue from the same point."""
+    """Preview a start; returns `known` if the start would still continue from the same point."""
     if known is not None and _still_holds(known.plan, planned_start(stream, start_from)):
         return known
     facts = start_facts(stream, start_from)
@@ -108,13 +108,13 @@ def start_preview(stream: StreamHandle, start_from: StartFrom, known: RewindPrev
             damage = Examiner(stream).damage_of_point(plan)
             if damage is None:
                 raise
-            # So will the start.
+            # The start will skip this point, too.
             failed = PointFailure(0, "preview", plan.point, damage.error, damage.detail, True, plan.to_batch, 0)
             facts = replace(facts, failures=[*facts.failures, failed])
 
 
 def _still_holds(known: RecoveryPlan, now: RecoveryPlan) -> bool:
-    """A query that ran on since is no difference."""
+    """Whether two plans continue from the same point, even if the query has run on."""
     before, after = known.as_record(), now.as_record()
     is_same = all(before.get(name) == after.get(name) for name in ("snapshot_id", "new_query_id", "claims"))
     if not is_same or before.get("source_offsets") != after.get("source_offsets"):
@@ -138,26 +138,25 @@ def ahead_of(
     output: NamedOutput | None = None,
     session: SparkSession | None = None,
 ) -> RewindPreview:
-    """What a start would undo and process again."""
+    """Preview what a start would undo and process again."""
     lost, running = lost_batches(stream, facts, plan, output), is_running(stream)
     replayed = plan if lost is None else lost.plan()
     ahead = preview_rewind(stream, facts, replayed, output, session, is_running=running)
     if lost is not None and ahead.gone:
-        # As the start does: sources may no longer have it.
+        # Like the start, do not replay if sources no longer have the input.
         ahead = preview_rewind(stream, facts, plan, output, session, is_running=running)
     return ahead
 
 
 def _check_rewrite(stream: StreamHandle, plan: RecoveryPlan, start_from: StartFrom) -> Sequence[str]:
-    """Before a query is suspended for a rewrite that the start would refuse."""
     if start_from.changes_state:
-        # Which operators change, only the code says.
+        # Only the code says which operators change.
         done = "is built from all input that was read so far" if start_from.bootstrap_state else "is migrated"
         return (f"the state {done} if the code differs; dagster-ckpt check lists what becomes of each operator",)
     if start_from.state_partitions is not None:
         return check_state(stream, plan, start_from).messages
     if stream.on_backend_change is OnStateChange.CONVERT:
-        # The start recovers from an unreadable live directory.
+        # A start recovers from a live directory that cannot be read.
         with suppress(LiveDirectoryError):
             return check_state(stream, plan, start_from).messages
     return ()
@@ -168,8 +167,7 @@ class StartCheck:
     """A start that sinks, sources and stored state do not refuse.
 
     Attributes:
-        change: How the query's plan differs from the one that wrote the state, as far as known; None if the start
-            migrates the state.
+        change: How the query's plan differs from that of the state, as far as known; None for a migration.
     """
 
     plan: RecoveryPlan
@@ -179,7 +177,6 @@ class StartCheck:
 
 
 def _facts_without(facts: RecoveryFacts, plan: RecoveryPlan, error: CkptError) -> RecoveryFacts:
-    """As the start does: the facts for another point than one that is refused; raises the error if there is none."""
     newer = with_newer_point(facts, plan, error.gone) if isinstance(error, InputGoneError) else None
     if newer is not None:
         return newer
@@ -195,20 +192,20 @@ def check_start(
     *,
     report: Callable[[str], None],
 ) -> StartCheck:
-    """Raises what the start would raise; `report` gets a message per change.
+    """Raise what the start would raise; `report` gets a message per change.
 
-    A query that cannot be described refuses nothing here: its start reports that.
+    A query that cannot be described refuses nothing here; its start reports that.
     """
     record = stream.catalog.streams.get(stream.stream_id)
-    output = _told(describe, named_output)
+    output = _ask_query(describe, named_output)
     facts = start_facts(stream, start_from, output)
     while True:
         plan = plan_of_start(stream, facts, describe)
         with holding(stream.catalog, [plan.snapshot], "check of a start"):
             try:
                 refuse_unclaimed(stream, plan.snapshot)
-                changed = refuse_changed_sources(stream, plan, _told(describe, source_identities))
-                ahead = ahead_of(stream, facts, plan, output, _told(describe, _session))
+                changed = refuse_changed_sources(stream, plan, _ask_query(describe, source_identities))
+                ahead = ahead_of(stream, facts, plan, output, _ask_query(describe, _session))
                 if (why := why_kept(facts, plan, ahead)) is not None:
                     raise RowsAtRiskError(why)
                 refuse_loss(stream, ahead, accept_loss=start_from.accept_loss)
@@ -223,7 +220,7 @@ def check_start(
             checked = check_state(stream, plan, start_from)
             for message in checked.messages:
                 report(message)
-            new = _told(describe, plan_of_writer)
+            new = _ask_query(describe, plan_of_writer)
             migration = state_migration(record, plan, new, start_from, describe, rules=stream.state_migrations)
             if migration is not None:
                 refuse_two_rewrites(stream.stream_id, checked.rewrite)
@@ -237,7 +234,7 @@ def check_start(
             return StartCheck(plan, checked.rewrite, change, migration)
 
 
-def _told(describe: Callable[[], DataStreamWriter], ask: Callable[[DataStreamWriter], _T]) -> _T | None:
+def _ask_query(describe: Callable[[], DataStreamWriter], ask: Callable[[DataStreamWriter], _T]) -> _T | None:
     try:
         return ask(describe())
     except Exception:  # noqa: BLE001 - the start fails in the same way and reports it
@@ -257,13 +254,12 @@ def preflight(
     *,
     start_from: StartFrom | None = None,
     interrupted: Callable[[], bool] = lambda: False,
-    report: Callable[[str], None] = lambda _sentence: None,
+    report: Callable[[str], None] = lambda _message: None,
 ) -> PreflightRecord:
     """Try whether the loaded code can resume, and record the result.
 
-    The newest committed batch is replayed to load, update and write state. If that is not retained any more, a batch of
-    new data is processed instead, if there is any. The state is rewritten or migrated first, as `start_from` says.
-    `interrupted` is polled; True ends the preflight with an error.
+    On a copy of the state, rewritten or migrated as `start_from` says, the newest committed batch is replayed; if that
+    is not retained any more, a batch of new data, if there is any. `interrupted` is polled.
     """
     stream.catalog.streams.get(stream.stream_id)
     change: PlanChange | None = None
@@ -386,7 +382,7 @@ def compare_trial(
 ) -> list[str]:
     """Compare the state after a batch of new code (`tried`) with that of the running code (`live`).
 
-    Never fails: what cannot be compared is reported.
+    What cannot be compared is only reported.
     """
     if not tried.folder.list(STATE):
         return []

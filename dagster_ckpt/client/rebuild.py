@@ -1,7 +1,7 @@
 """Rebuilds a lost catalog.
 
 Only the catalog is changed, in one repeatable transaction. A new, empty catalog becomes the record of the deployment
-that the snapshots name; others are never registered. The query known to the lost catalog may still run, so the next
+that the snapshots name; those of others are never registered. The query of the lost catalog may still run, so the next
 start fences it and continues in a fresh directory.
 """
 
@@ -40,16 +40,14 @@ from dagster_ckpt.stream.start_from import checked_label
 
 
 class ContinueFrom(StrEnum):
-    """Where a stream continues if its live directory is older than a snapshot taken of it."""
-
     LIVE = "live"
     NEWEST = "newest"
 
 
-# A process that cannot be found, so that its end does not count as orderly.
+# Names no process that can be found, so that its end does not count as orderly.
 _LOST = Holder("rebuilt", "rebuilt", "unknown", 0, None, "unknown")
 
-# No stream takes a lease so often for each number of a snapshot.
+# More leases than any stream takes between two snapshots.
 _TOKENS_PER_SNAPSHOT = 1_000
 
 
@@ -59,7 +57,6 @@ class RebuildReport:
 
     Attributes:
         live_directory: Where the next start continues; None: from the newest snapshot.
-        skipped: What was not registered, with the reason.
         undecided: Savepoints with edited state from which the stream may have been started; a plain start does not use
             them.
     """
@@ -74,7 +71,6 @@ class RebuildReport:
 
     @property
     def found_only_damage(self) -> bool:
-        """State was found, but none to continue from."""
         return bool(self.skipped) and not self.registered and self.live_directory is None
 
     def messages(self) -> list[str]:
@@ -94,8 +90,6 @@ class RebuildReport:
 
 @dataclass(frozen=True)
 class CatalogRebuild:
-    """Rebuilt streams, and why others were refused, by stream id."""
-
     streams: tuple[RebuildReport, ...]
     refused: Mapping[str, str]
 
@@ -111,9 +105,10 @@ def rebuild(
     take_over_deployment: str | None = None,
     continue_from: ContinueFrom | None = None,
 ) -> RebuildReport:
-    """If the catalog knows the live directory, only missing snapshots are added.
+    """Register what the catalog lacks of a stream.
 
-    After a restore from an older backup, the newest live directory is added too.
+    If it knows the live directory, only missing snapshots are added; if it was restored from an older backup, the
+    newest live directory too.
     """
     found, skipped = _snapshots(stream)
     if not found and not skipped:
@@ -124,7 +119,7 @@ def rebuild(
     if not _is_known(stream):
         _refuse_anothers(stream, found, owner)
     record = stream.register()
-    above = max(stream.newest_token(), _tokens_of(found))
+    above = max(stream.newest_token(), _token_above(found))
     acquired = acquire_for(stream.catalog, stream.stream_id, "rebuild", origin, above=above)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         known = {snapshot.snapshot_id for snapshot in stream.catalog.snapshots.of_stream(stream.stream_id)}
@@ -138,7 +133,7 @@ def rebuild(
         if record.live_generation > 0 and not stream.directories_ahead(record):
             live_directory = record.live_directory
             live = LiveDirectory(live_directory) if live_directory is not None else None
-            if live is not None and _goes_on_elsewhere(live, found, continue_from):
+            if live is not None and _is_abandoned(live, found, continue_from):
                 stream.catalog.streams.forget_live_directory(lease.record)
                 live_directory = None
             stream.catalog.rebuilding.add_snapshots(lease.record, missing, next_number=next_number)
@@ -148,7 +143,7 @@ def rebuild(
             half_made = {each.live.url: why for each in built if (why := _why_half_made(each)) is not None}
             skipped += [f"{url}: {why}" for url, why in half_made.items()]
             usable = [each for each in built if each.live.url not in half_made]
-            if usable and _goes_on_elsewhere(usable[-1].live, found, continue_from):
+            if usable and _is_abandoned(usable[-1].live, found, continue_from):
                 skipped.append(f"{usable[-1].live.url}: it is an old copy, and continue_from is newest")
                 usable = []
             generation = max((each.generation for each in built), default=0)
@@ -174,12 +169,11 @@ def _tag_again(stream: StreamHandle, lease: LeaseKeeper, noted: Sequence[Noted])
             stream.catalog.holds.tag(snapshot_id, label=None, holder=each.tagged_by, lease=lease.record)
 
 
-def _goes_on_elsewhere(
-    live: LiveDirectory, found: Sequence[SnapshotRecord], continue_from: ContinueFrom | None
-) -> bool:
-    """Whether its live directory is an old copy, and the stream continues from a newer snapshot.
+def _is_abandoned(live: LiveDirectory, found: Sequence[SnapshotRecord], continue_from: ContinueFrom | None) -> bool:
+    """Whether the stream leaves its live directory, an old copy, for a newer snapshot.
 
-    A rewind always makes a new directory. One behind a snapshot taken of it was put back.
+    A rewind always makes a new directory, so one behind a snapshot taken of it was put back. If `continue_from` does
+    not decide, that is refused.
     """
     state = inspect_live_directory(live)
     if state.status is not LiveStatus.GOOD or state.batch_id is None:
@@ -212,7 +206,6 @@ def _last_part(url: str) -> str:
 
 
 def _refuse_nothing(stream: StreamHandle) -> None:
-    """Refuse an empty stream, as of a wrong folder: its next start would begin from nothing."""
     has_run = any(each.stream_id == stream.stream_id and each.live_generation for each in stream.catalog.streams.all())
     if has_run or stream.live_directories():
         return
@@ -224,8 +217,8 @@ def _refuse_nothing(stream: StreamHandle) -> None:
     )
 
 
-def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
-    """A token above those that the lost catalog issued, if no live directory names the newest.
+def _token_above(found: Sequence[SnapshotRecord]) -> int:
+    """Return a token above those that the lost catalog issued, if no live directory names the newest.
 
     Kafka's markers would take a lower one for a former holder's.
     """
@@ -233,7 +226,6 @@ def _tokens_of(found: Sequence[SnapshotRecord]) -> int:
 
 
 def _is_known(stream: StreamHandle) -> bool:
-    """Whether the catalog has anything that a rebuild would add."""
     try:
         record = stream.catalog.streams.get(stream.stream_id)
     except StreamNotFoundError:
@@ -257,7 +249,6 @@ def _refuse_anothers(stream: StreamHandle, found: Sequence[SnapshotRecord], fold
 
 
 def _snapshots(stream: StreamHandle) -> tuple[list[SnapshotRecord], list[str]]:
-    """Snapshots complete by their lengths, oldest state first, and why others are omitted."""
     found: dict[str, SnapshotRecord] = {}
     skipped: list[str] = []
     for location in [*stream.store.checkpoints(), *stream.store.savepoints()]:
@@ -306,22 +297,22 @@ def _without_adoptions(
 
 
 def _record(header: SnapshotHeader, location: str, full_bytes: int, file_count: int) -> SnapshotRecord:
-    said = header.properties
-    timeline, trigger, schedule = said.get("timeline"), said.get("trigger"), said.get("schedule")
+    properties = header.properties
+    timeline, trigger, schedule = properties.get("timeline"), properties.get("trigger"), properties.get("schedule")
     return replace(
         record_of(header, location, timeline=timeline if isinstance(timeline, int) else 0),
         trigger=SnapshotTrigger(trigger) if trigger in set(SnapshotTrigger) else SnapshotTrigger.MANUAL,
         full_bytes=full_bytes,
         file_count=file_count,
-        label=_label(said.get("label")),
+        label=_label(properties.get("label")),
         schedule=schedule if isinstance(schedule, str) else None,
         completed_at_ms=header.created_at_ms,
     )
 
 
-def _label(said: object) -> str | None:
+def _label(value: object) -> str | None:
     try:
-        return checked_label(said) if isinstance(said, str) else None
+        return checked_label(value) if isinstance(value, str) else None
     except OptionError:
         return None
 
@@ -340,7 +331,7 @@ def _stream(
         snapshot for snapshot in found if snapshot.timeline == timeline and (snapshot.batch_id or 0) > (batch or 0)
     ]
     if live is not None and batch is not None and later:
-        # Rewound since: those belong to the previous timeline.
+        # Rewound since, so these belong to the previous timeline.
         past = [snapshot for snapshot in found if snapshot.timeline == timeline and (snapshot.batch_id or 0) <= batch]
         begins[timeline + 1] = (timeline, batch)
         restored[timeline + 1] = past[-1].snapshot_id if past else None
@@ -376,7 +367,7 @@ def _undecided(found: Sequence[SnapshotRecord]) -> list[SnapshotRecord]:
 
 
 def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]], dict[int, str | None]]:
-    """For each timeline whose first snapshot names its parent: where it branches off, and from which snapshot."""
+    """Return where each timeline branches off, and from which snapshot, if known."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in found}
     first: dict[int, SnapshotRecord] = {}
     for snapshot in found:
@@ -392,7 +383,6 @@ def _begins(found: Sequence[SnapshotRecord]) -> tuple[dict[int, tuple[int, int]]
 
 
 def _why_half_made(built: BuiltDirectory) -> str | None:
-    """Why a live directory is not the stream's, although a query could resume from it."""
     if built.live.is_not_in_use():
         return (
             "the restore, rewind, fork or import that built it did not finish, so no query was started in it. A start "
@@ -406,7 +396,10 @@ def _why_half_made(built: BuiltDirectory) -> str | None:
 def _where_it_stood(
     built: Sequence[BuiltDirectory], found: Sequence[SnapshotRecord]
 ) -> tuple[BuiltDirectory | None, int | None]:
-    """The newest one, if complete; an older one only if no snapshot could be restored instead."""
+    """Return the newest directory and its batch, if it is complete.
+
+    An older one is used only if no snapshot can be restored instead.
+    """
     for place, each in enumerate(reversed(built)):
         state = inspect_live_directory(each.live)
         if state.status is LiveStatus.GOOD:

@@ -63,8 +63,8 @@ class Definition:
     """A stream as the loaded code defines it.
 
     Attributes:
-        declared: Its desired state by default; None: it is not managed.
-        failing: The health checks that fail now, as `ObservedStream` has them.
+        declared: Its default desired state; None: it is not managed.
+        failing: Returns the health checks that fail now.
     """
 
     stream_id: str
@@ -76,8 +76,6 @@ class Definition:
 
 @dataclass(frozen=True)
 class StepRuns:
-    """Runs of one step."""
-
     failed: int = 0
     succeeded: bool = False
 
@@ -87,7 +85,7 @@ class Orchestrator:
     """Queries to the orchestrator that launches runs.
 
     Attributes:
-        has_ended: Its run has ended, is unknown, or is still running other steps.
+        has_ended: Whether the run of an execution has ended, is unknown, or is running only other steps.
     """
 
     has_ended: Callable[[ExecutionRecord], bool]
@@ -99,7 +97,7 @@ class Orchestrator:
 class Step:
     """The decision that was carried out, and work for a run, if any.
 
-    Its `step_name` stays until the step is done: its run is not launched twice.
+    A run is not launched twice, because `step_name` stays the same until the step is done.
     """
 
     decision: Decision
@@ -108,8 +106,7 @@ class Step:
 
 
 def reconcile_desired(catalog: Catalog, row: DesiredRecord, definition: Definition, orchestrator: Orchestrator) -> Step:
-    """Long work is returned, for a run."""
-    # Since all rows were read, a user may have changed this one.
+    # A user may have changed the row since it was read.
     row = catalog.desired_states.find(row.stream_id) or row
     seen = observe(catalog, row, definition, orchestrator)
     decision = decide(row, definition.declared, definition.policy, seen)
@@ -143,7 +140,6 @@ def observe(catalog: Catalog, row: DesiredRecord, definition: Definition, orches
 
 
 def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
-    """And record it afterwards."""
     run: StepRun | None = None
     for action in decision.actions:
         match action:
@@ -154,7 +150,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
             case Settle(execution_id):
                 catalog.executions.settle(execution_id, ExecutionStatus.FAILED)
             case Adopt(desired):
-                # Recorded too; decisions on the previous desired state are void.
+                # Recorded at once; decisions on the previous desired state are void.
                 catalog.desired_states.put(row.stream_id, desired, origin=decision.reason, seen=row)
             case Run(step):
                 run = step
@@ -163,7 +159,7 @@ def carry_out(catalog: Catalog, row: DesiredRecord, decision: Decision) -> Step:
 
 
 def step_name(row: DesiredRecord) -> str:
-    """Of the current step, for its runs."""
+    """Name the current step, for its runs."""
     is_under_way = row.upgrade is not None and not row.upgrade.phase.is_over
     phase = row.upgrade.phase.value if row.upgrade is not None and is_under_way else "STATE"
     return f"{row.stream_id}/{row.generation}/{phase}"
@@ -188,7 +184,7 @@ def _record(catalog: Catalog, row: DesiredRecord, decision: Decision) -> None:
 def _life(catalog: Catalog, execution: ExecutionRecord | None, orchestrator: Orchestrator) -> StreamLife:
     if execution is None:
         return StreamLife.NEVER_STARTED
-    # Another run's lease: a fork, a rollback, or a start without an execution yet.
+    # Another run may hold the lease: a fork, a rollback, or a start without an execution yet.
     if holds_lease(catalog, execution.stream_id, execution.run_id):
         return StreamLife.ALIVE
     if not orchestrator.has_ended(execution):
@@ -219,13 +215,11 @@ def _restarts_since(catalog: Catalog, row: DesiredRecord) -> int:
     return sum(each.cause is not StartCause.MANUAL for each in later)
 
 
-# A run takes longer to start its query: an evaluation may be this much too early.
+# A run takes longer to start its query, so a restart may be launched this much too early.
 LAUNCH_MS = 2_000
 
 
 class RecordedEnd(Enum):
-    """How a run ended, by the orchestrator."""
-
     STILL_RUNNING = "STILL_RUNNING"
     SUCCEEDED = "SUCCEEDED"
     CANCELED = "CANCELED"
@@ -239,14 +233,12 @@ class Wait:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start a new run from the latest state."""
-
     reason: str
 
 
 @dataclass(frozen=True)
 class Retain:
-    """Apply externalized retention for its final state."""
+    """Apply the clean-up option for its final state."""
 
     state: TerminalState
     reason: str
@@ -254,7 +246,7 @@ class Retain:
 
 Verdict = Wait | Restart | Retain
 
-# A process that dies after one has only failed to clean up.
+# A process that dies after recording one has only failed to clean up.
 _ON_PURPOSE = {
     ExecutionStatus.FINISHED: TerminalState.FINISHED,
     ExecutionStatus.SUSPENDED: TerminalState.SUSPENDED,
@@ -276,9 +268,9 @@ def reconcile(
 
     Args:
         ended: What the execution itself recorded.
-        failed_at_ms: Since a user last started the stream, including this one.
-        holds_lease: Nothing is deleted under a query that may write, and a process not found dead is not replaced.
-        now_ms: By the catalog's clock.
+        failed_at_ms: Its failures since a user last started the stream, with this one.
+        holds_lease: If so, nothing is deleted under a query that may write, and a process not found dead is not
+            replaced.
         random: For jitter; seeded per execution, so that every evaluation yields the same delay.
     """
     verdict = _decide(recorded, ended, strategy, failed_at_ms, now_ms=now_ms, random=random)
@@ -314,14 +306,13 @@ def _decide(
     return Restart(decision.reason)
 
 
-# A retry does not help: a user must decide where the stream continues.
+# No retry helps: a user must decide where the stream continues.
 _FINAL = (SnapshotNotFoundError, SnapshotCorruptError, RestoreError, SharedSinkError)
 
 
 def roll_back(
-    stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _sentence: None
+    stream: StreamHandle, *, run_id: str, report: Callable[[str], None] = lambda _message: None
 ) -> UpgradeRecord:
-    """The upgrade is marked only once it is done."""
     row = stream.catalog.desired_states.find(stream.stream_id)
     upgrade = row.upgrade if row is not None else None
     if upgrade is not None and upgrade.phase is UpgradePhase.ROLLING_BACK:
@@ -350,7 +341,7 @@ def roll_back(
 
 @contextmanager
 def fenced_lease(stream: StreamHandle, verb: str, origin: str) -> Iterator[LeaseKeeper]:
-    """Of a stream that does not run, whose former holders can write no more."""
+    """Hold the lease of a stream that is not running, with its former holders fenced."""
     acquired = acquire_for(stream.catalog, stream.stream_id, verb, origin)
     with LeaseKeeper(stream.catalog, acquired.record) as lease:
         check_places(stream, None, predecessor_ended=acquired.predecessor_ended)
@@ -371,7 +362,6 @@ def _continues_with(stream: StreamHandle, upgrade: UpgradeRecord) -> str:
 def _order_rollback(
     stream: StreamHandle, row: DesiredRecord, upgrade: UpgradeRecord, origin: str, report: Callable[[str], None]
 ) -> UpgradeRecord:
-    """If it can be undone, the supervisor sensor stops the stream and rolls it back."""
     catalog, snapshot_id = stream.catalog, upgrade.snapshot_id
     advice = "To go back to another snapshot, restart the stream from it"
     if snapshot_id is None or catalog.snapshots.get(snapshot_id).status is not SnapshotStatus.COMPLETED:
@@ -399,10 +389,10 @@ def _order_rollback(
 def restore_snapshot(
     stream: StreamHandle, start_from: StartFrom, lease: LeaseKeeper, report: Callable[[str], None]
 ) -> str:
-    """`start_from` names it. With its sinks; the next start continues there."""
+    """Restore the snapshot that `start_from` names, with its sinks; the next start continues there."""
     facts = recovery_facts(stream, start_from, predecessor_ended=True)
     plan = plan_recovery(facts)
-    # The previous code starts next: what the new code wrote elsewhere is left.
+    # Only the sink of the previous code, which starts next, is rolled back.
     output = output_of(sinks_of_snapshot(stream, plan.snapshot)) if plan.snapshot is not None else None
     preview = preview_rewind(stream, facts, plan, output)
     for message in preview.messages():
@@ -416,7 +406,7 @@ def restore_snapshot(
     try:
         prepared = prepare(stream, plan, lease, output, survey=preview.survey)
     except SinkRollbackError as error:
-        # No refusal: the next try continues there.
+        # Not a refusal: the next try continues there.
         raise StorageAccessError(str(error)) from error
     for place in prepared.rolled_back:
         report(f"rolled back the sink {place}")

@@ -1,7 +1,7 @@
 """Verified copies of snapshots in a second storage.
 
-A copy has the id, number and content of its original, in the folders of a checkpoint storage. So a start takes it by
-its location, and a catalog is rebuilt from it; the catalog lists no copy.
+A copy has the id, number and content of its original, in the folders of a checkpoint storage, so a start takes it by
+its location, and a catalog can be rebuilt from it. The catalog lists no copy.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Replica:
     """A copy of a snapshot.
 
     Attributes:
-        copied_bytes: Bytes written for it now; 0: it was there.
-        is_verified: Whether each of its bytes was read now, and none differs.
-        problems: Why it cannot be restored; it was deleted again, unless it was there before.
+        copied_bytes: Bytes written for it now; 0 if it was there.
+        is_verified: Whether all its bytes were read now, and none differs.
+        problems: Why it cannot be restored; unless it was there before, it was deleted again.
     """
 
     snapshot_id: str
@@ -63,7 +63,7 @@ class Replication:
 
     Attributes:
         failed: Copies that could not be made, read or deleted; the next call tries again.
-        swept: Objects that interrupted copies left, and that were deleted.
+        swept: Deleted objects that interrupted copies had left.
     """
 
     stream_id: str
@@ -75,7 +75,6 @@ class Replication:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each chosen snapshot has an intact copy, and every deletion succeeded."""
         return not self.failed and not any(each.problems for each in self.replicas)
 
     def messages(self) -> list[str]:
@@ -94,7 +93,6 @@ def replicate(
     verify: bool,
     progress: Progress | None,
 ) -> Replication:
-    """Carry out `Client.replicate`."""
     storage = checked_storage(to)
     place, source, target = storage_place(storage), stream.store, open_store(storage, stream.stream_id)
     if place is None or not isinstance(source, ObjectSnapshotStore) or not isinstance(target, ObjectSnapshotStore):
@@ -103,7 +101,7 @@ def replicate(
     _refuse_overlap(stream, place, chosen)
     there = _copies(stream, target)
     if keep is not None:
-        # Not to copy again and again what the policy then deletes.
+        # Do not copy again and again what the policy then deletes.
         kept = _kept(stream, _queue(stream, target, there, chosen), keep)
         chosen = [each for each in chosen if each.snapshot_id in kept]
     replicas: list[Replica] = []
@@ -121,7 +119,7 @@ def replicate(
         lost = dict(_damaged(target, [at for at, each in there.items() if each.header.snapshot_id not in known]))
     deleted: list[str] = []
     swept: tuple[str, ...] = ()
-    # A copy that was not made or not read may be the one for which an older one would go.
+    # A missing or unread copy may be one for which an older one is deleted.
     is_safe = not failed and not any(each.problems for each in replicas)
     failed += lost.values()
     if keep is not None:
@@ -143,14 +141,13 @@ def replicate(
 
 
 def _chosen(stream: StreamHandle, reference: str) -> list[SnapshotRecord]:
-    """Oldest first, so that later ones share the objects of earlier ones."""
+    """Return the snapshots to copy, oldest first, so that later ones share the objects of earlier ones."""
     if reference == ALL:
         return list(reversed(stream.catalog.snapshots.completed(stream.stream_id)))
     return [find_snapshot(stream.catalog, stream.stream_id, reference)]
 
 
 def _refuse_overlap(stream: StreamHandle, place: str, chosen: Sequence[SnapshotRecord]) -> None:
-    """The policy of the copies must delete no original."""
     savepoints = getattr(stream.storage, "savepoint_location", None)
     own = [storage_place(stream.storage), savepoints.url if savepoints is not None else None, stream.live_root]
     for folder in (*own, *(each.location for each in chosen)):
@@ -169,18 +166,18 @@ def _copied(
 ) -> Replica:
     original = snapshot_location(snapshot)
     stored = target.copy(original, source, progress=progress)
-    # An earlier call may have been interrupted before it read the copy.
+    # A call that was interrupted before it read its copy left it without the mark.
     is_read = verify or stored.incremental_bytes > 0 or not target.is_verified(stored.location)
     problems = target.verify(stored.location) if is_read else []
     if problems and not source.verify(original):
-        # An object that was there is damaged. Other copies share it: only an intact original replaces it.
+        # A damaged object may be shared by other copies, so only an intact original replaces it.
         stored = target.copy(original, source, progress=progress, again=True)
         problems = target.verify(stored.location)
     if problems and stored.location not in there:
-        # It may be the original: `verify` says so.
+        # The original may be damaged, which `verify` reports.
         target.discard(stored.location)
     elif problems:
-        # The next call reads it again: it stands for no older copy.
+        # Without the mark, the next call reads it again; no older copy is deleted for it.
         target.put_companion(stored.location, VERIFIED_NAME, None)
     elif is_read:
         target.note_verified(stored.location)
@@ -191,7 +188,7 @@ def _copied(
 
 
 def _damaged(target: ObjectSnapshotStore, gone: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Copies whose originals are gone: only a reader finds what rots there, and nothing mends it."""
+    """Return damaged copies whose originals are gone, with why: nothing else reads them, and nothing repairs them."""
     for location in sorted(gone):
         try:
             problems = target.verify(location)
@@ -204,13 +201,12 @@ def _damaged(target: ObjectSnapshotStore, gone: Iterable[str]) -> Iterator[tuple
 
 
 def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Manifest]:
-    """By location; OptionError if another deployment has some there."""
     found: dict[str, Manifest] = {}
     for location in [*target.checkpoints(), *target.savepoints()]:
         try:
             manifest = target.manifest(location)
         except CkptError:
-            # No policy deletes what cannot be read.
+            # An unreadable copy is left alone: no policy deletes it.
             continue
         header = manifest.header
         if header.stream_id != stream.stream_id:
@@ -226,7 +222,6 @@ def _copies(stream: StreamHandle, target: ObjectSnapshotStore) -> dict[str, Mani
 
 
 def _dropped(stream: StreamHandle, target: ObjectSnapshotStore, policy: RetentionPolicy) -> list[str]:
-    """Their locations, oldest first."""
     there = _copies(stream, target)
     queue = _queue(stream, target, there)
     kept = _kept(stream, queue, policy)
@@ -235,7 +230,6 @@ def _dropped(stream: StreamHandle, target: ObjectSnapshotStore, policy: Retentio
 
 
 def _kept(stream: StreamHandle, queue: Sequence[RetainedSnapshot], policy: RetentionPolicy) -> Collection[str]:
-    """Also the newest one, the newest one that is proven, tagged ones and those of savepoint sets."""
     known = stream.catalog.snapshots.by_id([each.snapshot_id for each in queue])
     proven = [each.snapshot_id for each in queue if each.snapshot_id in known and known[each.snapshot_id].is_proven]
     needed = {each.snapshot_id: KeptBecause.NEWEST for each in queue[-1:]}
@@ -252,7 +246,6 @@ def _queue(
     there: Mapping[str, Manifest],
     chosen: Sequence[SnapshotRecord] = (),
 ) -> list[RetainedSnapshot]:
-    """What is there and what is chosen, oldest state first; as old as the catalog says, which renews snapshots."""
     known = stream.catalog.snapshots.by_id([manifest.header.snapshot_id for manifest in there.values()])
     found = {each.snapshot_id: (each.place, retained(each)) for each in chosen}
     for location, manifest in there.items():
@@ -262,6 +255,7 @@ def _queue(
         listed = known.get(header.snapshot_id)
         copied = RetainedSnapshot(
             header.snapshot_id,
+            # The catalog may have renewed the snapshot since.
             taken_at_ms=(listed.completed_at_ms if listed is not None else None) or header.created_at_ms,
             number=header.number or 0,
             batch_id=header.batch_id,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.stream.handle import StreamHandle
 
 POLL_S = 0.5
-# Several processes may request the same start.
+# Several processes may request the same start, which has one id.
 _AGAIN = uuid.UUID("0a5d7c1e-8d3b-4f7b-9b0f-2f4c2f0f6d52")
 
 
@@ -28,18 +28,17 @@ def is_running(stream: StreamHandle) -> bool:
 
 
 def has_query(stream: StreamHandle) -> bool:
-    """Whether a query runs that can answer, not only a run whose query failed and which is to start another one."""
+    """Whether a query is running that can answer, not only a run that waits to restart one."""
     return is_running(stream) and not _is_between_restarts(stream)
 
 
 def _is_between_restarts(stream: StreamHandle) -> bool:
-    """Of a stream that is running."""
     latest = stream.catalog.executions.latest(stream.stream_id)
     return latest is not None and latest.status.is_over
 
 
 def require_running(stream: StreamHandle, participle: str) -> None:
-    """`participle` names it, such as "suspended"."""
+    """Refuse a stream that is not running; `participle`, such as "suspended", completes the message."""
     stream.catalog.streams.get(stream.stream_id)
     if not is_running(stream):
         raise RequestFailedError(
@@ -59,7 +58,7 @@ def ask(
 
     Raises:
         RequestFailedError: It failed or was withdrawn, or the run ended before it answered.
-        RequestTimeoutError: No answer in time; the request was withdrawn.
+        RequestTimeoutError: No answer came in time; the request was withdrawn.
     """
     request_id = str(uuid.uuid4())
     with withdrawing(stream, request_id):
@@ -72,7 +71,7 @@ def ask(
 def await_process(
     stream: StreamHandle, request: RequestRecord, *, timeout_s: float, poll_s: float | None = None
 ) -> RequestRecord:
-    """Wait for the answer of a stream's process as long as it is alive; as `ask`."""
+    """Wait for an answer while the stream's process is alive; raises as `ask`."""
 
     def cannot_answer() -> str | None:
         if not is_running(stream):
@@ -92,20 +91,35 @@ def await_answer(
     abort_reason: Callable[[], str | None] = lambda: None,
     poll_s: float | None = None,
 ) -> RequestRecord:
-    """If no answer comes, or the wait is interrupted, the request is withdrawn; raises as `ask`.
+    """Wait for an answer, and withdraw the request if none comes; raises as `ask`.
 
     `abort_reason` is called at each poll: a reason ends the wait.
     """
+    deadline = time.monotonic() + timeout_s
     with withdrawing(stream, request.request_id):
-        return _await_answer(stream, request, timeout_s, abort_reason, poll_s)
+        while True:
+            answer = stream.catalog.requests.get(request.request_id)
+            if answer.status is RequestStatus.COMPLETED:
+                return answer
+            what = _describe(answer)
+            if answer.status is RequestStatus.FAILED:
+                raise RequestFailedError(f"{what} failed: {answer.error}")
+            if answer.status not in (RequestStatus.PENDING, RequestStatus.ACCEPTED):
+                raise RequestFailedError(f"{what} is {answer.status.value}: it was withdrawn. Submit it again.")
+            why = abort_reason()
+            if why is not None and stream.catalog.requests.withdraw(request.request_id):
+                raise RequestFailedError(f"{what} was withdrawn: {why}")
+            if time.monotonic() >= deadline and stream.catalog.requests.withdraw(request.request_id):
+                raise RequestTimeoutError(
+                    f"{what} had no answer within {timeout_s:.0f} s and was withdrawn. Check the log of the stream's "
+                    "run: a batch that takes longer than this, or a query without a committed batch, cannot answer."
+                )
+            time.sleep(poll_s or POLL_S)
 
 
 @contextmanager
 def withdrawing(stream: StreamHandle, request_id: str) -> Iterator[None]:
-    """Withdraw a request, which may be submitted within the context, if the context ends with an exception.
-
-    The exception gets a note.
-    """
+    """Withdraw a request, submitted before or within the context, if that raises; the exception gets a note."""
     try:
         yield
     except BaseException as error:
@@ -116,40 +130,11 @@ def withdrawing(stream: StreamHandle, request_id: str) -> Iterator[None]:
         raise
 
 
-def _await_answer(
-    stream: StreamHandle,
-    request: RequestRecord,
-    timeout_s: float,
-    abort_reason: Callable[[], str | None],
-    poll_s: float | None,
-) -> RequestRecord:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        answer = stream.catalog.requests.get(request.request_id)
-        if answer.status is RequestStatus.COMPLETED:
-            return answer
-        what = _describe(answer)
-        if answer.status is RequestStatus.FAILED:
-            raise RequestFailedError(f"{what} failed: {answer.error}")
-        if answer.status not in (RequestStatus.PENDING, RequestStatus.ACCEPTED):
-            raise RequestFailedError(f"{what} is {answer.status.value}: it was withdrawn. Submit it again.")
-        why = abort_reason()
-        if why is not None and stream.catalog.requests.withdraw(request.request_id):
-            raise RequestFailedError(f"{what} was withdrawn: {why}")
-        if time.monotonic() >= deadline and stream.catalog.requests.withdraw(request.request_id):
-            raise RequestTimeoutError(
-                f"{what} had no answer within {timeout_s:.0f} s and was withdrawn. Check the log of the stream's run: "
-                "a batch that takes longer than this, or a query without a committed batch, cannot answer."
-            )
-        time.sleep(poll_s or POLL_S)
-
-
 def _describe(request: RequestRecord) -> str:
     return f"{request.kind.value} of stream {request.stream_id!r} (request {request.request_id})"
 
 
 def await_stop(stream: StreamHandle, timeout_s: float, *, poll_s: float | None = None) -> None:
-    """Wait until nothing of a stream is running any more."""
     deadline = time.monotonic() + timeout_s
     while is_running(stream):
         if time.monotonic() >= deadline:
@@ -161,9 +146,9 @@ def await_stop(stream: StreamHandle, timeout_s: float, *, poll_s: float | None =
 
 
 def start_again(stream: StreamHandle, start_id: str, *, origin: str) -> bool:
-    """If the query was stopped for a start that has come to nothing, request another start, once, where it stopped.
+    """Request a start where the query stopped, once, if it was stopped for a start that failed.
 
-    Returns whether it was. A stream that is to be down stays down.
+    Returns whether it was. A stream that is desired to be down stays down.
     """
     row = stream.catalog.desired_states.find(stream.stream_id)
     is_to_run = row is None or row.desired in (None, DesiredState.RUNNING)
@@ -180,7 +165,6 @@ def start_again(stream: StreamHandle, start_id: str, *, origin: str) -> bool:
 
 
 def snapshot_of(stream: StreamHandle, answer: RequestRecord) -> SnapshotRecord:
-    """The snapshot that an answer names."""
     if answer.snapshot_id is None:
         raise RequestFailedError(
             f"Request {answer.request_id} of stream {stream.stream_id!r} ended without a snapshot."

@@ -1,4 +1,4 @@
-"""What a retention policy would keep of a stream's checkpoints, now and had it always been in effect."""
+"""Shows what a retention policy would keep of a stream's checkpoints, now and if always in effect."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _GUARD = {
     KeptBecause.IN_USE: "it is in use",
     KeptBecause.POLICY_FAILED: "the policy failed",
 }
-# Those whose bytes were deleted since, whatever deleted them.
+# Also those deleted since, whatever deleted them.
 _PAST = (SnapshotStatus.COMPLETED, SnapshotStatus.DELETING, SnapshotStatus.DELETED)
 
 
 @dataclass(frozen=True)
 class PreviewedSnapshot:
-    """One checkpoint: the rules that would keep it; none: it would be deleted."""
+    """A checkpoint; without reasons to keep it, it would be deleted."""
 
     snapshot_id: str
     name: str
@@ -46,10 +46,9 @@ class RetentionPreview:
     """Result of `Client.preview_retention`.
 
     Attributes:
-        snapshots: Oldest first.
         kept_bytes: Of those that would be kept; what they share counts once.
-        most_bytes: With the history: the most that were kept at any time.
-        problem: Why the policy's answer could not be used: it would delete nothing.
+        most_bytes: With the history, the most that were kept at any time.
+        problem: Why the policy's answer could not be used: nothing would be deleted.
     """
 
     stream_id: str
@@ -78,7 +77,6 @@ class RetentionPreview:
 
 
 def preview_retention(stream: StreamHandle, policy: RetentionPolicy, *, history: bool) -> RetentionPreview:
-    """Carry out `Client.preview_retention`."""
     if history:
         return _replayed(stream, policy)
     snapshots = retained_by_policy(stream)
@@ -87,9 +85,9 @@ def preview_retention(stream: StreamHandle, policy: RetentionPolicy, *, history:
 
 
 def _replayed(stream: StreamHandle, policy: RetentionPolicy) -> RetentionPreview:
-    """The guard keeps what a recovery of that time would have taken first.
+    """Replay a policy; the guard keeps what a recovery would have taken first at each time.
 
-    Which snapshots were proven then, tagged or in use, is not recorded.
+    Which snapshots were proven, tagged or in use then is not recorded.
     """
     listed = stream.catalog.snapshots.of_stream(stream.stream_id, status=None)
     past = [
@@ -121,11 +119,10 @@ def _preview(
     most_bytes: int | None = None,
     among: Sequence[RetainedSnapshot] | None = None,
 ) -> RetentionPreview:
-    """`among`: those that the policy saw in the end; None: all."""
     queue = to_retain(stream, snapshots, policy)
-    told = reasons_to_keep(policy, queue if among is None else among, context) if decision.problem is None else {}
+    rules = reasons_to_keep(policy, queue if among is None else among, context) if decision.problem is None else {}
     reasons = {
-        snapshot_id: (*told.get(snapshot_id, ()), *([_GUARD[because]] if because in _GUARD else []))
+        snapshot_id: (*rules.get(snapshot_id, ()), *([_GUARD[because]] if because in _GUARD else []))
         for snapshot_id, because in decision.kept.items()
     }
     return RetentionPreview(

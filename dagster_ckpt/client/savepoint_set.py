@@ -1,13 +1,13 @@
 """Savepoint sets, of streams that read each other: taken while these run, kept in storage, and restarted from.
 
-Taken: the streams downstream come first. Those upstream go on meanwhile, so their later savepoints contain what was
-read. This is then tested exactly, and where it is not so, the stream upstream is taken once more.
+Streams downstream are taken first, so that the later savepoints of those upstream contain what was read. If an exact
+test finds that one does not, it is taken once more.
 
 In storage, a file beside each savepoint names the set, for a rebuilt catalog. It is written before the catalog records
 the set, and deleted before the catalog releases it.
 
-Restarted: suspended and restored downstream first, and started upstream first. So at every step no stream has read rows
-that its upstream lacks. If the process dies, the same command finishes.
+For a restart, streams are suspended and restored downstream first, and started upstream first: at no step has a stream
+read rows that its upstream lacks. If the process dies, the same command finishes.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def take_savepoint_set(
     accept_unproven: bool = False,
     as_they_are: bool = False,
 ) -> SavepointSet:
-    """`take` takes a savepoint of a stream with a label.
+    """Take a savepoint of each stream by `take(stream, label)`, and record the set if they belong together.
 
-    `as_they_are`: of stopped streams, to put them back to; whether these savepoints belong together is only noted.
+    With `as_they_are`, for stopped streams that may be put back, doubts are only noted.
     """
     accept_unproven = accept_unproven or as_they_are
     doubts = [f"{edge}: {edge.why} not recorded by batch" for edge in graph.edges if edge.kind is EdgeKind.UNKNOWN]
@@ -87,14 +87,14 @@ def take_savepoint_set(
             for stream in reversed(streams):
                 made[stream] = taken = take(stream, label or f"set-{set_id[:8]}")
                 held.enter_context(holding(catalog, [taken], f"savepoint set {set_id}"))
-                # Until the set is recorded, the stream deletes it like a checkpoint.
+                # Until the set is recorded, let the stream delete the savepoint like a checkpoint.
                 catalog.snapshots.give_to_stream(taken.snapshot_id)
-            return line_through(catalog, graph, made)
+            return _line_through(catalog, graph, made)
 
         line = take_all(graph.order)
         behind = [member.stream_id for member in line.members if member.skipped]
         if behind and not as_they_are:
-            # What they read has been committed since.
+            # What they read has been committed since, so take their upstream streams again.
             edges = [edge for edge in graph.edges if edge.reader in behind]
             above = ",".join(f"+{edge.upstream}" for edge in edges)
             line = take_all(select(above, {each: each for each in graph.order}, graph.edges).order)
@@ -121,21 +121,19 @@ def take_savepoint_set(
     return done
 
 
-def line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotRecord]) -> RecoveryLine:
-    """A member with `skipped` is not consistent."""
+def _line_through(catalog: Catalog, graph: StreamGraph, made: dict[str, SnapshotRecord]) -> RecoveryLine:
     readers = {edge.reader for edge in graph.edges}
     points = {stream: [point_of(catalog, made[stream], reads=stream in readers)] for stream in graph.order}
     return recovery_line(graph.order, points, graph.edges)
 
 
 def release_savepoint_set(catalog: Catalog, found: SavepointSet, open_stream: OpenStream) -> None:
-    """Repeatable."""
-    delete_set(found, open_stream)
+    _put(found, open_stream, None)
     catalog.savepoint_sets.release(found.set_id)
 
 
 def _forget_older(catalog: Catalog, open_stream: OpenStream, newest: SavepointSet, keep: int) -> None:
-    """Only those before it: another caller may be recording one."""
+    """Release older sets of the same selection, only those before `newest`: another caller may be recording one."""
     alike = [
         each
         for each in catalog.savepoint_sets.all()
@@ -154,14 +152,9 @@ def _refuse(graph: StreamGraph, reasons: Sequence[str]) -> None:
 
 
 def write_set(made: SavepointSet, open_stream: OpenStream) -> None:
-    """Repeatable. A storage class of the user's own keeps no sets."""
+    """Write the set beside each savepoint, except in a storage class of the user's own. Repeatable."""
     members = {stream: each.snapshot_id for stream, each in made.savepoints.items()}
     _put(made, open_stream, json.dumps({**values_of(made), _MEMBERS: members}).encode())
-
-
-def delete_set(made: SavepointSet, open_stream: OpenStream) -> None:
-    """Repeatable; the savepoints stay."""
-    _put(made, open_stream, None)
 
 
 def _put(made: SavepointSet, open_stream: OpenStream, content: bytes | None) -> None:
@@ -172,7 +165,7 @@ def _put(made: SavepointSet, open_stream: OpenStream, content: bytes | None) -> 
 
 
 def register_sets(stream: StreamHandle, found: Iterable[SnapshotRecord]) -> tuple[list[str], list[str]]:
-    """Only sets of which the catalog has every savepoint.
+    """Register the sets of which the catalog has every savepoint.
 
     Returns their names, and why others are not registered.
     """
@@ -214,7 +207,6 @@ def _is_there(snapshot: SnapshotRecord | None, stream_id: str) -> bool:
 
 
 def preview_set(found: SavepointSet, opened: dict[str, StreamHandle]) -> dict[str, RewindPreview]:
-    """By stream. Raises SnapshotNotFoundError if a savepoint is gone."""
     gone = [stream for stream in found.streams if stream not in found.savepoints]
     if gone:
         raise SnapshotNotFoundError(
@@ -225,15 +217,15 @@ def preview_set(found: SavepointSet, opened: dict[str, StreamHandle]) -> dict[st
 
 
 def _start_from(found: SavepointSet, stream: StreamHandle) -> StartFrom:
-    """A topic keeps what was written since: a new query writes behind it, where the readers of the set continue.
+    """Start from the stream's savepoint, as a new query if another stream of the set reads its topic.
 
-    Of a topic that none of them reads, a person decides whether its rows may be written again.
+    A topic keeps what was written since: the new query writes behind it, where its readers continue. Whether a topic
+    that none of them reads may get the same rows again, a person decides.
     """
     return StartFrom(found.savepoints[stream.stream_id].snapshot_id, new_query_id=bool(_topics_between(found, stream)))
 
 
 def _topics_between(found: SavepointSet, stream: StreamHandle) -> list[TransactionalKafkaSink]:
-    """Those that the stream writes, and that another stream of the set reads."""
     written = distinct([*sinks_in(found.savepoints[stream.stream_id].properties), *sinks_of(sinks_written(stream))])
     edges = [each for each in edges_in(stream.catalog) if each.upstream == stream.stream_id]
     read = [sink_of(each.sink) for each in edges if each.reader in found.streams and each.kind is EdgeKind.TOPIC]
@@ -241,7 +233,6 @@ def _topics_between(found: SavepointSet, stream: StreamHandle) -> list[Transacti
 
 
 def refuse_set(found: SavepointSet, opened: dict[str, StreamHandle], previews: dict[str, RewindPreview]) -> None:
-    """Refuse a restart from a set that could lose rows, or that leaves a reader behind."""
     others = [
         reader.message()
         for preview in previews.values()
@@ -260,7 +251,6 @@ def refuse_set(found: SavepointSet, opened: dict[str, StreamHandle], previews: d
 
 
 def _refuse_topics(found: SavepointSet, stream: StreamHandle) -> None:
-    """Refuse a set whose streams could not continue behind what is undone in the topics between them."""
     edges = [each for each in edges_in(stream.catalog) if each.reader in found.streams]
     savepoint = found.savepoints[stream.stream_id]
     for topic in _topics_between(found, stream):
@@ -281,7 +271,6 @@ _HAS_ENDED = (ExecutionStatus.FINISHED, ExecutionStatus.SUSPENDED, ExecutionStat
 
 
 def suspend_set(found: SavepointSet, opened: dict[str, StreamHandle], suspend: Callable[[str], object]) -> list[str]:
-    """Those that run or wait for a restart, downstream first; returns them."""
     suspended = []
     for stream in reversed(found.streams):
         last = opened[stream].catalog.executions.latest(stream)
@@ -293,9 +282,9 @@ def suspend_set(found: SavepointSet, opened: dict[str, StreamHandle], suspend: C
 
 
 def restore_set(found: SavepointSet, opened: dict[str, StreamHandle], *, origin: str, report: Report) -> None:
-    """With their sinks, downstream first. Repeatable.
+    """Restore the streams with their sinks, downstream first. Repeatable.
 
-    Where a table needs a Spark session that this process lacks, the next start of its stream rolls it back.
+    If a table needs a Spark session that this process lacks, its stream's next start rolls it back.
     """
     for stream in reversed(found.streams):
         _restore(opened[stream], _start_from(found, opened[stream]), origin, report)
@@ -309,16 +298,16 @@ def _restore(stream: StreamHandle, start_from: StartFrom, origin: str, report: R
         except StorageAccessError as error:
             if not isinstance(error.__cause__, NoSessionError):
                 raise
-            # Streams that read the table do not start before.
+            # Streams that read the table do not start before that.
             report(f"{stream.stream_id}: {error}")
 
 
 def set_before(
     found: SavepointSet, opened: dict[str, StreamHandle], sets: Sequence[SavepointSet]
 ) -> SavepointSet | None:
-    """The set that an interrupted restart from `found` took first: no stream has run since.
+    """Return the set that an interrupted restart from `found` took first, if no stream has run since.
 
-    Another one would be of streams that are restored in part, and would hide the way back.
+    Another one would hide the way back: its streams are already restored in part.
     """
     for each in sets:
         if (each.label or "").startswith(_before(found)) and set(each.savepoints) == set(found.streams):
@@ -332,7 +321,6 @@ def _executions(catalog: Catalog, streams: Sequence[str]) -> tuple[str, ...]:
 
 
 def label_before(found: SavepointSet, opened: Mapping[str, StreamHandle]) -> str:
-    """Of the set that a restart from `found` takes first."""
     used = {each.label for stream, handle in opened.items() for each in handle.catalog.snapshots.completed(stream)}
     names = (_before(found) + (f"-{number}" if number > 1 else "") for number in count(1))
     return next(name for name in names if name not in used)
@@ -343,7 +331,7 @@ def _before(found: SavepointSet) -> str:
 
 
 def save_before(take: Callable[[], SavepointSet], report: Report) -> None:
-    """A stream may be too broken for a savepoint, which the restart mends."""
+    """Take the set that leads back. A stream may be too broken for a savepoint, which the restart mends."""
     try:
         before = take()
     except CkptError as error:

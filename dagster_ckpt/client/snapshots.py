@@ -1,4 +1,4 @@
-"""Methods of the client that take snapshots, keep them and prove that they can be restored."""
+"""Client methods that take snapshots, keep them and prove that they can be restored."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
     from dagster_ckpt.catalog.records import RequestRecord, SnapshotRecord
     from dagster_ckpt.client.derived_savepoint import SavepointIdentity
-    from dagster_ckpt.client.examination import Progress, SnapshotVerification
+    from dagster_ckpt.client.examination import SnapshotVerification
     from dagster_ckpt.snapshot.manifest import SnapshotHeader
     from dagster_ckpt.snapshot.store import StoredSnapshot
+    from dagster_ckpt.snapshot.writer import Progress
     from dagster_ckpt.stream.handle import StreamHandle
 
 
-# Property of a savepoint: the checkpoint that it is a copy of.
+# The checkpoint that a savepoint is a copy of.
 _PROMOTED_FROM = "promoted_from"
 
 
@@ -76,7 +77,7 @@ class SnapshotMethods(Connection):
     ) -> SnapshotRecord:
         from dagster_ckpt.stream.snapshotting import savepoint_of_stopped_stream
 
-        # A query that fails again and again answers nothing; its state is read as that of a stopped one.
+        # A query that keeps failing answers no request, so its state is read as that of a stopped stream.
         if has_query(opened):
             try:
                 return self._answer(self._ask_for_savepoint(opened, label, target, schedule), timeout_s)
@@ -107,10 +108,7 @@ class SnapshotMethods(Connection):
     def request_savepoint(
         self, stream: str, *, label: str | None = None, target_directory: str | None = None
     ) -> RequestRecord:
-        """Request a savepoint of a running stream; see `await_request`.
-
-        Of a stopped one, use `trigger_savepoint`.
-        """
+        """Request a savepoint of a running stream; see `await_request`. For a stopped one, use `trigger_savepoint`."""
         opened, target = self._open(stream), checked_target(label, target_directory)
         self._refuse_taken(opened.stream_id, label)
         return self._ask_for_savepoint(opened, label, target, None)
@@ -129,7 +127,7 @@ class SnapshotMethods(Connection):
         return snapshot_of(opened, await_process(opened, request, timeout_s=timeout_s))
 
     def await_request(self, request: RequestRecord | str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> RequestRecord:
-        """Wait until a request, or the one with this id, is answered. After the timeout it is withdrawn."""
+        """Wait until a request, which may be given by its id, is answered. After the timeout it is withdrawn."""
         asked = self.catalog.requests.get(request if isinstance(request, str) else request.request_id)
         opened = self._open(asked.stream_id)
         if asked.kind is RequestKind.START:
@@ -137,11 +135,11 @@ class SnapshotMethods(Connection):
         return await_process(opened, asked, timeout_s=timeout_s)
 
     def list_requests(self, stream: str | None = None) -> list[RequestRecord]:
-        """Requests that are neither answered nor withdrawn, oldest first; of all streams if none is named."""
+        """List requests that are neither answered nor withdrawn, oldest first; of all streams if none is named."""
         return self.catalog.requests.unanswered(self._id_of(stream) if stream is not None else None)
 
     def withdraw_request(self, request: RequestRecord | str) -> RequestRecord:
-        """Withdraw a request, so that nothing carries it out later. One that was answered before stays as it is."""
+        """Withdraw a request, so that nothing carries it out later; an answered one stays as it is."""
         request_id = request if isinstance(request, str) else request.request_id
         self.catalog.requests.withdraw(request_id)
         return self.catalog.requests.get(request_id)
@@ -155,11 +153,12 @@ class SnapshotMethods(Connection):
         from dagster_ckpt.stream.start_from import checked_label
 
         checked_label(label)
-        found = self._snapshot(self._open(stream), snapshot)
+        opened = self._open(stream)
+        found = self._snapshot(opened, snapshot)
         if label != found.label:
             self._refuse_taken(found.stream_id, label)
         self._catalog.holds.tag(found.snapshot_id, label=label, holder=self._origin)
-        write_notes(self._open(stream), found.snapshot_id)
+        write_notes(opened, found.snapshot_id)
         return self._catalog.snapshots.get(found.snapshot_id)
 
     def release(self, stream: str, snapshot: str) -> SnapshotRecord:
@@ -169,9 +168,10 @@ class SnapshotMethods(Connection):
         """
         from dagster_ckpt.stream.snapshots import describe_snapshot, is_owned_by_stream, write_notes
 
-        found = self._snapshot(self._open(stream), snapshot)
+        opened = self._open(stream)
+        found = self._snapshot(opened, snapshot)
         released = self._catalog.holds.release_tag(found.snapshot_id)
-        write_notes(self._open(stream), found.snapshot_id)
+        write_notes(opened, found.snapshot_id)
         if found.trigger is SnapshotTrigger.REWIND and not is_owned_by_stream(found):
             self._catalog.snapshots.give_to_stream(found.snapshot_id)
             released = True
@@ -199,7 +199,7 @@ class SnapshotMethods(Connection):
         found = self._snapshot(opened, snapshot)
         for each in self._catalog.snapshots.completed(opened.stream_id) if label is not None else ():
             if each.label == label and each.properties.get(_PROMOTED_FROM) == found.snapshot_id:
-                # An interrupted call has made it.
+                # An interrupted call has already made it.
                 return each
         self._refuse_taken(opened.stream_id, label)
         return derive_savepoint(
@@ -251,7 +251,7 @@ class SnapshotMethods(Connection):
             spark: A session that reads the state of every operator, from a temporary copy.
 
         Raises:
-            StorageAccessError: A snapshot could not be read; the others were, which is recorded.
+            StorageAccessError: A snapshot could not be read; the results of the others are recorded.
             UnsupportedSparkError: The session's Spark cannot read the state.
         """
         from dagster_ckpt.client.examination import locations_of, record_verification, verify_snapshot

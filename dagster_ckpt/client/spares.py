@@ -1,4 +1,4 @@
-"""Spares: processes that wait with Spark started until they may continue a stream that runs elsewhere."""
+"""Spares: processes that have started Spark, and wait until they may continue a stream that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _POLL_S = 0.5
 
 
 def prepared_spare(spark: SparkSession) -> Callable[[], bool]:
-    """Warm up the session of a process that waits for its turn; returns whether its JVM lives."""
-    # Without it, the spare only takes longer to continue.
+    """Warm up the session of a waiting process, and return a check that its JVM is alive."""
+    # A cold spare only takes longer to continue.
     with suppress(Exception):
         warm_up(spark)
     pid = jvm_pid(spark)
@@ -46,13 +46,11 @@ def await_turn(
 ) -> bool:
     """Wait while another process runs the stream, until a failure lets this one continue, or a start is requested.
 
-    What is stopped meanwhile stays stopped. Returns whether it had to wait.
+    A stream that is stopped meanwhile stays stopped. Returns whether it had to wait.
 
     Args:
-        stream: The stream.
-        prepare: Called once it has to wait; returns whether this process is still of use.
-        has_lost: Another spare was faster: this process waits in any case.
-        pause: Called between two looks, with seconds.
+        prepare: Called once it has to wait; returns a check that this process is still of use.
+        has_lost: Another spare was faster: wait in any case.
 
     Raises:
         StartStoppedError: The process is of no use any more.
@@ -60,7 +58,7 @@ def await_turn(
     reported = "another process was faster" if has_lost else None
     is_of_use: Callable[[], bool] | None = None
     while True:
-        # An unavailable catalog keeps it waiting. A loser may look before the lease of the other can be seen.
+        # Wait while the catalog is unavailable. A spare that lost may look before the other's lease is visible.
         with suppress(CatalogError):
             held = has_living_holder(stream.catalog, stream.stream_id)
             why = "another process runs it" if held else _why_not_continued(stream) if reported is not None else None

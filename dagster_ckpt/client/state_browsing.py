@@ -71,11 +71,10 @@ class StreamState(ExitStack):
             raise
 
     def frame(self, name: StateName | None = None) -> StateFrame:
-        """The rows of one of `states`, by default of the only one."""
         return self.reader.frame(name if name is not None else self._only())
 
     def rows(self, operator: int | str | None = None, state: str | None = None) -> DataFrame:
-        """The rows of one state: columns `key`, `value` and `partition`, and `map_key` for a map.
+        """Return the rows of one state: columns `key`, `value` and `partition`, and `map_key` for a map.
 
         Operator (number or name) and state can be left out if only one is selected.
         """
@@ -127,12 +126,10 @@ class StreamStateDiff(ExitStack):
 
     @cached_property
     def states(self) -> Sequence[StateDifference]:
-        """Of each state, also of equal ones; nothing is computed yet."""
         return differences(self.before.reader, self.after.reader, paired(self.before.states, self.after.states))
 
     @property
     def is_empty(self) -> bool:
-        """Whether all rows are the same; reads both."""
         return all(state.is_empty for state in self.states)
 
 
@@ -163,7 +160,7 @@ def _batch_of(live: LiveDirectory) -> int:
     return commit
 
 
-# With the microseconds that Spark keeps, which to_json would cut off.
+# Spark keeps microseconds, which to_json cuts off by default.
 _TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -175,8 +172,6 @@ LARGEST = 10
 
 @dataclass(frozen=True)
 class LargestKey:
-    """A key, and the size of its values, as JSON."""
-
     key: str
     rows: int
     bytes: int
@@ -184,7 +179,7 @@ class LargestKey:
 
 @dataclass(frozen=True)
 class ShownState:
-    """Each cell is JSON, or a number as text."""
+    """The first rows of a state; each cell is JSON, or a number as text."""
 
     operator_id: int
     operator: str
@@ -197,11 +192,7 @@ class ShownState:
 
 @dataclass(frozen=True)
 class ShownDifference:
-    """Each cell is JSON, or a number as text.
-
-    Attributes:
-        note: Why every row differs, if it does.
-    """
+    """The first differing rows of a state, as `ShownState`; if every row differs, `note` says why."""
 
     operator_id: int
     operator: str
@@ -213,7 +204,6 @@ class ShownDifference:
 
 
 def written_rows(found: StreamState | StreamStateDiff, folder: str | None, *, where: str | None = None) -> list[str]:
-    """As `write_rows`, unless `folder` is None."""
     if folder is None:
         return []
     if isinstance(found, StreamStateDiff):
@@ -225,15 +215,14 @@ def written_rows(found: StreamState | StreamStateDiff, folder: str | None, *, wh
 def show_state(
     state: StreamState, *, where: str | None = None, limit: int = DEFAULT_LIMIT, largest: int = LARGEST
 ) -> list[ShownState]:
-    """`where`: a condition in SQL on fields of the key by name, or on `key`, `value` and `partition`.
+    """Return `limit` rows and the `largest` keys of each state; `largest` 0 saves a pass.
 
-    Shows `limit` rows and the `largest` keys of each state; `largest` 0 saves a pass.
+    `where` is a condition in SQL on fields of the key by name, or on `key`, `value` and `partition`.
     """
     return [_shown(state, name, where, limit, largest) for name in state.states]
 
 
 def show_differences(diff: StreamStateDiff, *, limit: int = DEFAULT_LIMIT) -> list[ShownDifference]:
-    """Compute every difference."""
     return [show_difference(state, limit=limit) for state in diff.states]
 
 
@@ -254,7 +243,6 @@ def write_rows(tables: Iterable[tuple[StateName, DataFrame]], folder: str) -> li
 
 
 def write_frames(frames: Mapping[str, DataFrame], folder: str) -> list[str]:
-    """As `write_rows`, with frames by their folders below `folder`."""
     root = location_url("write_to", folder).rstrip("/")
     for place in frames:
         if LiveDirectory(f"{root}/{place}").exists():
@@ -287,7 +275,6 @@ def _largest(state: StreamState, name: StateName, rows: DataFrame, number: int) 
 
 
 def texts(rows: DataFrame, order: Sequence[str], limit: int) -> tuple[tuple[str, ...], ...]:
-    """The first rows; each cell is JSON, or a plain value as text."""
     shown = rows.select(*(_text(rows, column).alias(column) for column in rows.columns))
     if order:
         shown = shown.orderBy(*order)

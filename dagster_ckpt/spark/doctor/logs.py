@@ -122,7 +122,7 @@ def _shown(at_ms: int) -> str:
 
 
 def _is_continuous(subject: Subject) -> bool:
-    """Whether continuous processing wrote the newest commit; its offset log may be further ahead."""
+    """Whether continuous processing wrote the newest commit: its offset log may be further ahead."""
     entry = subject.offset_entry(subject.commit) if subject.commit is not None else None
     return entry is not None and entry.continuous
 

@@ -128,11 +128,10 @@ def examine_state_files(subject: Subject) -> StateExamination:
 
 
 def _each_store(subject: Subject, state: CommittedState) -> list[Finding]:
-    """One finding per store: the check of the whole state stops at the first."""
+    """Examine each store, because the check of the whole state stops at the first damage."""
     try:
         places = store_places(state)
     except LiveDirectoryError as trouble:
-        # A log does not name the state.
         is_commit = isinstance(trouble, IncompleteCutError)
         code, log = (Code.COMMIT_UNREADABLE, COMMITS) if is_commit else (Code.OFFSET_UNREADABLE, OFFSETS)
         return [error(code, f"{log}/{state.commit.batch_id}", str(trouble))]

@@ -61,11 +61,9 @@ class SourceIdentity:
     """What one source of a query reads.
 
     Attributes:
-        kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name.
         name: The query's name for it (Spark 4.2 and later).
-        identity: Such as the path of a folder or the id of a table, as far as known.
-        options: Deciding ones that differ from their default.
-        side: Of the stream-stream joins above it, such as `left/right`; None if there is none.
+        options: Those that decide what is read and differ from their default.
+        side: Its side of the stream-stream joins above it, such as `left/right`; None without joins.
     """
 
     kind: str
@@ -94,12 +92,12 @@ def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
 
 
 def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
-    """By the names of their logs: their own name, else their position."""
+    """Return sources by the names of their logs: their own name, else their position."""
     return {source.name or str(index): source for index, source in enumerate(sources)}
 
 
 def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | None:
-    """In the order of the offset log; None over Spark Connect.
+    """Describe the sources, in the order of the offset log; None over Spark Connect.
 
     Raises OptionError if a file source is read twice through one DataFrame.
     """
@@ -118,10 +116,10 @@ class Leaf(NamedTuple):
     """A source of the logical plan.
 
     Attributes:
-        name: In the offset log, if that has names: its own, else its position.
-        position: There. A relation that is read again through the same DataFrame has a further one.
-        log: Name of its log of what was read, in the folder `sources`; relations that are equal share one.
-        is_again: Another one before it is equal.
+        name: Its name in an offset log with names: its own, else its position.
+        position: In the offset log. A relation that is read again through the same DataFrame has a further one.
+        log: Its log in the folder `sources`; equal relations share one.
+        is_again: An earlier leaf is equal.
     """
 
     node: Any
@@ -132,7 +130,6 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(writer: DataStreamWriter) -> list[Leaf]:
-    """In the order of the plan; empty over Spark Connect."""
     found: list[Leaf] = []
     logs: list[Any] = []
     for position, node in enumerate(read_leaves(writer)):
@@ -145,7 +142,7 @@ def leaves_of(writer: DataStreamWriter) -> list[Leaf]:
 
 
 def sources_in_entry(writer: DataStreamWriter, offsets: Mapping[str, str | None]) -> list[tuple[Leaf, str, str | None]]:
-    """Each with its name in an entry of the offset log, and its offset.
+    """Return each source with its name and offset in an entry of the offset log.
 
     From the fifth one on, Spark writes offsets with names in any order.
     """
@@ -206,7 +203,7 @@ def _sides(writer: DataStreamWriter, leaves: Sequence[Any]) -> dict[int, str]:
 
 
 def source_options(leaf: Any) -> dict[str, str]:
-    """Names in lower case; values may be secrets."""
+    """Return the options by name in lower case; values may be secrets."""
     if str(leaf.getClass().getSimpleName()) == "StreamingRelation":
         return {str(name).lower(): str(text) for name, text in pairs_of(leaf.dataSource().options())}
     return {str(name).lower(): str(text) for name, text in dict(leaf.extraOptions()).items()}
@@ -270,13 +267,13 @@ def _name(leaf: Any) -> str | None:
     try:
         given = leaf.sourceIdentifyingName()
     except Py4JError:
-        # Of Spark before 4.2.
+        # Spark before 4.2 has no names.
         return None
     return str(given.name()) if str(given.getClass().getSimpleName()) == "UserProvided" else None
 
 
 def _qualified(session: SparkSession, path: str) -> str:
-    """As Spark compares it: absolute, with its scheme (`s3://` and `s3a://` differ)."""
+    """Return a path as Spark compares it: absolute, with its scheme (`s3://` and `s3a://` differ)."""
     jvm: Any = session._jvm
     place = jvm.org.apache.hadoop.fs.Path(path)
     found = _known(
@@ -300,7 +297,6 @@ class SourceDistance:
     """The input that is read again from one source.
 
     Attributes:
-        source: Its name, or its number in the query.
         kind: "files", "Kafka records", "table versions", "rows", or "unknown" if its offsets are not counts.
     """
 
@@ -315,7 +311,7 @@ class SourceDistance:
 
 @dataclass(frozen=True)
 class Distance:
-    """Between two batches: `span_ms` between their plans; `earlier_at_ms` since the epoch, 0 if unknown."""
+    """The input between two batches; `span_ms` is between their plans, `earlier_at_ms` since the epoch (0: unknown)."""
 
     sources: tuple[SourceDistance, ...]
     span_ms: int
@@ -323,7 +319,10 @@ class Distance:
 
 
 def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance | None:
-    """None if an entry is missing or unreadable. `earlier`: from a snapshot; None reads the directory's."""
+    """Return the input between two batches; None if an entry is missing or unreadable.
+
+    `earlier` is the older entry from a snapshot; None reads that of the directory.
+    """
     unreadable = f"{live.url} does not record what is between batch {to_batch} and batch {from_batch}"
     try:
         with reading(lambda why: LiveDirectoryError(f"{unreadable}: {why}.")):

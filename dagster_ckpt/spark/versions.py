@@ -258,7 +258,7 @@ class SparkFile(Enum):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the releases for this Python, or what pip installs for one of them (for the Makefile)."""
+    """Print the releases for this Python, or what pip installs for one (for the Makefile)."""
     here = [release for release in RELEASES if sys.version_info < (*release.newest_python, sys.maxsize)]
     if not arguments:
         sys.stdout.write(" ".join(release.minor for release in here) + "\n")

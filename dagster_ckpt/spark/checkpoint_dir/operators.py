@@ -337,7 +337,7 @@ def _as_utf(text: str) -> bytes:
 
 
 def _utf(data: bytes, at: int) -> tuple[str, int]:
-    # Java's DataOutput.writeUTF: length, then text.
+    # Java's DataOutput.writeUTF.
     (length,) = struct.unpack_from(">H", data, at)
     return data[at + 2 : at + 2 + length].decode("utf-8", "replace"), at + 2 + length
 

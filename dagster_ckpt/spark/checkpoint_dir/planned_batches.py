@@ -124,7 +124,6 @@ def _listed(folder: FileIO, directory: str, position: int) -> tuple[str, bytes]:
 
 
 def _with_earlier_files(folder: FileIO, path: str, data: bytes) -> bytes:
-    """Complete a compact entry, which also lists all earlier files."""
     directory, _, name = path.rpartition("/")
     position = entry_id(name) or 0
     found = entries_by_id(folder.listing(directory).names)

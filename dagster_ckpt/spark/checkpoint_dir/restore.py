@@ -147,7 +147,6 @@ def clone(
 
     Args:
         at_batch: A retained batch to go back to; the batch after it is replayed.
-        carry_state: See `CutOptions`; for the others see `materialize`.
     """
 
     def attempt() -> Materialized:
@@ -301,7 +300,7 @@ _OLD = ".former"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a source begins: its offset as JSON text (None before its first data), and files of its log by name."""
+    """Where a source begins: its offset as JSON text (None before its first data), and its log's files by name."""
 
     offset: str | None = None
     log: Mapping[str, bytes] = field(default_factory=dict)

@@ -21,10 +21,9 @@ MOST_REPORTED_GAPS = 1_000
 
 
 class Severity(StrEnum):
-    """How bad a finding is.
+    """NOTE: harmless. WARNING: Spark can start today, but something was lost or will do harm later.
 
-    NOTE: harmless. WARNING: Spark can start today, but something was lost or will do harm later. ERROR: Spark would
-    refuse to start, fail in its first batch, or compute wrong results.
+    ERROR: Spark would refuse to start, fail in its first batch, or compute wrong results.
     """
 
     NOTE = "NOTE"

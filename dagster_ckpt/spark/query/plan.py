@@ -49,7 +49,6 @@ class PlanOperator:
     """An operator that keeps state, or a watermark below one.
 
     Attributes:
-        kind: Spark's name, such as `Aggregate`.
         definitions: Computed columns up to the previous operator, with their expressions.
     """
 

@@ -319,7 +319,6 @@ class SupervisedQuery:
 
     @_asks_jvm
     def facts(self) -> QueryFacts:
-        """Return facts of the query, without the plan until Spark has created one."""
         if self._facts is not None:
             return self._facts
         execution = execution_of(self._query)

@@ -275,10 +275,7 @@ _WARM_UP_S = 60
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Let the JVM load and compile what the start of a query needs, before there is a query to start.
-
-    Runs one batch of a small query with state, in a session of its own.
-    """
+    """Let the JVM load and compile what the start of a query needs, by one batch of a small query with state."""
     if not is_classic_session(spark):
         return
     session = spark.newSession()

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 LOG = "_delta_log"
 _ENTRY = re.compile(r"(\d{20})\.(json|checkpoint\b)")
-# Commits to check for their data files; VACUUM deletes the oldest first.
 _COMMITS_LOOKED_AT = 200
 _FILES_LOOKED_AT = 200
 _SHOWN = 3

@@ -62,10 +62,7 @@ class Trial:
 
 
 def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_batch: bool) -> bool:
-    """Copy a live directory, by hard links if both are local; False if Spark no longer retains the necessary files.
-
-    `before_last_batch` copies the state before the newest batch.
-    """
+    """Copy a live directory; return False if Spark no longer retains the necessary files."""
     retained = retained_batches(live)
     if before_last_batch and (len(retained) < 2 or retained[-2] != retained[-1] - 1):
         return False
@@ -122,7 +119,7 @@ def run_trial(
 
 
 def _report(query: SupervisedQuery, batch_id: int | None) -> QueryProgress | None:
-    """Wait for the report of a batch, which Spark sends a moment after its commit."""
+    """Wait for the report, which Spark sends a moment after the batch's commit."""
     deadline = time.monotonic() + _REPORT_S
     while time.monotonic() < deadline:
         has_ended = query.wait(_WAIT_S)

@@ -84,7 +84,7 @@ def in_job_group(
     return future.result()
 
 
-_TASKS_A_CORE = 2
+_TASKS_PER_CORE = 2
 _ONE_THREAD = Threads(1)
 
 
@@ -104,7 +104,7 @@ class ExecutorCopy:
 
     def width(self, total_bytes: int, pack_bytes: int) -> int:
         cores = int(self.context.defaultParallelism)
-        return cores * _TASKS_A_CORE if self.takes(total_bytes) else self.threads.width(total_bytes, pack_bytes)
+        return cores * _TASKS_PER_CORE if self.takes(total_bytes) else self.threads.width(total_bytes, pack_bytes)
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
         if not self.takes(sum(file.size for task in tasks for file in task.files)):

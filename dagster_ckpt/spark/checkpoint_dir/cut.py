@@ -16,7 +16,7 @@ from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingC
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkToCapture, capture
-from dagster_ckpt.spark.checkpoint_dir.file_source import refuse_positions_of_names, source_files
+from dagster_ckpt.spark.checkpoint_dir.file_source import refuse_unassignable_offsets, source_files
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
     METADATA,
@@ -142,7 +142,7 @@ def _cut_at(live: LiveDirectory, positions: Positions, options: CutOptions) -> C
     metadata = parse_metadata(metadata_file.data or b"", f"{live.url}/{METADATA}")
     needed = [metadata_file, commit_file, offset_file, *(file for file in (before_file, in_flight_file) if file)]
     sources = folder.listing(SOURCES).names
-    refuse_positions_of_names(folder, committed, sources)
+    refuse_unassignable_offsets(folder, committed, sources)
     for source in sorted({*sources, *_file_sources(committed, in_flight)}):
         needed += source_files(folder, source, committed, before, in_flight)
     for operator in operators:
@@ -164,14 +164,13 @@ def _cut_at(live: LiveDirectory, positions: Positions, options: CutOptions) -> C
     if options.get("at_batch") is None:
         _check_sinks_are_its_own(live, batch_id, captured)
     _check_still_there(live, batch_id, metadata_file)
-    facts = CutFacts(committed, before, in_flight, commit, operators, captured)
-    properties = describe(facts) | {CHAIN: chain, LAYOUT: layout_of(state)}
+    properties = _properties(committed, before, in_flight, commit, operators=operators, captured=captured)
+    properties |= {CHAIN: chain, LAYOUT: layout_of(state)}
     properties |= {STATE_EDITS: list(metadata.edits)} if metadata.edits else {}
-    in_flight_batch = in_flight.batch_id if in_flight else None
     return Cut(
         batch_id,
         metadata.id,
-        in_flight_batch,
+        in_flight.batch_id if in_flight else None,
         tuple(needed),
         properties,
         extends=extends,
@@ -294,27 +293,24 @@ _STATE_FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class CutFacts:
-    committed: OffsetEntry
-    before: OffsetEntry | None
-    in_flight: OffsetEntry | None
-    commit: CommitEntry
-    operators: Sequence[Operator]
-    captured: Sequence[CapturedSink]
-
-
-def describe(facts: CutFacts) -> dict[str, Any]:
-    committed, commit, operators = facts.committed, facts.commit, facts.operators
+def _properties(
+    committed: OffsetEntry,
+    before: OffsetEntry | None,
+    in_flight: OffsetEntry | None,
+    commit: CommitEntry,
+    *,
+    operators: Sequence[Operator],
+    captured: Sequence[CapturedSink],
+) -> dict[str, Any]:
     return {
         "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),
-        "in_flight_batch": facts.in_flight.batch_id if facts.in_flight else None,
+        "in_flight_batch": in_flight.batch_id if in_flight else None,
         "conf": dict(committed.conf),
         "source_offsets": {name: _offset(text) for name, text in committed.sources.items()},
         "state_store_provider": committed.provider_class if operators else None,
         "state_partitions": committed.partitions if operators else None,
         "state_operators": [_operator(operator, committed, commit) for operator in operators],
-        "sinks": [sink.properties() for sink in facts.captured],
+        "sinks": [sink.properties() for sink in captured],
         "named_sinks": {name: dict(sink) for name, sink in commit.sinks.items()},
         "formats": {
             "offset_log": committed.format_version,
@@ -322,7 +318,7 @@ def describe(facts: CutFacts) -> dict[str, Any]:
             "state_checkpoint": None if not operators else 1 if commit.state_ids is None else 2,
         },
         "pyspark_of_reader": _pyspark_version(),
-        "mode": mode_in_logs(committed, facts.before).value,
+        "mode": mode_in_logs(committed, before).value,
     }
 
 

@@ -95,7 +95,7 @@ def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
     return list(found)
 
 
-def refuse_positions_of_names(folder: FileIO, committed: OffsetEntry, names: Iterable[str]) -> None:
+def refuse_unassignable_offsets(folder: FileIO, committed: OffsetEntry, names: Iterable[str]) -> None:
     unnumbered = sorted(name for name in names if number_in(name) is None)
     if committed.format_version > 1 or not unnumbered:
         return

@@ -157,7 +157,7 @@ def features_in_use(live: LiveDirectory) -> list[Feature]:
     return [feature for feature, is_needed in needed.items() if is_needed]
 
 
-def hole_before(offset: int, offsets: Sequence[int], commits: Sequence[int], known: KnownQuery) -> int | None:
+def missing_batch_before(offset: int, offsets: Sequence[int], commits: Sequence[int], known: KnownQuery) -> int | None:
     return offset - 1 if offset - 1 not in offsets and not known.is_asynchronous(offsets, commits) else None
 
 
@@ -188,7 +188,7 @@ def _check_in_flight(live: LiveDirectory, whole: Cut, known: KnownQuery) -> None
     now = live.positions()
     if now.commit != batch_id or now.offset is None or now.offset <= batch_id or whole.in_flight is not None:
         return
-    before = hole_before(now.offset, batch_ids(live.folder, OFFSETS), batch_ids(live.folder, COMMITS), known)
+    before = missing_batch_before(now.offset, batch_ids(live.folder, OFFSETS), batch_ids(live.folder, COMMITS), known)
     if before is not None and whole.properties["mode"] != ExecutionMode.CONTINUOUS:
         raise LiveDirectoryError(
             f"{live.url}/{OFFSETS}/{before} is missing, although batch {now.offset} is planned and batch {batch_id} is "

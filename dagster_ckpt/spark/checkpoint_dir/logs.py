@@ -161,10 +161,8 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
         raise _malformed(where, "it ends after its version line")
     continuous = not lines[0].strip()
     metadata = _OffsetMetadata() if continuous else _model(_OffsetMetadata, lines[0], where)
-    sources: dict[str, str | None] = {}
-    for index, line in enumerate(lines[1:]):
-        name, offset = (str(index), line) if version == 1 else _named_offset(line, where)
-        sources[name] = None if offset == NO_OFFSET else offset
+    offsets = _offsets(version, lines, where)
+    sources = {name: None if offset == NO_OFFSET else offset for name, offset in offsets}
     entry = OffsetEntry(_batch_id(where), metadata.watermark_ms, metadata.conf, sources, version, continuous)
     with reading(lambda why: _malformed(where, why)):
         if not 0 < (entry.partitions or 1) <= _MOST_PARTITIONS:
@@ -182,8 +180,7 @@ def plan_digest(data: bytes, where: str) -> str:
 def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> bytes:
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     first = data.split(b"\n", 1)[0].decode()
-    for index, line in enumerate(lines[1:], 1):
-        name = str(index - 1) if version == 1 else _named_offset(line, where)[0]
+    for index, (name, _) in enumerate(_offsets(version, lines, where), 1):
         if name in changed:
             offset = json.dumps(changed[name], separators=(",", ":"))
             lines[index] = offset if version == 1 else f"{name}:{offset}"
@@ -204,9 +201,7 @@ def with_sources(data: bytes, where: str, sources: Mapping[str, str | None]) -> 
 def only_offset(data: bytes, where: str, source: str, name: str) -> bytes:
     """Return the entry of a query that reads one source alone, under `name`."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
-    offsets = [line if version == 1 else _named_offset(line, where)[1] for line in lines[1:]]
-    names = [str(index) if version == 1 else _named_offset(line, where)[0] for index, line in enumerate(lines[1:])]
-    offset = dict(zip(names, offsets, strict=True)).get(source, NO_OFFSET)
+    offset = dict(_offsets(version, lines, where)).get(source, NO_OFFSET)
     return "\n".join([f"v{version}", lines[0], offset if version == 1 else f"{name}:{offset}"]).encode()
 
 
@@ -279,6 +274,12 @@ def log_entry(lines: Iterable[object]) -> bytes:
 
 def check_log_version(data: bytes, where: str) -> None:
     SparkFile.FILE_LOG.version_in(data.partition(b"\n")[0].decode("utf-8", "replace"), where)
+
+
+def _offsets(version: int, lines: Sequence[str], where: str) -> list[tuple[str, str]]:
+    if version == 1:
+        return [(str(index), line) for index, line in enumerate(lines[1:])]
+    return [_named_offset(line, where) for line in lines[1:]]
 
 
 def _named_offset(line: str, where: str) -> tuple[str, str]:

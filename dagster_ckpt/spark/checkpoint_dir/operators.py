@@ -124,7 +124,7 @@ def _read_operator(folder: FileIO, number: int, batch_id: int) -> Operator:
     try:
         file = read_needed(folder, path)
     except FileNotFoundError as error:
-        if _pins_settings_of_spark_4(folder, batch_id):
+        if _must_have_metadata(folder, batch_id):
             raise _incomplete(folder, path, "it names the operator's state stores") from error
         return _without_metadata(folder, number)
     metadata = _parse(file)
@@ -135,7 +135,7 @@ def _read_operator(folder: FileIO, number: int, batch_id: int) -> Operator:
     return Operator(number, metadata.info.name, stores, single, (file, *schemas), 1, version)
 
 
-def _pins_settings_of_spark_4(folder: FileIO, batch_id: int) -> bool:
+def _must_have_metadata(folder: FileIO, batch_id: int) -> bool:
     try:
         return PINNED_SINCE_OPERATOR_METADATA in read_offset_entry(folder, batch_id).conf
     except FileNotFoundError:

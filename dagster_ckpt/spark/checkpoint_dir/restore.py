@@ -37,6 +37,7 @@ _LOGS = (OFFSETS, COMMITS)
 # RocksDB writes these once, and verifies a checksum of each block on every read.
 _LARGE_STATE = ".sst"
 _LINKED_AT_A_TIME = 4_000
+_CHUNK_BYTES = 1 << 20
 
 
 class DonorCheck(Enum):
@@ -156,7 +157,7 @@ def clone(
                 rest = [file for file in staged.hand_over() if file.data is not None or not filler.link(file)]
                 for file in staged.stage(rest):
                     with file.open() as stream:
-                        filler(file.path, iter(lambda: stream.read(1 << 20), b""))
+                        filler(file.path, iter(lambda: stream.read(_CHUNK_BYTES), b""))
 
             made = materialize(target, fill, is_scratch=is_scratch, marked=marked, watch=watch)
             return replace(made, carries_state=staged.cut.carries_state)
@@ -293,7 +294,6 @@ def _checked(live: LiveDirectory) -> int:
     raise RestoreError(f"Spark cannot resume from the snapshot: {state.reason} Restore another snapshot.")
 
 
-_CHUNK = 1 << 20
 # No source has a name that begins with a dot.
 _OLD = ".former"
 
@@ -383,4 +383,4 @@ def _copy(live: LiveDirectory, source: str, target: str) -> None:
 
 def _chunks(live: LiveDirectory, path: str) -> Iterator[bytes]:
     with live.folder.open(path) as stream:
-        yield from iter(lambda: stream.read(_CHUNK), b"")
+        yield from iter(lambda: stream.read(_CHUNK_BYTES), b"")

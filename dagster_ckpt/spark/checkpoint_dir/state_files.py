@@ -208,14 +208,14 @@ def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] |
     # In the order in which the base lists their files.
     places = sorted(store_places(state), key=lambda place: place.path)
 
-    def with_ids(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:
+    def changelogs_of(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:
         check_canceled()
-        return list(_with_ids(base, look, place.path, versions, place.unique_id or ""))
+        return list(_changelogs_v2(base, look, place.path, versions, place.unique_id or ""))
 
     try:
         if commit.state_ids is None:
             return look.at([f"{place.path}/{version}{suffix}" for place in places for version in versions])
-        return list(itertools.chain.from_iterable(in_threads(folder.width, places, with_ids)))
+        return list(itertools.chain.from_iterable(in_threads(folder.width, places, changelogs_of)))
     except FileNotFoundError:
         return None
 
@@ -236,7 +236,7 @@ def _max_inline_read(versions: int, state: CommittedState) -> int:
     return min(HELD_IN_MEMORY_BYTES // files, READ_WHOLE_BYTES) if files <= HELD_IN_MEMORY_FILES else 0
 
 
-def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
+def _changelogs_v2(base: BaseSnapshot, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
     """Yield changelogs of checkpoint format v2; the newest names the others and must descend from the base."""
     folder = look.folder
     newest = f"{path}/{versions[-1]}_{newest_id}.changelog"

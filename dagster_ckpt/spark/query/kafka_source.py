@@ -144,14 +144,10 @@ def _topic_names(jvm: Any, client: Any, source: KafkaSource, wait_s: int) -> set
 
 def _partitions(jvm: Any, client: Any, topics: Collection[str]) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
-    for name, answer in _described(jvm, client, topics):
-        try:
-            described = answer.get(_ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS)
-        except Exception as error:
-            if _IS_GONE in str(error):
-                continue
-            raise
-        found += [(name, int(each.partition())) for each in described.partitions()]
+    for name, pending in _described(jvm, client, topics):
+        described = _answer_if_it_exists(jvm, pending)
+        if described is not None:
+            found += [(name, int(each.partition())) for each in described.partitions()]
     return found
 
 
@@ -185,9 +181,13 @@ def _offset(jvm: Any, client: Any, partition: tuple[str, int], spec: Any) -> int
     key = jvm.org.apache.kafka.common.TopicPartition(*partition)
     asked = jvm.java.util.HashMap()
     asked.put(key, spec)
-    answer = client.listOffsets(asked).partitionResult(key)
+    answer = _answer_if_it_exists(jvm, client.listOffsets(asked).partitionResult(key))
+    return int(answer.offset()) if answer is not None else None
+
+
+def _answer_if_it_exists(jvm: Any, pending: Any) -> Any | None:
     try:
-        return int(answer.get(_ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS).offset())
+        return pending.get(_ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS)
     except Exception as error:
         if _IS_GONE in str(error):
             return None

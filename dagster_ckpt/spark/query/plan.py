@@ -413,8 +413,8 @@ class _Walk:
             if number in found or number not in self._computed:
                 continue
             name, expressions = self._computed[number]
-            texts = dict.fromkeys(_sql(expression) for expression in expressions)
-            found[number] = [(name, text) for text in _windows(list(texts)) if text != name]
+            texts = dict.fromkeys(_window(_sql(expression)) for expression in expressions)
+            found[number] = [(name, text) for text in texts if text != name]
             to_follow += self._made_of(number)
         return sorted({pair for pairs in found.values() for pair in pairs})
 
@@ -656,10 +656,6 @@ def _without_between(expression: Any) -> str:
     for child in items_of(expression.children()):
         text = text.replace(str(child.sql()), _without_between(child))
     return text
-
-
-def _windows(texts: list[str]) -> list[str]:
-    return list(dict.fromkeys(_window(text) for text in texts))
 
 
 def _window(text: str) -> str:

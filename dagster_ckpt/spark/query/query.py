@@ -180,18 +180,6 @@ def activity_of(query: StreamingQuery) -> QueryActivity:
     )
 
 
-def tasks_of(query: StreamingQuery) -> TaskCounts | None:
-    """Count the query's tasks; None over Spark Connect.
-
-    Jobs that a `foreachBatch` function starts in other threads are not in the query's job group.
-    """
-    return seen_in(query, lambda execution: _tasks(execution, str(query.runId)))
-
-
-def stack_of(query: StreamingQuery) -> list[str]:
-    return seen_in(query, lambda it: [str(frame) for frame in it.queryExecutionThread().getStackTrace()]) or []
-
-
 def _tasks(execution: Any, group: str) -> TaskCounts:
     tracker = execution.sparkSession().sparkContext().statusTracker()
     active = _numbers(tracker.getActiveJobIds())
@@ -210,6 +198,10 @@ def _tasks(execution: Any, group: str) -> TaskCounts:
             done += int(stage.get().numCompletedTasks())
             total += int(stage.get().numTasks())
     return TaskCounts(len(own), running, done, total)
+
+
+def _stack(execution: Any) -> list[str]:
+    return [str(frame) for frame in execution.queryExecutionThread().getStackTrace()]
 
 
 def _started_at(execution: Any) -> int:
@@ -348,11 +340,15 @@ class SupervisedQuery:
 
     @_asks_jvm
     def tasks(self) -> TaskCounts | None:
-        return tasks_of(self._query)
+        """Count the query's tasks; None over Spark Connect.
+
+        Jobs that a `foreachBatch` function starts in other threads are not in the query's job group.
+        """
+        return seen_in(self._query, lambda execution: _tasks(execution, str(self._query.runId)))
 
     @_asks_jvm
     def stack(self) -> list[str]:
-        return stack_of(self._query)
+        return seen_in(self._query, _stack) or []
 
     def stop(self, *, within_ms: int | None = None) -> None:
         """Stop the query and wait; raise QueryStopError if it may still run.

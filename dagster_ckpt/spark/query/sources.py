@@ -16,7 +16,7 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.description import pairs_of, read_leaves, session_of, streaming_leaves
+from dagster_ckpt.spark.query.description import items_of, pairs_of, read_leaves, session_of, streaming_leaves
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
 from dagster_ckpt.spark.query.table_sources import (
     CHANGE_OPTIONS,
@@ -187,8 +187,7 @@ def _sides(writer: DataStreamWriter, leaves: Sequence[Any]) -> dict[int, str]:
     found: dict[int, str] = {}
 
     def visit(node: Any, path: tuple[str, ...]) -> None:
-        children = node.children()
-        below = [child for child in (children.apply(at) for at in range(children.size())) if child.isStreaming()]
+        below = [child for child in items_of(node.children()) if child.isStreaming()]
         if not below and path:
             at = next((at for at, leaf in enumerate(leaves) if leaf.equals(node)), None)
             if at is not None:
@@ -212,16 +211,17 @@ def source_options(leaf: Any) -> dict[str, str]:
 def _identity(writer: DataStreamWriter, leaf: Any) -> SourceIdentity:
     is_v1 = str(leaf.getClass().getSimpleName()) == "StreamingRelation"
     options = source_options(leaf)
-    kind, identity = _v1(writer, leaf, options) if is_v1 else _v2(writer, leaf)
+    folder = delta_folder(leaf)
+    if folder is not None:
+        kind, identity = DELTA, _delta(session_of(writer), folder)
+    else:
+        kind, identity = _v1(writer, leaf, options) if is_v1 else _v2(writer, leaf)
     deciding = {name: options[name] for name in _DECIDING.get(kind, ()) if name in options}
     differing = {name: text for name, text in deciding.items() if text.lower() != _DEFAULTS.get(name)}
     return SourceIdentity(kind, _name(leaf), identity, differing)
 
 
 def _v1(writer: DataStreamWriter, leaf: Any, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    folder = delta_folder(leaf)
-    if folder is not None:
-        return DELTA, _delta(session_of(writer), folder)
     name = str(leaf.dataSource().className())
     if str(leaf.sourceName()).startswith("FileSource[") and "path" in options:
         return FILE, {PATH: _qualified(session_of(writer), options["path"]), "format": name.lower()}
@@ -229,9 +229,6 @@ def _v1(writer: DataStreamWriter, leaf: Any, options: Mapping[str, str]) -> tupl
 
 
 def _v2(writer: DataStreamWriter, leaf: Any) -> tuple[str, dict[str, str]]:
-    folder = delta_folder(leaf)
-    if folder is not None:
-        return DELTA, _delta(session_of(writer), folder)
     found = iceberg_table(leaf)
     if found is not None:
         return ICEBERG, {

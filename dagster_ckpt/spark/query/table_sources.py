@@ -222,9 +222,10 @@ class _HadoopFiles:
     def __init__(self, session: SparkSession, folder: str) -> None:
         jvm: Any = session._jvm
         self._jvm = jvm
-        self._root = jvm.org.apache.hadoop.fs.Path(folder)
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._root = self._path(folder)
         self._system = self._root.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-        self._log = jvm.org.apache.hadoop.fs.Path(self._root, LOG)
+        self._log = self._path(self._root, LOG)
 
     def log(self) -> list[str]:
         if not self._system.exists(self._log):
@@ -234,7 +235,7 @@ class _HadoopFiles:
         return re.findall(rf"path=[^;]*/{LOG}/([^;/]+);", listed)
 
     def read(self, name: str) -> str:
-        opened = self._system.open(self._jvm.org.apache.hadoop.fs.Path(self._log, name))
+        opened = self._system.open(self._path(self._log, name))
         try:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8"))
         finally:
@@ -242,10 +243,8 @@ class _HadoopFiles:
 
     def exists(self, path: str) -> bool:
         # Encoded as a URI, and absolute in a shallow clone.
-        place = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(path))
-        return bool(
-            self._system.exists(place if place.isAbsolute() else self._jvm.org.apache.hadoop.fs.Path(self._root, place))
-        )
+        place = self._path(self._jvm.java.net.URI(path))
+        return bool(self._system.exists(place if place.isAbsolute() else self._path(self._root, place)))
 
 
 _BEFORE_THE_FIRST = -1

@@ -1,4 +1,4 @@
-"""What knows Spark: `checkpointLocation` directories, sessions, queries, and diagnosis.
+"""Spark's checkpoint directories, sessions and queries, and a doctor for damage.
 
-PySpark is imported inside functions: reading live directories does not require it.
+PySpark is imported inside functions, because reading live directories does not require it.
 """

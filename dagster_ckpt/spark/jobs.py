@@ -1,4 +1,4 @@
-"""Spark jobs of this package: in cancelable job groups; executors copy large snapshots, and the driver only plans."""
+"""Run Spark jobs in cancelable job groups, and copy large snapshots with executors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def in_job_group(
     check_aborted: Callable[[], None],
     progress: JobProgress | None = None,
 ) -> _Result:
-    """Run Spark jobs in a thread and a job group of their own; returns what `work` returns.
+    """Run `work` in a thread and a Spark job group of its own, and return its result.
 
     An interrupt would leave a main thread that blocks in the JVM in the middle of a reply. If `check_aborted`, called
     several times a second, raises, the jobs are canceled.
@@ -77,15 +77,14 @@ def in_job_group(
                 if progress is not None:
                     progress.tick(context, group)
         except BaseException:
-            # Jobs started later are not canceled, so each step must end by itself.
+            # Only running jobs are canceled, so repeat it until the work has ended.
             while not wait([future], timeout=_POLL_S).done:
                 context.cancelJobGroup(group)
             raise
     return future.result()
 
 
-# Several tasks per core: files differ in size.
-_TASKS_A_CORE = 2
+_TASKS_PER_CORE = 2
 _ONE_THREAD = Threads(1)
 
 
@@ -105,14 +104,14 @@ class ExecutorCopy:
 
     def width(self, total_bytes: int, pack_bytes: int) -> int:
         cores = int(self.context.defaultParallelism)
-        return cores * _TASKS_A_CORE if self.takes(total_bytes) else self.threads.width(total_bytes, pack_bytes)
+        return cores * _TASKS_PER_CORE if self.takes(total_bytes) else self.threads.width(total_bytes, pack_bytes)
 
     def run(self, tasks: Sequence[PackTask], create: Create, callbacks: PackCallbacks) -> Packed:
         if not self.takes(sum(file.size for task in tasks for file in task.files)):
             return self.threads.run(tasks, create, callbacks)
         for task in tasks:
             for name in pack_names(task):
-                # Executors cannot report in time which objects they create.
+                # Reported here, because executors cannot call back.
                 callbacks.creating(name)
         outcomes = self._collect([(task, create) for task in tasks], callbacks)
         for outcome in outcomes:
@@ -144,10 +143,10 @@ def executors_above(total_bytes: int) -> ExecutorCopy | None:
 def _copy(work: tuple[PackTask, Create]) -> Packed | CkptError:
     task, create = work
     try:
-        # An executor cannot call back, so nothing is compared.
+        # Executors cannot call back, so no content is compared.
         return write_packs(task, create, PackCallbacks(_no_op, _never, _no_op, _no_op))
     except CkptError as error:
-        # Returned, not raised: Spark would retry it and lose the type of the error.
+        # Returned, because Spark would retry an error that is raised, and lose its type.
         return error
 
 

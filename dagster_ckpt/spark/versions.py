@@ -1,7 +1,7 @@
-"""What differs between the versions of Spark: the one place that knows.
+"""The differences between the supported versions of Spark.
 
-Another Spark than the installed one may have written a directory, so readers go by the version line of each file. An
-unknown version is refused: its files may refer to others that would be missed.
+Another Spark than the installed one may have written a directory, so readers follow the version line of each file, and
+refuse an unknown version: the file may refer to others that a snapshot would miss.
 
 Sources: the class files and package metadata of pyspark 3.5.9, 4.0.5, 4.1.4, 4.2.1 and 4.3.0.
 """
@@ -25,8 +25,6 @@ _STATE_STORE = "spark.sql.streaming.stateStore."
 
 
 class Feature(StrEnum):
-    """The value is its name in messages; `since` is the oldest minor release that has it."""
-
     _value_: str
     since: str
 
@@ -48,9 +46,9 @@ class Feature(StrEnum):
     JOIN_STATE_4 = "join state format v4", "4.3"
     STATE_READER_FORMAT_2 = "a reader of state in checkpoint format v2", "4.1"
     STATE_CHECKSUMS = "checksums of state files", "4.1"
-    # A query of Spark 4.0 fails: it expects ids for every partition.
+    # Queries of Spark 4.0 fail, because it expects ids for every partition.
     CHECKPOINT_FORMAT_2_OF_ONE_PARTITION = "state checkpoint format v2 of state in one partition", "4.1"
-    # See `snapshot_versions.py`.
+    # See `is_of_spark_4_0`.
     ONE_SNAPSHOT_VERSION = "a version of RocksDB's snapshots that other releases read", "4.1"
     UPLOAD_THREAD_SHARE = "threads that only upload state", "4.3"
     NAMED_SOURCES = "named sources", "4.2"
@@ -62,19 +60,13 @@ class Feature(StrEnum):
 
 
 class TableFormat(StrEnum):
-    """Its sink is rolled back; its jar is built for one minor release of Spark."""
-
     DELTA = "delta"
     ICEBERG = "iceberg"
 
 
 @dataclass(frozen=True)
 class SparkRelease:
-    """A minor release of Spark, with packages that pip would choose in another version.
-
-    Attributes:
-        jars: Maven coordinates of the newest jar of each table format.
-    """
+    """A minor release; pip would choose too new packages without `requirements`; `jars` are Maven coordinates."""
 
     minor: str
     oldest_java: int
@@ -139,12 +131,10 @@ SETTINGS: Mapping[str, Feature] = MappingProxyType(
         "spark.sql.streaming.queryEvolution.enableSinkEvolution": Feature.NAMED_SINKS,
     }
 )
-# Every release that writes operator metadata pins it in the offset log.
 PINNED_SINCE_OPERATOR_METADATA = f"{_STATE_STORE}encodingFormat"
 
 
 def release_of(version: str) -> SparkRelease:
-    """Of a version such as `4.1.4`, or a vendor's `3.5.6-amzn-1`."""
     found = _MINOR.match(version)
     minor = f"{found[1]}.{found[2]}" if found else ""
     for release in RELEASES:
@@ -166,7 +156,7 @@ def oldest_release(features: Iterable[Feature]) -> SparkRelease:
 
 
 def written_by(settings: Iterable[str], features: Iterable[Feature]) -> str:
-    """Spark does not record its version in a live directory."""
+    """Guess which Spark wrote a live directory, which does not record it."""
     oldest = oldest_release(features)
     if PINNED_SINCE_OPERATOR_METADATA not in settings:
         return f"{RELEASES[0]} or older"
@@ -175,7 +165,7 @@ def written_by(settings: Iterable[str], features: Iterable[Feature]) -> str:
 
 def installed_release() -> SparkRelease:
     try:
-        # Reading live directories does not require Spark. A platform that brings Spark may lack the package's metadata.
+        # A platform that brings Spark may lack the package's metadata.
         from pyspark.version import __version__
     except ImportError as error:
         raise SparkNotFoundError(
@@ -188,7 +178,7 @@ def installed_release() -> SparkRelease:
 
 
 def spark_packages(*formats: TableFormat | str) -> str:
-    """The value of `spark.jars.packages` for table formats on the installed Spark.
+    """Return the value of `spark.jars.packages` for table formats on the installed Spark.
 
     Args:
         formats: `delta`, `iceberg`, or both.
@@ -218,7 +208,6 @@ def spark_packages(*formats: TableFormat | str) -> str:
 
 
 def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
-    """A release would silently ignore them."""
     needed = {name: feature for name in settings if (feature := SETTINGS.get(name)) is not None}
     if needed:
         release = release_of(version)
@@ -227,10 +216,6 @@ def refuse_unknown_settings(version: str, settings: Iterable[str]) -> None:
 
 
 def refuse_names_without_offsets(version: str, setting: Callable[[str], str | None]) -> None:
-    """Refuse named sources without offset log version 2.
-
-    Spark 4.2 then names the log of a source but numbers its offset; later releases always use version 2 for names.
-    """
     release = release_of(version)
     if not release.has(Feature.NAMED_SOURCES) or release.has(Feature.OFFSET_LOG_2_FOR_NAMES):
         return
@@ -243,16 +228,14 @@ def refuse_names_without_offsets(version: str, setting: Callable[[str], str | No
 
 
 class SparkFile(Enum):
-    """With the versions that some supported release writes."""
-
     OFFSETS = "an offset log entry", {1, 2}
     COMMITS = "a commit log entry", {1, 2, 3}
     FILE_LOG = "a file log entry", {1}
     OPERATOR_METADATA = "operator metadata", {1, 2}
     STATE_SCHEMA = "a state schema", {1, 2, 3}
-    # Without a header, with column families, with a lineage, with both.
+    # v2 adds column families, v3 a lineage, v4 both.
     CHANGELOG = "a changelog", {1, 2, 3, 4}
-    # Spark 4.0.x writes 2, with the same content.
+    # With the same content: see `is_of_spark_4_0`.
     ROCKSDB_SNAPSHOT = "a RocksDB snapshot", {1, 2}
 
     def __init__(self, label: str, versions: set[int]) -> None:
@@ -260,7 +243,7 @@ class SparkFile(Enum):
         self.versions = frozenset(versions)
 
     def version_in(self, line: str, where: str) -> int | None:
-        """Of a line such as `v2`; None if it is none. An unknown version is an error."""
+        """Return the version in a line such as `v2`, None if it is none; refuse an unknown version."""
         match = _FILE_VERSION.fullmatch(line.strip())
         if match is None:
             return None
@@ -275,7 +258,7 @@ class SparkFile(Enum):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """For the Makefile: print the releases for this Python, or what pip installs for one of them."""
+    """Print the releases for this Python, or what pip installs for one (for the Makefile)."""
     here = [release for release in RELEASES if sys.version_info < (*release.newest_python, sys.maxsize)]
     if not arguments:
         sys.stdout.write(" ".join(release.minor for release in here) + "\n")

@@ -1,1 +1,1 @@
-"""Spark's checkpoint directory: layout and logs, consistent cuts, and restoring a directory from a snapshot."""
+"""Spark's checkpoint directory: layout and logs, consistent cuts, and restores."""

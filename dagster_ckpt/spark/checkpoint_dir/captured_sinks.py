@@ -1,4 +1,4 @@
-"""What a snapshot carries of a query's sinks: the protocol that a cut asks, and the files of a sink's log."""
+"""What a snapshot contains of a query's sinks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ StillMine = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class CapturedSink:
-    """What one sink remembers of its batches up to that of a snapshot; `newest` may be later."""
+    """A sink's record of its batches up to that of a snapshot; `newest` may be later."""
 
     place: str
     last_batch: int | None
@@ -58,7 +58,7 @@ class _EntryCheck(HadoopCheck):
 
 class SinkToCapture(Protocol):
     def capture(self, folder: str, batch_id: int) -> CapturedSink | None:
-        """None if a snapshot needs nothing to roll the sink back to a batch."""
+        """Return what a snapshot needs to roll the sink back to a batch; None if nothing."""
 
 
 def capture(sinks: Sequence[SinkToCapture], batch_id: int) -> list[CapturedSink]:

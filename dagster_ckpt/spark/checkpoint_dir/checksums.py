@@ -1,11 +1,10 @@
 """Verify files with the checksums that they carry, or that Hadoop wrote beside them.
 
-These are blocks of state files (LZ4), zips, and RocksDB's tables with a binary index, versions 2 to 5 (Spark writes 5;
-https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format). Of other tables only the end is verified.
+LZ4 blocks of state files, zips and RocksDB's tables carry checksums. Of a table without a binary index, or of another
+version than 2 to 5 (Spark writes 5), only the end is verified
+(https://github.com/facebook/rocksdb/wiki/Rocksdb-BlockBasedTable-Format).
 
-State is written in blocks of lz4-java (`LZ4BlockOutputStream`), not in the LZ4 frame format. A block has a header
-(magic, method and size class, packed length, plain length, checksum of the plain content) and its content. An empty
-block ends a stream.
+State is written in blocks of lz4-java (`LZ4BlockOutputStream`), not in the LZ4 frame format.
 """
 
 from __future__ import annotations
@@ -30,10 +29,6 @@ FRAMED = (".delta", ".snapshot", ".changelog")
 
 
 def check_of(path: str, size: int, open_file: Callable[[], BinaryIO], *, checksums: bool = True) -> ContentCheck | None:
-    """By the file's path in a live directory; None if it carries no checksums.
-
-    Without `checksums`, blocks of LZ4 only have to be complete.
-    """
     if path.endswith(".sst"):
         return SstCheck(size, open_file)
     if path.startswith("state/") and path.endswith(FRAMED):
@@ -54,7 +49,7 @@ def is_lz4(data: bytes) -> bool:
 
 
 class Lz4Check:
-    """Verifies the blocks of lz4-java, without `checksums` only their headers; ignores another codec's output."""
+    """Verifies blocks of lz4-java, or without `checksums` only their headers; ignores output of other codecs."""
 
     def __init__(self, *, checksums: bool = True) -> None:
         self._checksums = checksums
@@ -111,7 +106,7 @@ class Lz4Check:
 
 
 def _is_nearly_magic(data: bytes | bytearray) -> bool:
-    """Zeros, or most of the magic bytes: no codec's output begins so."""
+    """Whether it begins with zeros or most of the magic bytes, as no codec's output does."""
     begin = data[: len(MAGIC)]
     alike = sum(one == other for one, other in zip(begin, MAGIC, strict=False))
     return not any(begin) or alike > len(MAGIC) // 2
@@ -133,7 +128,7 @@ class _ZipCheck:
         return f"In the snapshot's zip {bad} is altered" if bad else None
 
 
-# Four bytes, the chunk length, then a CRC32 per chunk.
+# The chunk length and a CRC32 per chunk follow.
 _HADOOP_MAGIC = b"crc\0"
 
 
@@ -182,7 +177,7 @@ DAMAGED = "It is damaged: a block of the table does not have the checksum it was
 _FOOTER = 53
 _TRAILER = 5
 _VERSIONS = range(2, 6)
-# Since this version, values of an index have no length.
+# From this version on, values of an index have no length.
 _WITHOUT_LENGTHS = 4
 _NO_COMPRESSION, _LZ4 = 0, (4, 5)
 _CRC32C, _XXHASH, _XXHASH64, _XXH3 = 1, 2, 3, 4
@@ -192,7 +187,7 @@ _Handle = tuple[int, int]
 
 
 class SstCheck:
-    """`open_file` opens the table once more: its end says where the blocks are."""
+    """Verifies a RocksDB table. `open_file` is called once, to read from its end where the blocks are."""
 
     def __init__(self, size: int, open_file: Callable[[], BinaryIO]) -> None:
         self._at = 0
@@ -260,12 +255,12 @@ class SstCheck:
 
 
 def _data_blocks(index: bytes, *, has_lengths: bool) -> Iterator[_Handle]:
-    """The index entries are complete: Spark shares no prefixes."""
     if not index:
         return
     end = len(index) - 4
-    # The highest bit: a hash of the keys follows.
+    # The highest bit says that a hash of the keys follows.
     restarts = struct.unpack_from("<I", index, end)[0] & 0x7FFFFFFF
+    # Every entry is complete, because Spark shares no prefixes.
     for number in range(restarts):
         (at,) = struct.unpack_from("<I", index, end - 4 * (restarts - number))
         _shared, at = varint(index, at)
@@ -302,7 +297,7 @@ _LONGEST_VARINT = 10
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Of a length in seven bits a byte, lowest first, as in RocksDB and Snappy; returns where it ends, too."""
+    """Read a length of seven bits a byte, lowest first, as in RocksDB and Snappy."""
     value = 0
     for place, byte in enumerate(data[at : at + _LONGEST_VARINT]):
         value |= (byte & 0x7F) << 7 * place
@@ -325,7 +320,6 @@ def _plain(raw: memoryview) -> bytes | None:
 
 
 def _is_summed(raw: memoryview, checksum: int) -> bool:
-    """Unknown kinds of checksum are not compared."""
     (noted,) = struct.unpack_from("<I", raw, len(raw) - 4)
     summed = raw[:-4]
     if checksum == _XXH3:
@@ -349,7 +343,6 @@ LARGEST_BLOCK = 1 << 25
 
 _HEADER = struct.Struct("<8sBiiI")
 _STORED, _PACKED = 0x10, 0x20
-# The token's low half: block size above 2 ** 10.
 _SMALLEST_LEVEL = 10
 _OUR_LEVEL = 6
 # lz4-java's checksum: 28 bits of xxHash32.
@@ -364,7 +357,7 @@ class BlockHeader(NamedTuple):
 
     @staticmethod
     def parse(data: bytes | bytearray) -> BlockHeader | None:
-        """None if lz4-java would not read a block after it (`LZ4BlockInputStream.refill`)."""
+        """Return None if lz4-java would not read a block after it (`LZ4BlockInputStream.refill`)."""
         if len(data) < HEADER_BYTES:
             return None
         magic, token, packed, plain, checksum = _HEADER.unpack_from(data)
@@ -380,7 +373,6 @@ class BlockHeader(NamedTuple):
         return BlockHeader(method == _STORED, packed, plain, checksum)
 
     def unpack(self, data: bytes, *, verify: bool = True) -> bytes:
-        """Raises ValueError if that is not what was written."""
         try:
             plain = data if self.is_stored else lz4.block.decompress(data, uncompressed_size=self.plain)
         except lz4.block.LZ4BlockError as error:
@@ -397,7 +389,6 @@ class Pieces:
         self._at = 0
 
     def take(self, count: int) -> bytes:
-        """Exactly this many bytes, or EOFError."""
         if self._at + count > len(self._data):
             parts = [self._data[self._at :]]
             held = len(parts[0])
@@ -413,9 +404,9 @@ class Pieces:
 
 
 def read_blocks(stream: BinaryIO, *, verify: bool = True) -> Iterator[bytes]:
-    """The plain content of each non-empty block; as in Spark, concatenated streams are one.
+    """Yield the plain content of each non-empty block; as in Spark, concatenated streams are one.
 
-    Raises ValueError or EOFError for bytes that lz4-java did not write. Without `verify`, checksums are not compared.
+    Raises ValueError or EOFError for bytes that lz4-java did not write.
     """
     while head := stream.read(HEADER_BYTES):
         header = BlockHeader.parse(head)
@@ -429,7 +420,6 @@ def read_blocks(stream: BinaryIO, *, verify: bool = True) -> Iterator[bytes]:
 
 
 def write_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The last block is empty."""
     size, pending = 1 << (_SMALLEST_LEVEL + _OUR_LEVEL), bytearray()
     for chunk in chunks:
         pending += chunk

@@ -1,4 +1,4 @@
-"""Consistent cuts: exactly the files that a resume after the newest committed batch needs, and what describes them.
+"""Consistent cuts: exactly the files that a resume after the newest committed batch needs, and their description.
 
 Spark writes a batch in a fixed order: source log, offsets, state, sink, commit. If a commit is visible, everything that
 it needs is on storage and still needed by the query. Files are read in the reverse order.
@@ -16,7 +16,7 @@ from dagster_ckpt.errors import IncompleteCutError, LiveDirectoryError, NothingC
 from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.snapshot.reuse import BaseSnapshot, Source
 from dagster_ckpt.spark.checkpoint_dir.captured_sinks import CapturedSink, SinkToCapture, capture
-from dagster_ckpt.spark.checkpoint_dir.file_source import refuse_positions_of_names, source_files
+from dagster_ckpt.spark.checkpoint_dir.file_source import refuse_unassignable_offsets, source_files
 from dagster_ckpt.spark.checkpoint_dir.layout import (
     COMMITS,
     METADATA,
@@ -87,7 +87,6 @@ class CutOptions(TypedDict, total=False):
         at_batch: A retained batch after which to resume; by default the newest committed one.
         carry_state: The state after the batch in flight, if complete: a sink that has the batch skips it, so nothing
             would write its state again.
-        known: Without these facts, missing state may go unnoticed.
     """
 
     carry_in_flight: Required[bool]
@@ -99,7 +98,7 @@ class CutOptions(TypedDict, total=False):
 
 
 def cut(live: LiveDirectory, *, attempts: int = ATTEMPTS, **options: Unpack[CutOptions]) -> Cut:
-    """Without disturbing a running query; tries up to `attempts` times if Spark commits and purges concurrently."""
+    """Take a cut beside a running query, in up to `attempts` attempts if Spark purges files meanwhile."""
     at_batch = options.get("at_batch")
     while True:
         attempts -= 1
@@ -111,7 +110,6 @@ def cut(live: LiveDirectory, *, attempts: int = ATTEMPTS, **options: Unpack[CutO
             if attempts <= 0:
                 raise _vanished(live, error) from error
         except LiveDirectoryError:
-            # A retry only helps if the directory changed.
             if attempts <= 0 or live.positions() == positions:
                 raise
 
@@ -144,7 +142,7 @@ def _cut_at(live: LiveDirectory, positions: Positions, options: CutOptions) -> C
     metadata = parse_metadata(metadata_file.data or b"", f"{live.url}/{METADATA}")
     needed = [metadata_file, commit_file, offset_file, *(file for file in (before_file, in_flight_file) if file)]
     sources = folder.listing(SOURCES).names
-    refuse_positions_of_names(folder, committed, sources)
+    refuse_unassignable_offsets(folder, committed, sources)
     for source in sorted({*sources, *_file_sources(committed, in_flight)}):
         needed += source_files(folder, source, committed, before, in_flight)
     for operator in operators:
@@ -162,18 +160,17 @@ def _cut_at(live: LiveDirectory, positions: Positions, options: CutOptions) -> C
     captured = capture(options.get("sinks", ()), batch_id)
     for sink in captured:
         needed += sink.files
-    # A caller that names a batch also rolls the sinks back.
+    # Callers that go back to a batch roll the sinks back as well.
     if options.get("at_batch") is None:
         _check_sinks_are_its_own(live, batch_id, captured)
     _check_still_there(live, batch_id, metadata_file)
-    facts = CutFacts(committed, before, in_flight, commit, operators, captured)
-    properties = describe(facts) | {CHAIN: chain, LAYOUT: layout_of(state)}
+    properties = _properties(committed, before, in_flight, commit, operators=operators, captured=captured)
+    properties |= {CHAIN: chain, LAYOUT: layout_of(state)}
     properties |= {STATE_EDITS: list(metadata.edits)} if metadata.edits else {}
-    in_flight_batch = in_flight.batch_id if in_flight else None
     return Cut(
         batch_id,
         metadata.id,
-        in_flight_batch,
+        in_flight.batch_id if in_flight else None,
         tuple(needed),
         properties,
         extends=extends,
@@ -184,7 +181,7 @@ def _cut_at(live: LiveDirectory, positions: Positions, options: CutOptions) -> C
 def state_after(
     folder: FileIO, query_id: str, operators: list[Operator], planned: OffsetEntry, before: CommitEntry | None
 ) -> list[NeededFile] | None:
-    """What a resume after a planned but uncommitted batch needs; None if incomplete.
+    """List the state files that a resume after a planned, uncommitted batch needs; None if incomplete.
 
     Also None in checkpoint format v2, where only the missing commit tells which files are valid.
     """
@@ -237,7 +234,6 @@ def _offsets_before(live: LiveDirectory, batch_id: int, *, stateful: bool) -> Ne
 
 
 def _in_flight_file(live: LiveDirectory, positions: Positions, committed: OffsetEntry) -> NeededFile | None:
-    """None if including it would change the next batch."""
     if positions.offset is None or positions.offset != committed.batch_id + 1 or committed.continuous:
         return None
     file = read_needed(live.folder, f"{OFFSETS}/{positions.offset}")
@@ -256,11 +252,9 @@ def _file_sources(*entries: OffsetEntry | None) -> set[str]:
 
 
 def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Sequence[CapturedSink]) -> None:
-    """Refuse a log with batches that this query never planned: Spark would skip its batches."""
     ahead = [(sink.newest, sink.place) for sink in captured if sink.newest is not None and sink.newest > batch_id]
     if not ahead:
         return
-    # A query plans before it writes.
     planned = live.positions().offset
     for newest, place in ahead:
         if planned is None or newest > planned:
@@ -272,7 +266,6 @@ def _check_sinks_are_its_own(live: LiveDirectory, batch_id: int, captured: Seque
 
 
 def _check_still_there(live: LiveDirectory, batch_id: int, metadata: NeededFile) -> None:
-    """Without the commit, other files may be gone too."""
     commits = batch_ids(live.folder, COMMITS)
     if batch_id not in commits:
         raise IncompleteCutError(
@@ -300,29 +293,24 @@ _STATE_FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class CutFacts:
-    """`in_flight` is an entry."""
-
-    committed: OffsetEntry
-    before: OffsetEntry | None
-    in_flight: OffsetEntry | None
-    commit: CommitEntry
-    operators: Sequence[Operator]
-    captured: Sequence[CapturedSink]
-
-
-def describe(facts: CutFacts) -> dict[str, Any]:
-    committed, commit, operators = facts.committed, facts.commit, facts.operators
+def _properties(
+    committed: OffsetEntry,
+    before: OffsetEntry | None,
+    in_flight: OffsetEntry | None,
+    commit: CommitEntry,
+    *,
+    operators: Sequence[Operator],
+    captured: Sequence[CapturedSink],
+) -> dict[str, Any]:
     return {
         "watermark_ms": max(committed.watermark_ms, commit.next_watermark_ms),
-        "in_flight_batch": facts.in_flight.batch_id if facts.in_flight else None,
+        "in_flight_batch": in_flight.batch_id if in_flight else None,
         "conf": dict(committed.conf),
         "source_offsets": {name: _offset(text) for name, text in committed.sources.items()},
         "state_store_provider": committed.provider_class if operators else None,
         "state_partitions": committed.partitions if operators else None,
         "state_operators": [_operator(operator, committed, commit) for operator in operators],
-        "sinks": [sink.properties() for sink in facts.captured],
+        "sinks": [sink.properties() for sink in captured],
         "named_sinks": {name: dict(sink) for name, sink in commit.sinks.items()},
         "formats": {
             "offset_log": committed.format_version,
@@ -330,7 +318,7 @@ def describe(facts: CutFacts) -> dict[str, Any]:
             "state_checkpoint": None if not operators else 1 if commit.state_ids is None else 2,
         },
         "pyspark_of_reader": _pyspark_version(),
-        "mode": mode_in_logs(committed, facts.before).value,
+        "mode": mode_in_logs(committed, before).value,
     }
 
 

@@ -1,7 +1,7 @@
 """File sources: the entries of their log that a resume needs, and the input files that they have read.
 
-The log (`FileStreamSourceLog`) has one entry per planned batch; every tenth, a `.compact` entry, has all files so far.
-Other sources write a few small files once.
+The log (`FileStreamSourceLog`) has one entry per planned batch; every tenth, a `.compact` entry, lists all files so
+far. Other sources write a few small files once.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def entry_ids(names: Iterable[str]) -> dict[str, int]:
 
 
 def entries_by_id(names: Iterable[str]) -> dict[int, str]:
-    """Where an id has two entries, the compact one, which also lists all files before."""
     found: dict[int, str] = {}
+    # A compact entry also lists all earlier files.
     for name, number in entry_ids(names).items():
         found[number] = name if name.endswith(COMPACT) else found.get(number, name)
     return found
@@ -95,8 +95,7 @@ def files_in_entries(entries: Mapping[str, bytes]) -> list[SourceFile]:
     return list(found)
 
 
-def refuse_positions_of_names(folder: FileIO, committed: OffsetEntry, names: Iterable[str]) -> None:
-    """Offsets that cannot be assigned to the sources."""
+def refuse_unassignable_offsets(folder: FileIO, committed: OffsetEntry, names: Iterable[str]) -> None:
     unnumbered = sorted(name for name in names if number_in(name) is None)
     if committed.format_version > 1 or not unnumbered:
         return
@@ -117,10 +116,10 @@ def source_files(
     before: OffsetEntry | None,
     in_flight: OffsetEntry | None,
 ) -> list[NeededFile]:
-    """What a resume after `committed` needs of one source.
+    """List the files of one source that a resume after `committed` needs.
 
-    Without the offsets of the batch in flight, Spark would merge later entries into the next batch. It reads `before`,
-    the previous batch's offsets, again.
+    Without the offsets of the batch in flight, Spark would merge later entries into the next batch. It reads the
+    previous batch's offsets, `before`, again.
     """
     directory = f"{SOURCES}/{source}"
     offset = committed.sources.get(source)
@@ -179,9 +178,9 @@ _STATUS = re.compile(r"path=([^;]*);(?:(?!path=).)*?modification_time=(\d+)", re
 def existing_files(
     uris: Sequence[str], session: SparkSession | None = None, *, reachable_scheme: str = "file"
 ) -> dict[str, int | None] | None:
-    """With modification times in ms since the epoch; None if unknown.
+    """Return the files that exist, with modification times in ms since the epoch; None if unknown.
 
-    Without a session, this process looks; `reachable_scheme` is one that it can read.
+    Without a session, this process looks, if it can: at local files and those of `reachable_scheme`.
     """
     by_folder: dict[str, list[str]] = defaultdict(list)
     for uri in uris:
@@ -203,7 +202,7 @@ def _found_here(folder: str, files: Iterable[str]) -> dict[str, int | None] | No
     place = unquote(folder)
     path = local_path(place)
     if path is not None and not path.is_dir():
-        # It may be on another machine.
+        # The folder may be on another machine.
         return None
     existing: dict[str, int | None] = {}
     try:
@@ -233,7 +232,7 @@ def _in_hadoop(jvm: Any, session: SparkSession, folder: str, files: Sequence[str
                 existing[each] = listed[name]
             elif system.exists(path):
                 existing[each] = int(system.getFileStatus(path).getModificationTime())
-    except Exception as error:  # py4j raises what the file system raises
+    except Exception as error:
         raise StorageAccessError(
             f"The files in {unquote(folder)} cannot be listed: {without_secrets(str(error))[:300]}"
         ) from error

@@ -1,4 +1,4 @@
-"""Inspect a live directory: whether, and with which Spark, it can be resumed, what it pins, and what it contains."""
+"""Whether and with which Spark a live directory can be resumed, what it pins, and what it contains."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ class LiveStatus(StrEnum):
 
 @dataclass(frozen=True)
 class LiveState:
-    """Result of an inspection.
+    """The result of an inspection; a fence keeps batch `fenced_at` from being planned.
 
     Attributes:
         status: EMPTY: no batch is committed, and Spark can begin there. GOOD: Spark resumes after `batch_id`. BROKEN:
             Spark could not start, or would compute wrong results.
-        fenced_at: A fence prevents this batch from being planned.
     """
 
     status: LiveStatus
@@ -57,11 +56,10 @@ def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOW
     try:
         if positions.commit is None:
             return replace(_before_the_first_commit(live, positions), fenced_at=live.fenced_at())
-        # The cut may be at a newer batch.
         whole = cut(live, carry_in_flight=True, known=known)
         _check_in_flight(live, whole, known)
     except UnknownLayoutError:
-        # A newer Spark may resume, and no older snapshot must replace the directory.
+        # A newer Spark may resume, so no older snapshot may replace the directory.
         raise
     except LiveDirectoryError as error:
         return LiveState(LiveStatus.BROKEN, str(error))
@@ -71,7 +69,7 @@ def inspect_live_directory(live: LiveDirectory, known: KnownQuery = NOTHING_KNOW
 
 
 def retained_batches(live: LiveDirectory) -> list[int]:
-    """To which the logs can be rewound, ascending; only a cut shows whether their state is there."""
+    """List the batches to which the logs can be rewound, ascending; only a cut shows whether their state exists."""
     offsets = set(batch_ids(live.folder, OFFSETS))
     # Spark also needs the offsets of the batch before.
     return [
@@ -109,7 +107,6 @@ def pinned_state(live: LiveDirectory) -> PinnedState:
 
 
 def check_pinned_provider(live: LiveDirectory) -> None:
-    """The newest two entries of the offset log must agree; Spark never changes the provider."""
     newest = live.positions().offset
     named: dict[str, str | None] = {}
     for number in (newest, newest - 1) if newest is not None else ():
@@ -128,7 +125,6 @@ def pinned_partitions(live: LiveDirectory) -> int | None:
 
 
 def refuse_unknown_state(live: LiveDirectory, release: SparkRelease) -> None:
-    """Refuse formats that only another Spark reads. Damage is not reported."""
     with suppress(LiveDirectoryError, FileNotFoundError):
         needed = features_in_use(live)
         for feature in needed:
@@ -161,8 +157,7 @@ def features_in_use(live: LiveDirectory) -> list[Feature]:
     return [feature for feature, is_needed in needed.items() if is_needed]
 
 
-def hole_before(offset: int, offsets: Sequence[int], commits: Sequence[int], known: KnownQuery) -> int | None:
-    """The batch before an uncommitted planned one, if Spark needs its offsets and they are missing."""
+def missing_batch_before(offset: int, offsets: Sequence[int], commits: Sequence[int], known: KnownQuery) -> int | None:
     return offset - 1 if offset - 1 not in offsets and not known.is_asynchronous(offsets, commits) else None
 
 
@@ -193,7 +188,7 @@ def _check_in_flight(live: LiveDirectory, whole: Cut, known: KnownQuery) -> None
     now = live.positions()
     if now.commit != batch_id or now.offset is None or now.offset <= batch_id or whole.in_flight is not None:
         return
-    before = hole_before(now.offset, batch_ids(live.folder, OFFSETS), batch_ids(live.folder, COMMITS), known)
+    before = missing_batch_before(now.offset, batch_ids(live.folder, OFFSETS), batch_ids(live.folder, COMMITS), known)
     if before is not None and whole.properties["mode"] != ExecutionMode.CONTINUOUS:
         raise LiveDirectoryError(
             f"{live.url}/{OFFSETS}/{before} is missing, although batch {now.offset} is planned and batch {batch_id} is "
@@ -213,8 +208,6 @@ def _check_in_flight(live: LiveDirectory, whole: Cut, known: KnownQuery) -> None
 
 @dataclass(frozen=True)
 class CheckpointDescription:
-    """`named_sinks` are those that the code names (Spark 4.2 and later)."""
-
     url: str
     batch_id: int
     in_flight: int | None
@@ -241,7 +234,6 @@ class CheckpointDescription:
 
 
 def describe_checkpoint(live: LiveDirectory) -> CheckpointDescription:
-    """The query may be running."""
     found = cut(live, carry_in_flight=True)
     properties = found.properties
     features = features_in_use(live)

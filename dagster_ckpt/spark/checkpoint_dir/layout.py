@@ -1,4 +1,4 @@
-"""Spark's live checkpoint directory: its location, the names of its parts, and the files that a restore needs.
+"""Spark's live checkpoint directory: its location, its parts, and the files that a restore needs.
 
 Names follow Spark 4.3's `StreamingCheckpointConstants` and `StateStore`.
 """
@@ -28,9 +28,9 @@ STATE = "state"
 DEFAULT_STORE = "default"
 BEFORE_THE_FIRST_BATCH = -1
 _OF_SPARK = (METADATA, OFFSETS, COMMITS, SOURCES, STATE)
-# Ours: no stream has switched to the directory yet.
+# Marks a directory that was built for a fork or an import, and in which no stream has started.
 NOT_IN_USE = "not-in-use"
-# Ours: the marker of a fence, with its batch, and how the entry of that batch then begins (`planned_batches.py`).
+# Name of a fence's marker, followed by its batch, and beginning of its entry (see `planned_batches.py`).
 FENCE_MARK = "fenced-at-"
 FENCE_HEADER = b"dagster_ckpt fence 1\n"
 
@@ -42,7 +42,7 @@ READ_WHOLE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Positions:
-    """The newest batches of both logs; `offset` is in flight if greater than `commit`."""
+    """The newest batch of each log; `offset` is in flight if greater than `commit`."""
 
     commit: int | None
     offset: int | None
@@ -65,7 +65,7 @@ class LiveDirectory:
 
     @property
     def spark_location(self) -> str:
-        """Local paths get a scheme: Spark's default file system may be HDFS."""
+        """The URL, with a scheme even for a local path: Spark's default file system may be HDFS."""
         path = self.local_path
         return self.url.rstrip("/") if path is None else f"file://{path}"
 
@@ -73,19 +73,18 @@ class LiveDirectory:
         return self.folder.exists()
 
     def is_not_in_use(self) -> bool:
-        """Built for a fork or an import, without a start yet."""
         return NOT_IN_USE in self.folder.list()
 
     def note_in_use(self) -> None:
         self.folder.delete(NOT_IN_USE)
 
     def delete(self) -> None:
-        """A missing directory is not an error.
+        """Delete the directory, if it exists.
 
-        Its not-in-use mark goes last: without it, the rest of a killed deletion would count as in use.
+        The not-in-use mark goes last: without it, the rest of a killed deletion would count as in use.
         """
         path = self.local_path
-        # Only the link itself is deleted.
+        # Of a link, only the link itself is deleted.
         marked = {} if path is not None and path.is_symlink() else self.folder.list(hidden=True)
         if NOT_IN_USE in marked:
             for name, entry in marked.items():
@@ -96,7 +95,7 @@ class LiveDirectory:
         self.folder.delete_all()
 
     def positions(self) -> Positions:
-        # A batch that commits in between still counts as in flight.
+        # In this order, a batch that commits in between counts as in flight.
         commits = batch_ids(self.folder, COMMITS)
         offsets = batch_ids(self.folder, OFFSETS)
         return Positions(max(commits, default=None), max(offsets, default=None))
@@ -109,7 +108,7 @@ class LiveDirectory:
 
 
 def batch_ids(folder: FileIO, log: str) -> list[int]:
-    """Batches with an entry in a log, without unfinished files and fences."""
+    """List the batches of a log, ascending, without unfinished files and fences."""
     names = folder.listing(log).names
     numbers = _numbers(names)
     return [batch for batch in numbers if not _is_fenced(folder, batch, names)] if log == OFFSETS else numbers
@@ -167,11 +166,10 @@ class NeededFile:
         return self.folder.open(self.source) if self.data is None else BytesIO(self.data)
 
     def read(self) -> bytes:
-        """More than its size if it has grown."""
+        """Return the content, which is longer than `size` if the file has grown."""
         return self.folder.read(self.source, self.size + 1) if self.data is None else self.data
 
     def check(self) -> ContentCheck | None:
-        """Its own checksums, or on a local disk those that Hadoop wrote beside it."""
         own = check_of(self.path, self.size, self.open)
         is_in_place = self.data is not None and isinstance(self.folder, LocalFileIO)
         if own is not None or not is_in_place or self.path.partition("/")[0] not in _OF_SPARK:
@@ -180,7 +178,7 @@ class NeededFile:
 
 
 def read_versioned(folder: FileIO, path: str) -> NeededFile:
-    # Never newer than the content: a replaced file counts as changed.
+    # The version is never newer than the content: a replaced file counts as changed.
     data, version = folder.read_version(path)
     return NeededFile(folder, path, path, len(data), version.token, data=data)
 

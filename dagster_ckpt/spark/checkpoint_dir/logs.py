@@ -21,7 +21,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, METADATA, OFFSETS
 from dagster_ckpt.spark.versions import NAMES_SOURCES, SparkFile
 from dagster_ckpt.values.untrusted import LARGEST_LONG, from_json, number_in, reading
 
-# Written by an offline repartition; else shuffle partitions count.
+# Set by an offline repartition; else shuffle partitions count.
 INTERNAL_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -30,14 +30,14 @@ COMPRESSION_CODEC = "spark.sql.streaming.stateStore.compression.codec"
 DEFAULT_CODEC = "lz4"
 ROW_CHECKSUM = "spark.sql.streaming.stateStore.rowChecksum.enabled"
 NO_OFFSET = "-"
-# Our fields in Spark's `metadata`; Spark reads only the id.
+# Fields of this package in Spark's `metadata`; Spark reads only the id.
 REWRITE_ID = "dagsterCkptRewriteId"
 EDITS = "dagsterCkptEdits"
 PLAN = "dagsterCkptPlan"
 # A file with more is damaged and would exhaust the memory.
 _MOST_PARTITIONS = 1_000_000
 _Long = Annotated[int, Field(ge=-LARGEST_LONG, le=LARGEST_LONG)]
-# Part of file names.
+# It is part of file names.
 _UniqueId = Annotated[str, Field(pattern=r"^[\w-]+$")]
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -74,7 +74,7 @@ class CommitEntry:
     """One entry of the commit log.
 
     Attributes:
-        state_ids: Checkpoint format v2: unique ids by operator, partition and store; None in v1.
+        state_ids: Unique ids by operator, partition and store in checkpoint format v2; None in v1.
     """
 
     batch_id: int
@@ -93,11 +93,11 @@ _WATERMARK = "batchWatermarkMs"
 
 
 class QueryMetadata(BaseModel):
-    """Spark's `metadata`, with our fields.
+    """Spark's `metadata` with the fields of this package.
 
     Attributes:
         rewrite_id: None if the query wrote all of the state.
-        plan: Of the query that the state was migrated for by this rewrite.
+        plan: That of the query for which this rewrite migrated the state.
     """
 
     id: str = Field(min_length=1)
@@ -161,10 +161,8 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
         raise _malformed(where, "it ends after its version line")
     continuous = not lines[0].strip()
     metadata = _OffsetMetadata() if continuous else _model(_OffsetMetadata, lines[0], where)
-    sources: dict[str, str | None] = {}
-    for index, line in enumerate(lines[1:]):
-        name, offset = (str(index), line) if version == 1 else _named_offset(line, where)
-        sources[name] = None if offset == NO_OFFSET else offset
+    offsets = _offsets(version, lines, where)
+    sources = {name: None if offset == NO_OFFSET else offset for name, offset in offsets}
     entry = OffsetEntry(_batch_id(where), metadata.watermark_ms, metadata.conf, sources, version, continuous)
     with reading(lambda why: _malformed(where, why)):
         if not 0 < (entry.partitions or 1) <= _MOST_PARTITIONS:
@@ -173,7 +171,6 @@ def parse_offset_entry(data: bytes, where: str) -> OffsetEntry:
 
 
 def plan_digest(data: bytes, where: str) -> str:
-    """Times and offsets, without settings."""
     entry = parse_offset_entry(data, where)
     _, metadata, *offsets = data.decode().split("\n")
     times = [] if entry.continuous else [from_json(metadata).get(name) for name in ("batchTimestampMs", _WATERMARK)]
@@ -183,8 +180,7 @@ def plan_digest(data: bytes, where: str) -> str:
 def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> bytes:
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     first = data.split(b"\n", 1)[0].decode()
-    for index, line in enumerate(lines[1:], 1):
-        name = str(index - 1) if version == 1 else _named_offset(line, where)[0]
+    for index, (name, _) in enumerate(_offsets(version, lines, where), 1):
         if name in changed:
             offset = json.dumps(changed[name], separators=(",", ":"))
             lines[index] = offset if version == 1 else f"{name}:{offset}"
@@ -192,9 +188,8 @@ def with_offsets(data: bytes, where: str, changed: Mapping[str, object]) -> byte
 
 
 def with_sources(data: bytes, where: str, sources: Mapping[str, str | None]) -> bytes:
-    """The entry with these offsets in place of its own; with names, in version 2."""
     if not all(name.isdecimal() for name in sources) and NAMES_SOURCES in parse_offset_entry(data, where).conf:
-        # Spark pins it, and would continue with numbers.
+        # Spark pins this setting, and would otherwise continue with numbers.
         data = with_settings(data, where, {NAMES_SOURCES: "true"})
     version, lines = _lines(data, where, SparkFile.OFFSETS)
     is_named = version != 1 or not all(name.isdecimal() for name in sources)
@@ -204,11 +199,9 @@ def with_sources(data: bytes, where: str, sources: Mapping[str, str | None]) -> 
 
 
 def only_offset(data: bytes, where: str, source: str, name: str) -> bytes:
-    """The entry of a query of one source alone, which is called `name` there."""
+    """Return the entry of a query that reads one source alone, under `name`."""
     version, lines = _lines(data, where, SparkFile.OFFSETS)
-    offsets = [line if version == 1 else _named_offset(line, where)[1] for line in lines[1:]]
-    names = [str(index) if version == 1 else _named_offset(line, where)[0] for index, line in enumerate(lines[1:])]
-    offset = dict(zip(names, offsets, strict=True)).get(source, NO_OFFSET)
+    offset = dict(_offsets(version, lines, where)).get(source, NO_OFFSET)
     return "\n".join([f"v{version}", lines[0], offset if version == 1 else f"{name}:{offset}"]).encode()
 
 
@@ -222,10 +215,7 @@ def parse_commit_entry(data: bytes, where: str) -> CommitEntry:
 
 
 def plan_without_data(folder: FileIO, batch_id: int, *, now_ms: int) -> bytes:
-    """A batch without input after a committed one, which only moves the watermark.
-
-    `now_ms` is the batch's `current_timestamp()`.
-    """
+    """Plan a batch without input, which only moves the watermark; its `current_timestamp()` is `now_ms`."""
     where = f"{folder.url}/{OFFSETS}/{batch_id}"
     data = folder.read(f"{OFFSETS}/{batch_id}")
     entry, commit = parse_offset_entry(data, where), read_commit_entry(folder, batch_id)
@@ -257,7 +247,6 @@ def with_settings(data: bytes, where: str, settings: Mapping[str, str]) -> bytes
 
 
 def with_state_ids(data: bytes, where: str, state_ids: Mapping[int, tuple[tuple[str, ...], ...]] | None) -> bytes:
-    """Checkpoint format v2, or None for v1."""
     version, lines = _lines(data, where, SparkFile.COMMITS)
     with reading(lambda why: _malformed(where, why)):
         metadata = from_json(lines[0] if lines and lines[0].strip() else "{}")
@@ -270,7 +259,7 @@ def with_state_ids(data: bytes, where: str, state_ids: Mapping[int, tuple[tuple[
 
 
 def parse_log_lines(data: bytes, where: str) -> list[Mapping[str, object]]:
-    """Of a file source or file sink: `v1`, then one JSON object per line."""
+    """Parse an entry of a file source's or file sink's log."""
     _version, lines = _lines(data, where, SparkFile.FILE_LOG)
     with reading(lambda why: _malformed(where, f"a line is not JSON ({why})")):
         objects = [from_json(line) for line in lines if line.strip()]
@@ -285,6 +274,12 @@ def log_entry(lines: Iterable[object]) -> bytes:
 
 def check_log_version(data: bytes, where: str) -> None:
     SparkFile.FILE_LOG.version_in(data.partition(b"\n")[0].decode("utf-8", "replace"), where)
+
+
+def _offsets(version: int, lines: Sequence[str], where: str) -> list[tuple[str, str]]:
+    if version == 1:
+        return [(str(index), line) for index, line in enumerate(lines[1:])]
+    return [_named_offset(line, where) for line in lines[1:]]
 
 
 def _named_offset(line: str, where: str) -> tuple[str, str]:

@@ -3,8 +3,8 @@
 Formats: `OperatorStateMetadataV1`/`V2` and `StateSchemaCompatibilityChecker` of Spark 4. Spark 3.5 writes only schemas,
 by which its operators are found.
 
-A directory cannot prove that its query keeps no state: a lost folder `state` looks the same. Catalog and newest
-snapshot can, which a `KnownQuery` is made of.
+A directory cannot prove that its query keeps no state, because a lost folder `state` looks the same. A `KnownQuery`,
+made from catalog and newest snapshot, can.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LIMIT = "globalLimit"
 _JOIN_STORES = ("left-keyToNumValues", "left-keyWithIndexToValue", "right-keyToNumValues", "right-keyWithIndexToValue")
 UNNAMED = "unnamed"
 _MAY_BE_NULL = ("nullable", "containsNull", "valueContainsNull")
-# In characters, of up to three bytes each.
+# In characters, each of up to three bytes.
 _MOST_IN_A_CHUNK = 65535 // 3
 
 
@@ -52,7 +52,6 @@ class Operator:
 
     Attributes:
         name: Spark's name, such as `stateStoreSave`; `unnamed` without metadata.
-        single_partition: All its state is in partition 0.
         metadata_version: 0 if Spark 3.5 wrote the directory.
     """
 
@@ -80,7 +79,6 @@ class _Metadata(BaseModel):
 
 
 def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
-    """Ignores metadata of batches after this one."""
     numbers = batch_ids(folder, STATE)
     for expected, number in enumerate(numbers):
         if expected != number:
@@ -89,9 +87,9 @@ def read_operators(folder: FileIO, batch_id: int) -> list[Operator]:
 
 
 def rewrite_schema_paths(data: bytes, old_path: str, location: str, *, partitions: int | None = None) -> bytes:
-    """The absolute paths would lead a restored query to the original directory.
+    """Replace the absolute paths, which would lead a restored query to the original directory.
 
-    They are in metadata v2 (transformWithState, join state v3 and later). `partitions` replaces their number too.
+    Only metadata v2 has them (transformWithState, join state v3 and later). `partitions` replaces their number too.
     """
     version, _, text = data.decode("utf-8", "replace").partition("\n")
     with reading(lambda why: LiveDirectoryError(f"{old_path} is not operator metadata that Spark wrote: {why}.")):
@@ -126,7 +124,7 @@ def _read_operator(folder: FileIO, number: int, batch_id: int) -> Operator:
     try:
         file = read_needed(folder, path)
     except FileNotFoundError as error:
-        if _pins_settings_of_spark_4(folder, batch_id):
+        if _must_have_metadata(folder, batch_id):
             raise _incomplete(folder, path, "it names the operator's state stores") from error
         return _without_metadata(folder, number)
     metadata = _parse(file)
@@ -137,8 +135,7 @@ def _read_operator(folder: FileIO, number: int, batch_id: int) -> Operator:
     return Operator(number, metadata.info.name, stores, single, (file, *schemas), 1, version)
 
 
-def _pins_settings_of_spark_4(folder: FileIO, batch_id: int) -> bool:
-    """If a Spark that writes operator metadata planned the batch, its files are missing."""
+def _must_have_metadata(folder: FileIO, batch_id: int) -> bool:
     try:
         return PINNED_SINCE_OPERATOR_METADATA in read_offset_entry(folder, batch_id).conf
     except FileNotFoundError:
@@ -208,7 +205,7 @@ def _schema_version(schema: NeededFile) -> int:
 
 
 def _key_types(schema: NeededFile) -> list[object]:
-    """Without key columns, `StatefulOperatorPartitioning` uses one partition."""
+    """Return the types of key columns; state without any has one partition (`StatefulOperatorPartitioning`)."""
     return [column.get("type") for column in key_columns(schema)]
 
 
@@ -249,7 +246,7 @@ def _no_schema(schema: NeededFile, why: object) -> LiveDirectoryError:
 
 
 def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[str]:
-    """Let the state schemas that Spark 3.5 wrote allow nulls, so that any Spark continues; returns those changed.
+    """Let state schemas of Spark 3.5 allow nulls, so that any Spark continues; return the paths of those changed.
 
     Spark refuses state if a column may be null in the query but not in the stored schema. Spark 3.5 infers from a
     join's condition that columns are never null, except in a batch in which one side has no rows: a start that begins
@@ -263,7 +260,7 @@ def widen_schemas(folder: FileIO, batch_id: int, still_mine: StillMine) -> list[
                 continue
             head, _, name = schema.source.rpartition("/")
             with still_mine():
-                # Hadoop's checksum of the old content.
+                # Hadoop's checksum is that of the old content.
                 folder.delete(f"{head}/.{name}.crc")
                 folder.write(schema.source, [data])
             changed.append(schema.source)
@@ -303,7 +300,6 @@ _COLUMN = {"name": str, "type": object, "nullable": bool}
 
 
 def _check_type(found: Any) -> None:
-    """Names of atomic types are not checked."""
     if isinstance(found, str):
         return
     kind = found["type"]
@@ -341,7 +337,7 @@ def _as_utf(text: str) -> bytes:
 
 
 def _utf(data: bytes, at: int) -> tuple[str, int]:
-    # Java's DataOutput.writeUTF: length, then text.
+    # Java's DataOutput.writeUTF.
     (length,) = struct.unpack_from(">H", data, at)
     return data[at + 2 : at + 2 + length].decode("utf-8", "replace"), at + 2 + length
 
@@ -378,9 +374,9 @@ class ExecutionMode(StrEnum):
 
 
 def mode_in_logs(committed: OffsetEntry, before: OffsetEntry | None) -> ExecutionMode:
-    """Real-time queries and asynchronous tracking without a gap look like micro-batches.
+    """Infer the mode. Real-time mode, and asynchronous tracking without a gap, look like micro-batches.
 
-    Only the running query tells (`SupervisedQuery.facts`).
+    Only the running query reports them (`SupervisedQuery.facts`).
     """
     if committed.continuous:
         return ExecutionMode.CONTINUOUS
@@ -405,7 +401,7 @@ _MAY_KEEP_NONE = {"EventTimeWatermark", "GlobalLimit"}
 
 @dataclass(frozen=True)
 class KnownQuery:
-    """`operators` is the least number of those that keep state; `mode` is the last one, if known."""
+    """What catalog and newest snapshot know of a query: its least number of operators with state, and its last mode."""
 
     operators: int = 0
     mode: ExecutionMode | None = None
@@ -422,18 +418,11 @@ class KnownQuery:
         return KnownQuery(max(counted, int(described is not None and keeps_state(described))), known_mode)
 
     def is_asynchronous(self, offsets: Sequence[int], commits: Sequence[int]) -> bool:
-        """Asynchronous progress tracking, which leaves gaps in the logs, is proven.
-
-        Either a running query reported it, or both logs lack the same batch below the newest commit.
-        """
+        """Whether the logs certainly have gaps from asynchronous progress tracking."""
         between = range(min(commits, default=0), max(commits, default=0))
         return self.mode is ExecutionMode.ASYNC_PROGRESS or bool({*between} - {*offsets} - {*commits})
 
     def check_operators(self, folder: FileIO, found: Collection[int], committed: Collection[int]) -> None:
-        """A directory with a commit must have the state of every known operator.
-
-        `committed` are the operators that the commit names; empty in checkpoint format v1.
-        """
         missing = sorted({*range(self.operators), *committed} - {*found})
         if missing:
             why = "the newest commit names it" if missing[0] in committed else "its query is known to keep state there"

@@ -4,8 +4,8 @@ A file source's offset only numbers an entry of its log, so these entries belong
 under which a sink may have the batch.
 
 A *fence* is an entry that Spark cannot read, for the first unplanned batch: Spark never replaces an entry, so the query
-ends ("Fencing" in docs/internals.md). The marker `offsets/fenced-at-<batch>` shows it in listings. Written first, it
-means nothing without the entry: if the query was faster, the next batch is fenced.
+ends ("Fencing" in docs/internals.md). The marker `offsets/fenced-at-<batch>`, written first, shows it in listings. If
+the query was faster, the next batch is fenced.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def planned_by(batch: PlannedBatch) -> str | None:
 
 
 def read_plan_digest(live: LiveDirectory, batch_id: int) -> str:
-    """Of its times and offsets, not its settings: tells it from any other batch of its number."""
+    """Return a digest of a plan's times and offsets, which differs from any other plan's of this batch."""
     where = f"{live.url}/{OFFSETS}/{batch_id}"
     try:
         return plan_digest(live.folder.read(f"{OFFSETS}/{batch_id}"), where)
@@ -72,7 +72,7 @@ def read_plan_digest(live: LiveDirectory, batch_id: int) -> str:
 
 
 def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
-    """No query may run in the live directory."""
+    """Plan a recorded batch in another live directory, in which no query may run."""
     folder = live.folder
     try:
         before = _digest(folder, batch.batch_id - 1)
@@ -84,9 +84,9 @@ def plan_again(live: LiveDirectory, batch: PlannedBatch) -> None:
         )
     query_id = planned_by(batch)
     if query_id is not None:
-        # Only the id: a rewrite concerns one directory.
+        # Only the id, because a rewrite concerns one directory.
         give_query_id(live, query_id)
-    # It makes the batch planned.
+    # The offset entry goes last: it makes the batch planned.
     for path in sorted({*batch.files} - {METADATA}, key=lambda path: path.startswith(f"{OFFSETS}/")):
         data = batch.files[path]
         if path.endswith(COMPACT):
@@ -124,7 +124,6 @@ def _listed(folder: FileIO, directory: str, position: int) -> tuple[str, bytes]:
 
 
 def _with_earlier_files(folder: FileIO, path: str, data: bytes) -> bytes:
-    """It also lists the files of all earlier entries."""
     directory, _, name = path.rpartition("/")
     position = entry_id(name) or 0
     found = entries_by_id(folder.listing(directory).names)
@@ -144,14 +143,14 @@ def _digest(folder: FileIO, batch_id: int) -> str:
 
 
 _POLL_S = 0.25
-# Longest time between a query's check and its write.
+# Longest time between a query's check for an entry and its write.
 _SETTLE_S = 0.2
 _SETTLE_REMOTE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Fence:
-    """Result of fencing.
+    """The result of fencing.
 
     Attributes:
         batch_id: No batch from this one on was or will be planned.
@@ -174,7 +173,7 @@ def fence(
     """Prevent a query from planning another batch, and wait for the batch in flight. Safe to repeat concurrently.
 
     Args:
-        wait_s: For the batch in flight, which may still write to its sink.
+        wait_s: How long to wait for the batch in flight, which may still write to its sink.
         still_mine: Called before each step; raises if the caller may not continue.
         step: Entered around the writes, if a successor could run a query there.
     """

@@ -1,7 +1,4 @@
-"""Restore: build a live directory in which Spark can start from a snapshot or from another live directory.
-
-A directory that no query uses can also get the offsets and logs of other sources, by Spark's numbers or names.
-"""
+"""Build a live directory in which Spark can start, from a snapshot or from another live directory."""
 
 from __future__ import annotations
 
@@ -40,6 +37,7 @@ _LOGS = (OFFSETS, COMMITS)
 # RocksDB writes these once, and verifies a checksum of each block on every read.
 _LARGE_STATE = ".sst"
 _LINKED_AT_A_TIME = 4_000
+_CHUNK_BYTES = 1 << 20
 
 
 class DonorCheck(Enum):
@@ -59,7 +57,7 @@ class DonorCheck(Enum):
 
 @dataclass(frozen=True)
 class Donor:
-    """Inspected and found good; a restore can hard-link its files."""
+    """An intact live directory whose files a restore can hard-link."""
 
     live: LiveDirectory
     check: DonorCheck = DonorCheck.DIGEST
@@ -99,10 +97,10 @@ def materialize(
     An object store cannot rename a tree: there the logs come last, so that no query resumes earlier.
 
     Args:
-        fill: Passes every file of the snapshot to the `Filler`, from several threads if it wants.
+        fill: Passes every file of the snapshot to the `Filler`, possibly from several threads.
         new_query_id: For a fork. None continues the query, which sinks recognize by its id.
         is_whole: `fill` passes a checked cut, so only the logs are checked again.
-        marked: Marked as not in use, until `LiveDirectory.note_in_use`.
+        marked: Mark the directory as not in use, until `LiveDirectory.note_in_use`.
     """
     if target.exists():
         raise RestoreError(
@@ -115,7 +113,7 @@ def materialize(
     filler = Filler(unfinished.folder, target, new_query_id, logs_last=unfinished == target, watch=watch)
     try:
         if marked:
-            # First: a directory with logs always carries it.
+            # First, so that a directory with logs always has it.
             unfinished.folder.place(NOT_IN_USE, [b""])
         with contextlib.closing(filler):
             fill(filler)
@@ -146,11 +144,10 @@ def clone(
 ) -> Materialized:
     """Let a query continue in a copy, even if an old writer is alive.
 
-    The batch in flight is included and replayed. Local files are hard-linked: writers never modify them.
+    The batch in flight is included and replayed. Local files are hard-linked, because writers never modify them.
 
     Args:
         at_batch: A retained batch to go back to; the batch after it is replayed.
-        carry_state: See `cut`; for the others see `materialize`.
     """
 
     def attempt() -> Materialized:
@@ -160,7 +157,7 @@ def clone(
                 rest = [file for file in staged.hand_over() if file.data is not None or not filler.link(file)]
                 for file in staged.stage(rest):
                     with file.open() as stream:
-                        filler(file.path, iter(lambda: stream.read(1 << 20), b""))
+                        filler(file.path, iter(lambda: stream.read(_CHUNK_BYTES), b""))
 
             made = materialize(target, fill, is_scratch=is_scratch, marked=marked, watch=watch)
             return replace(made, carries_state=staged.cut.carries_state)
@@ -169,17 +166,14 @@ def clone(
 
 
 def give_query_id(live: LiveDirectory, query_id: str) -> None:
-    """Not for a live directory in use."""
-    # A new file: the old one may be a hard link.
+    """Change the query id of a live directory that is not in use."""
+    # As a new file, because the old one may be a hard link.
     data = with_query_id(live.folder.read(METADATA), f"{live.url}/{METADATA}", query_id)
     live.folder.write(METADATA, [data])
 
 
 class Filler:
-    """Places the files of a snapshot in a new live directory: bytes from several threads, links from one only.
-
-    With `logs_last`, entries of the offset and commit logs wait for `write_logs`.
-    """
+    """Places the files of a snapshot in a new live directory: bytes from several threads, links from one only."""
 
     def __init__(
         self,
@@ -230,8 +224,7 @@ class Filler:
             yield chunk
 
     def write_logs(self) -> None:
-        """Offsets first, then commits, the newest commit last."""
-        # A commit means that a query has run here.
+        """Write the offsets, then the commits, since a commit shows that a query has run here."""
         for log, name in sorted(self._logs, key=lambda entry: (_LOGS.index(entry[0]), entry[1].zfill(20))):
             self._folder.place(f"{log}/{name}", [self._logs[log, name]])
 
@@ -301,14 +294,13 @@ def _checked(live: LiveDirectory) -> int:
     raise RestoreError(f"Spark cannot resume from the snapshot: {state.reason} Restore another snapshot.")
 
 
-_CHUNK = 1 << 20
-# Spark's names for temporary files begin with a dot, and no source can be called so.
+# No source has a name that begins with a dot.
 _OLD = ".former"
 
 
 @dataclass(frozen=True)
 class Position:
-    """Its offset as JSON text, None before its first data, and files of its log by name."""
+    """Where a source begins: its offset as JSON text (None before its first data), and its log's files by name."""
 
     offset: str | None = None
     log: Mapping[str, bytes] = field(default_factory=dict)
@@ -318,7 +310,6 @@ BEGINNING = Position()
 
 
 def after_files(files: Iterable[SourceFile]) -> Position:
-    """The position of a file source that takes these files for read."""
     lines = [
         json.dumps({"path": each.path, "timestamp": each.modified_at_ms or 0, "batchId": 0}, separators=(",", ":"))
         for each in files
@@ -329,13 +320,13 @@ def after_files(files: Iterable[SourceFile]) -> Position:
 
 
 def give_positions(live: LiveDirectory, continued: Mapping[str, str], new: Mapping[str, Position]) -> None:
-    """Let the next batch read other sources, in the order of `continued` and `new` together, by number or name.
+    """Let the next batch read other sources: those of `continued` and `new`.
 
     The batch in flight was planned for the former sources: its rows are read again by those that continue.
 
     Args:
-        continued: A source to the former source whose offset and log it takes.
-        new: A source to where it begins.
+        continued: Maps a source to the former source whose offset and log it takes.
+        new: Maps a source to where it begins.
     """
     folder, batch_id = live.folder, live.positions().commit
     if batch_id is None:
@@ -369,7 +360,7 @@ def _move_logs(live: LiveDirectory, continued: Mapping[str, str], new: Mapping[s
     there = [name for name, entry in folder.list(SOURCES).items() if entry.is_directory]
     former = {old: source for source, old in continued.items()}
     moved = [name for name in there if former.get(name) != name]
-    # Two sources may have changed places.
+    # Moved in two steps, because two sources may have changed places.
     for name in moved:
         if name in former:
             _copy(live, f"{SOURCES}/{name}", f"{SOURCES}/{_OLD}-{name}")
@@ -392,4 +383,4 @@ def _copy(live: LiveDirectory, source: str, target: str) -> None:
 
 def _chunks(live: LiveDirectory, path: str) -> Iterator[bytes]:
     with live.folder.open(path) as stream:
-        yield from iter(lambda: stream.read(_CHUNK), b"")
+        yield from iter(lambda: stream.read(_CHUNK_BYTES), b"")

@@ -1,7 +1,7 @@
-"""The version in the metadata of RocksDB's snapshots, whose content is the same in each.
+"""The version in the metadata of RocksDB's snapshots, whose content is the same in every version.
 
-Spark 4.0 writes the checkpoint format (`RocksDBCheckpointMetadata.VERSION`), as the JVM has it when it first needs it,
-and reads only that. Other releases write 1, and read only that.
+Spark 4.0 writes the checkpoint format (`RocksDBCheckpointMetadata.VERSION`), as it is when the JVM first needs it, and
+reads only that. Other releases write and read only 1.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _MEMBER = "metadata"
 
 
 def is_of_spark_4_0(live: LiveDirectory) -> bool:
-    """Whether only Spark 4.0 reads the snapshots; a directory has either kind. Damage is not reported."""
+    """Whether only Spark 4.0 reads the snapshots, which all have one version; ignores damage."""
     with suppress(LiveDirectoryError, FileNotFoundError):
-        # With changelogs, not every partition has one.
+        # With changelogs, not every partition has a snapshot.
         path = next(_snapshots(live.folder), None)
         return path is not None and _line(live, path, live.folder.read(path)) != _line_of(OF_OTHER_RELEASES)
     return False
 
 
 def give_snapshots_version(live: LiveDirectory, version: int, watch: Hook) -> None:
-    """In a new directory, of which no snapshot was taken: a snapshot keeps what it knows by the name of the file.
+    """Rewrite the version in a new directory, which the caller flushes, or deletes on an error.
 
-    The caller deletes it on an error, and flushes it.
+    No snapshot of the directory may exist yet: it would recognize the files by their names.
     """
     folder = live.folder
     for path in list(_snapshots(folder)):
@@ -42,7 +42,7 @@ def give_snapshots_version(live: LiveDirectory, version: int, watch: Hook) -> No
         if _line(live, path, data) != _line_of(version):
             folder.write(path, [_with_line(live, path, data, _line_of(version))])
             place, _, name = path.rpartition("/")
-            # Hadoop's checksum of what was there, and Spark's.
+            # These are Hadoop's and Spark's checksums of the old content.
             for checksum in (f"{place}/.{name}.crc", f"{path}.crc", f"{place}/.{name}.crc.crc"):
                 folder.delete(checksum)
 

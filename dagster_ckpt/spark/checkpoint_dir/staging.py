@@ -1,4 +1,4 @@
-"""Staging: protect the files of a cut from Spark's purging during a slow upload.
+"""Protect the files of a cut from Spark's purging during a slow upload.
 
 Spark never modifies a file in place, so a file that is hard-linked or kept open can neither vanish nor change.
 """
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class StagedCut:
-    """A cut (`cut`, without files), with protection for the files that will be read.
+    """A cut with protection for the files that will be read; its attribute `cut` has no files.
 
     Local files are read at once if few and small, kept open if few and large, and otherwise hard-linked or copied.
     Remote files with a uuid in their name never change and are read in place; others are copied to this machine.
@@ -57,7 +57,6 @@ class StagedCut:
 
     @property
     def files(self) -> Sequence[Source]:
-        """Call `stage` before reading them."""
         return self.needed
 
     @property
@@ -65,12 +64,12 @@ class StagedCut:
         return list(self._needed)
 
     def hand_over(self) -> Iterator[NeededFile]:
-        """For a single pass: each file is released as it is returned."""
+        """Yield each file once, without keeping it."""
         while self._needed:
             yield self._needed.popleft()
 
     def stage(self, files: Sequence[Source]) -> list[Source]:
-        """Protects files until the context exits; returns them in order, in the form to read."""
+        """Protect files until the context exits, and return them in the form to read."""
         wanted = cast("Sequence[NeededFile]", files)
         unread = [file for file in wanted if file.data is None]
         if not unread:
@@ -120,7 +119,6 @@ def staged_cut(live: LiveDirectory, **options: Unpack[CutOptions]) -> Iterator[S
 
 
 def until_not_overtaken(work: Callable[[], T]) -> T:
-    """Again if Spark purged or replaced a file of the cut."""
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(CutOvertakenError):
             return work()
@@ -129,7 +127,7 @@ def until_not_overtaken(work: Callable[[], T]) -> T:
 
 @dataclass
 class _Place:
-    """For the staged files of one cut; locked while its process is alive."""
+    """A folder for the staged files of one cut, locked while its process is alive."""
 
     path: Path
     lock: int
@@ -171,7 +169,6 @@ class _Place:
 
     def remove(self) -> None:
         self._linker.close()
-        # `rmtree` would create an object for each file.
         with contextlib.suppress(OSError), os.scandir(self.path) as held:
             for entry in held:
                 os.unlink(entry.path)  # noqa: PTH108 - no object for each file
@@ -197,7 +194,7 @@ class _Place:
         if isinstance(file.folder, LocalFileIO):
             if self._linker.link(str(file.folder.root), file.source, name):
                 return self._linker.linked_version(name)
-            # Held under another of its names, or links are impossible.
+            # The content is held already under this name, or links are impossible.
             if self.folder.size(name) is not None:
                 return file.version
         with file.open() as stream:

@@ -1,4 +1,4 @@
-"""The files of a query's state: detect its format, and list those of one version, or those since a snapshot.
+"""Detect the format of a query's state, and list its files: those of one version, or those since a snapshot.
 
 After batch N, the state has version N+1 (`IncrementalExecution`). Heap deltas and RocksDB changelogs add one file per
 store and batch, so a snapshot that extends an earlier one inspects no older file. An occasional full one finds newer
@@ -35,7 +35,6 @@ from dagster_ckpt.spark.checkpoint_dir.version_files import (
     rocksdb_files,
 )
 
-# Names in a store's directory; named stores lie below that of their partition.
 _SPARKS_OWN = re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[0-9a-f-]+)?\.(delta|snapshot|zip|changelog)(\.crc)?")
 
 VersionFiles = Callable[[StoreDirectory, int], list[NeededFile]]
@@ -49,8 +48,6 @@ CHANGES = (".delta", ".changelog")
 
 @dataclass(frozen=True)
 class CommittedState:
-    """By the logs; `rewrite_id` if a rewrite wrote it."""
-
     folder: FileIO
     query_id: str
     operators: list[Operator]
@@ -66,15 +63,13 @@ class StorePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class StateFiles:
-    """`chain` counts the changes that Spark replays onto the oldest snapshot among them."""
+    """Files of a state; `chain` is the largest number of changes that Spark replays for one store."""
 
     files: list[NeededFile]
     chain: int
 
 
 def state_files(state: CommittedState) -> StateFiles:
-    """What a resume needs, and no file of a later version."""
-
     def files_of(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:
         check_canceled()
         return files_of_store(state, place)
@@ -82,7 +77,7 @@ def state_files(state: CommittedState) -> StateFiles:
     stores = in_threads(state.folder.width, store_places(state), files_of)
     chain = max((sum(file.source.endswith(CHANGES) for file in files) for files in stores), default=0)
     files: list[NeededFile] = []
-    # One list shrinks as the other grows.
+    # One list shrinks as the other grows, to save memory.
     stores.reverse()
     while stores:
         files += stores.pop()
@@ -116,7 +111,7 @@ def _version_files(offsets: OffsetEntry) -> VersionFiles:
 
 
 def _by_file_names(provider: str | None, store: StoreDirectory, version: int) -> list[NeededFile]:
-    """Third-party providers: those that extend Spark's write the same files."""
+    """Treat a provider of a third party as the one of Spark's that it extends, by the files that it writes."""
     odd = sorted(name for name in store.names if not _SPARKS_OWN.fullmatch(name))
     if odd:
         raise UnknownLayoutError(
@@ -158,7 +153,7 @@ def partitions_of(folder: FileIO, offsets: OffsetEntry, operator: Operator) -> i
     return offsets.partitions
 
 
-# Above `minDeltasForSnapshot` (10): Spark uploads snapshots later.
+# Above `minDeltasForSnapshot` (10), since Spark uploads snapshots later.
 LONGEST_CHAIN = 12
 CHAIN = "state_chain"
 LAYOUT = "state_layout"
@@ -177,7 +172,7 @@ class _Look:
 
 
 def layout_of(state: CommittedState) -> list[list[object]]:
-    """Must be equal for one state to extend another; includes the id of a rewrite."""
+    """Return what must be equal for one state to extend another."""
     offsets = state.offsets
     layout: list[list[object]] = [
         [operator.number, operator.name, list(operator.stores), offsets.provider_class, offsets.partitions]
@@ -187,7 +182,7 @@ def layout_of(state: CommittedState) -> list[list[object]]:
 
 
 def rewrite_of(properties: Mapping[str, Any]) -> str | None:
-    """None if the query wrote all of the state."""
+    """Return the id of the rewrite that wrote the state; None if the query wrote all of it."""
     layout: list[list[object]] = properties.get(LAYOUT) or [[]]
     return str(layout[-1][0]) if len(layout[-1]) == 1 else None
 
@@ -210,23 +205,23 @@ def grown_since(base: BaseSnapshot, state: CommittedState) -> list[NeededFile] |
     versions = range(header.batch_id + 2, commit.batch_id + 2)
     look = _Look(folder, _max_inline_read(len(versions), state))
 
-    # As the base lists their files.
+    # In the order in which the base lists their files.
     places = sorted(store_places(state), key=lambda place: place.path)
 
-    def with_ids(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:
+    def changelogs_of(place: StorePlace, check_canceled: CancelCheck) -> list[NeededFile]:
         check_canceled()
-        return list(_with_ids(base, look, place.path, versions, place.unique_id or ""))
+        return list(_changelogs_v2(base, look, place.path, versions, place.unique_id or ""))
 
     try:
         if commit.state_ids is None:
             return look.at([f"{place.path}/{version}{suffix}" for place in places for version in versions])
-        return list(itertools.chain.from_iterable(in_threads(folder.width, places, with_ids)))
+        return list(itertools.chain.from_iterable(in_threads(folder.width, places, changelogs_of)))
     except FileNotFoundError:
         return None
 
 
 def _is_ancestor(base: BaseSnapshot, folder: FileIO) -> bool:
-    """The snapshot's commit is still the same file: nothing before it was undone."""
+    """Whether the snapshot's commit is still the same file, so that nothing before it was undone."""
     path = f"{COMMITS}/{base.manifest.header.batch_id}"
     entry = base.manifest.find(path)
     try:
@@ -236,14 +231,13 @@ def _is_ancestor(base: BaseSnapshot, folder: FileIO) -> bool:
 
 
 def _max_inline_read(versions: int, state: CommittedState) -> int:
-    """So that all files to read fit into memory."""
     stores = sum(len(operator.stores) for operator in state.operators) * (state.offsets.partitions or 1)
     files = versions * max(1, stores)
     return min(HELD_IN_MEMORY_BYTES // files, READ_WHOLE_BYTES) if files <= HELD_IN_MEMORY_FILES else 0
 
 
-def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
-    """Changelogs of checkpoint format v2; the newest names the others and must descend from the snapshot's."""
+def _changelogs_v2(base: BaseSnapshot, look: _Look, path: str, versions: range, newest_id: str) -> Iterator[NeededFile]:
+    """Yield changelogs of checkpoint format v2; the newest names the others and must descend from the base."""
     folder = look.folder
     newest = f"{path}/{versions[-1]}_{newest_id}.changelog"
     with folder.open(newest) as stream:
@@ -267,12 +261,11 @@ def _with_ids(base: BaseSnapshot, look: _Look, path: str, versions: range, newes
         try:
             yield from look.at([f"{path}/{name}.crc"])
         except FileNotFoundError:
-            # Checksums are optional.
             continue
 
 
 def _check_anchor(base: BaseSnapshot, path: str, lineage: Mapping[int, str]) -> None:
-    """The base must contain the state snapshot with which a lineage begins."""
+    """Check that the base has the state snapshot with which a lineage begins."""
     if 1 in lineage:
         return
     snapshots = [f"{path}/{version}_{lineage[version]}.zip" for version in sorted(lineage, reverse=True)]

@@ -52,7 +52,7 @@ def rocksdb_files(store: StoreDirectory, version: int) -> list[NeededFile]:
     since = f"{base}.zip" if base else "the empty database"
     why = f"there is no {version}.zip, so version {version} is {since} and every changelog after it"
     changelogs = [store.need(f"{number}.changelog", why) for number in range(base + 1, version + 1)]
-    # Every partition has the same version.
+    # One partition is enough: all have the same version.
     if changelogs and store.is_first_partition:
         with changelogs[-1].open() as stream:
             check_version(stream, f"{store.folder.url}/{changelogs[-1].source}")
@@ -60,7 +60,7 @@ def rocksdb_files(store: StoreDirectory, version: int) -> list[NeededFile]:
 
 
 def snapshot_files(store: StoreDirectory, name: str) -> list[NeededFile]:
-    """The zip is read first: Spark deletes an old snapshot's SSTs before it."""
+    """List a snapshot's files, the zip first, because Spark deletes an old snapshot's SSTs before it."""
     zip_file = store.need(name, "it is the snapshot of the database")
     files = [zip_file]
     stores = {directory: StoreDirectory(store.folder, f"{store.path}/{directory}") for directory in (_SSTS, _LOGS)}
@@ -171,11 +171,9 @@ class StoreDirectory:
 
     @property
     def names(self) -> Set[str]:
-        """As of the first access."""
         return self._listing.names
 
     def newest(self, suffix: str, at_most: int) -> int:
-        """Newest version up to `at_most` that has a file `<version><suffix>`; 0 if there is none."""
         names = self.names
         # Counting down is faster than checking every name.
         near = range(at_most, max(at_most - _COUNTED_DOWN, 0), -1)
@@ -222,7 +220,7 @@ _LOCAL = struct.Struct("<4s22xHH")
 _LOCAL_SIGNATURE = b"PK\3\4"
 _DEFLATED = 8
 _RAW = -zlib.MAX_WBITS
-# UTF-8 text; sizes follow the content, the central directory's are used.
+# Names in UTF-8, and sizes that follow the content.
 _HARMLESS_FLAGS = 0x0808
 
 
@@ -274,7 +272,7 @@ _WITH_LINEAGE = {3, 4}
 
 class _Item(BaseModel):
     version: int
-    # Part of file names.
+    # It is part of file names.
     unique_id: str = Field(alias="checkpointUniqueId", pattern=r"^[\w-]+$")
 
 
@@ -282,7 +280,7 @@ _LINEAGE = TypeAdapter(list[_Item])
 
 
 def read_lineage(stream: BinaryIO, where: str) -> dict[int, str]:
-    """The version-to-id mapping in the head of a changelog of checkpoint format v2.
+    """Return the version-to-id mapping in the head of a changelog of checkpoint format v2.
 
     Format: `StateStoreChangelogWriterV3`/`V4` of Spark 4.3.
     """

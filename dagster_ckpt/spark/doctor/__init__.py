@@ -1,4 +1,4 @@
-"""The doctor diagnoses a live directory: what is damaged, and how far back it is intact. It changes nothing.
+"""The doctor diagnoses a live directory, without changing it: what is damaged, and how far back it is intact.
 
-Each module examines one thing: a function from a `Subject` to findings, called by `diagnosis.py`.
+Each module examines one thing: functions from a `Subject` to findings, called by `diagnosis.py`.
 """

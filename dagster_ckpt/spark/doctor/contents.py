@@ -1,4 +1,4 @@
-"""Verify the content of files: with their own checksums, Spark's and Hadoop's, and with a snapshot of them."""
+"""Compare the content of files with their own checksums, Spark's and Hadoop's, and with a snapshot."""
 
 from __future__ import annotations
 
@@ -87,10 +87,7 @@ def _differs(path: str) -> Finding:
 
 
 def _spark_checksum(folder: FileIO, path: str, data: bytes, *, known: bool) -> Iterator[Finding]:
-    """With the checksum file of `ChecksumCheckpointFileManager`, if any.
-
-    Content that is `known` to be as written is not summed again, which is slow.
-    """
+    """Compare with the checksum of `ChecksumCheckpointFileManager`, if any; of `known` content only the size."""
     try:
         text = folder.read(f"{path}.crc")
     except FileNotFoundError:
@@ -98,7 +95,7 @@ def _spark_checksum(folder: FileIO, path: str, data: bytes, *, known: bool) -> I
     try:
         with reading(LiveDirectoryError):
             noted = from_json(text)
-            # Java writes it signed.
+            # Java writes the value signed.
             algorithm, value, size = noted["algorithm"], int(noted["value"]), noted["mainFileSize"]
     except LiveDirectoryError as reason:
         yield error(
@@ -126,7 +123,7 @@ def examine_log_contents(subject: Subject) -> Iterator[Finding]:
         directory, slash, name = hidden.rpartition("/")
         summed = name[1 : -len(_SUM)]
         path = f"{directory}{slash}{summed}"
-        # Spark is writing it.
+        # Its name begins with a dot while Spark is writing it.
         if summed.startswith(".") or not _is_log(path):
             continue
         is_read = _is_read_by_a_start(subject, path)
@@ -149,7 +146,6 @@ def _is_log(path: str) -> bool:
 
 
 def _is_read_by_a_start(subject: Subject, path: str) -> bool:
-    """A start reads only the end of a log, but all of anything else."""
     folder, _, name = path.partition("/")
     if folder == SOURCES and name.count("/") == 1:
         return _is_after_a_compacted_entry(subject, path)
@@ -164,7 +160,7 @@ _READ_APART = 2
 
 
 def _is_after_a_compacted_entry(subject: Subject, path: str) -> bool:
-    """No later entry of a source's log, which a start reads instead, contains this one."""
+    """Whether no later entry of a source's log, which a start reads instead, contains this one."""
     directory, _, name = path.rpartition("/")
     numbers = entry_ids(subject.listed(directory))
     number, last = entry_id(name), max(numbers.values(), default=0)
@@ -186,7 +182,7 @@ def examine_against_snapshot(
     subject: Subject, snapshot: KnownSnapshot, needed: Sequence[NeededFile]
 ) -> Iterator[Finding]:
     tokens = {file.source: file.token for file in needed}
-    # A start widens those of Spark 3.5.
+    # A start widens schemas of Spark 3.5.
     has_fixed_schemas = all(operator.metadata_version > 0 for operator in subject.operators or ())
     for entry in snapshot.entries:
         is_schema = has_fixed_schemas and entry.path.endswith(_SCHEMA)
@@ -218,7 +214,7 @@ def examine_against_snapshot(
 
 
 def _note_against_snapshot(subject: Subject, snapshot: KnownSnapshot, entry: FileEntry) -> Iterator[Finding]:
-    """Metadata of the state, which Spark rewrites if a column gets another name."""
+    """Compare metadata of the state, which Spark rewrites if a column is renamed."""
     if is_metadata_v2(entry.path):
         # A restore rewrites its paths.
         return
@@ -241,7 +237,7 @@ def _is_never_changed(entry: FileEntry, batch_id: int) -> bool:
         return True
     name = rest.rpartition("/")[2]
     if folder in (OFFSETS, COMMITS, SOURCES):
-        # A source's own folders are unknown.
+        # The format of a source's own folders is unknown.
         number = number_in(rest) if folder != SOURCES else entry_id(name) if rest.count("/") == 1 else None
         return number is not None and (number <= batch_id or folder == SOURCES)
     version = number_in(name.partition(".")[0].partition("_")[0])

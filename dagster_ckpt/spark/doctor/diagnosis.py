@@ -1,4 +1,4 @@
-"""Diagnosis: run all examinations of a live directory, and find how far back it is intact."""
+"""Run all examinations of a live directory, and find how far back it is intact."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def examine_leftovers(subject: Subject) -> Iterator[Finding]:
         )
 
 
-# A fresh directory does not have these.
+# A copy of the files would not have these.
 _ONLY_IN_PLACE = {Code.HADOOP_CHECKSUM_STALE}
 
 
 def good_back_to(subject: Subject, damaged: Set[str]) -> int | None:
-    """The newest committed batch after which a resume finds everything that it needs.
+    """Return the newest committed batch after which a resume finds everything that it needs.
 
-    Going back to another than the newest (`start_from=batch-<n>`) replays the batch after it, whose plan has to be
+    A return to an earlier batch than the newest (`start_from=batch-<n>`) replays the one after it, whose plan has to be
     intact too.
     """
     bad = dict.fromkeys(damaged, True)
@@ -118,7 +118,7 @@ def _is_damaged(file: NeededFile, known: dict[str, bool]) -> bool:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The worst findings first; `good_back_to` is also None if not looked for."""
+    """The findings, the worst first; `good_back_to` is also None if not looked for."""
 
     url: str
     batch_id: int | None
@@ -155,7 +155,7 @@ def diagnose(
     looks_back: bool = True,
     known: KnownQuery = NOTHING_KNOWN,
 ) -> Diagnosis:
-    """Examine a live directory without changing it; a query may be running in it.
+    """Examine a live directory, in which a query may be running.
 
     A finding above NOTE must appear in a second examination too: a running query replaces and purges files.
 
@@ -216,7 +216,6 @@ def _examine(subject: Subject, snapshot: KnownSnapshot | None) -> Iterator[Findi
 
 def _without_repetition(findings: list[Finding]) -> Iterator[Finding]:
     seen = set()
-    # A file that a resume fails on is not also harmless.
     bad = {finding.path for finding in findings if finding.severity is Severity.ERROR}
     for finding in findings:
         if finding.code is Code.SNAPSHOT_DANGLING and finding.path in bad:
@@ -227,7 +226,7 @@ def _without_repetition(findings: list[Finding]) -> Iterator[Finding]:
 
 
 def _by_the_check_of_a_start(subject: Subject) -> Iterator[Finding]:
-    """The check before a start must not reject a good directory."""
+    """Report what the check of a start would reject, so that it accepts each directory without findings."""
     state = inspect_live_directory(subject.live, subject.known)
     why = state.reason if state.status is LiveStatus.BROKEN else None
     try:

@@ -16,7 +16,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, LiveDirec
 from dagster_ckpt.spark.checkpoint_dir.logs import CommitEntry, OffsetEntry, read_commit_entry, read_offset_entry
 from dagster_ckpt.spark.checkpoint_dir.operators import NOTHING_KNOWN, KnownQuery, Operator, read_operators
 
-# A number as a file name could make a very large gap.
+# A file named by a large number makes a large gap.
 MOST_REPORTED_GAPS = 1_000
 
 
@@ -45,7 +45,7 @@ _NOTHING = "No action is required."
 
 
 class Code(StrEnum):
-    """Codes never change their meaning, so scripts can compare them; each has the doctor's advice."""
+    """A kind of finding, with advice. Codes never change their meaning, so scripts can compare them."""
 
     _value_: str
     advice: str
@@ -167,7 +167,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`path` is relative to the live directory, or the URL of a sink."""
+    """One finding; `path` is relative to the live directory, or the URL of a sink."""
 
     code: Code
     severity: Severity
@@ -204,20 +204,12 @@ _PATH_IN_MESSAGE = re.compile(r"(\S+?)(?: is | has | cannot | vanished |: |$)")
 
 
 class SinkToExamine(SinkToCapture, Protocol):
-    def examine(self, subject: Subject) -> Iterator[Finding]:
-        """Compare the sink with a live directory."""
+    def examine(self, subject: Subject) -> Iterator[Finding]: ...
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A live directory at one moment.
-
-    Attributes:
-        commits: Batches in the commit log; likewise `offsets`.
-        expected_query_id: What `metadata` must contain, if known.
-        deep: Read the content of state files too.
-        looks_back: Read log entries of older batches too.
-    """
+    """A live directory at one moment; for `deep` and `looks_back` see `diagnose`."""
 
     live: LiveDirectory
     commits: Sequence[int]
@@ -240,12 +232,12 @@ class Subject:
         known: KnownQuery = NOTHING_KNOWN,
         looks_back: bool = True,
     ) -> Subject:
-        """Reads commits first, as in `LiveDirectory.positions`."""
+        # Commits first, as in `LiveDirectory.positions`.
         commits, offsets = batch_ids(live.folder, COMMITS), batch_ids(live.folder, OFFSETS)
         return Subject(live, commits, offsets, sinks, expected_query_id, deep, known, looks_back)
 
     def concerns(self, log: str, batch_id: int) -> bool:
-        """A start reads the newest commit, and the offsets from the batch before it on."""
+        """Whether a start reads this entry: the newest commit, and offsets from the batch before it on."""
         return batch_id >= (self.commit or 0) - (1 if log == OFFSETS else 0)
 
     def up_to(self, batch_id: int, *, planned: bool) -> Subject:

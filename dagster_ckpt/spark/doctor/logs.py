@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -14,10 +13,10 @@ from dagster_ckpt.spark.checkpoint_dir.file_source import (
     COMPACT,
     entry_id,
     log_offset,
-    refuse_positions_of_names,
+    refuse_unassignable_offsets,
     source_files,
 )
-from dagster_ckpt.spark.checkpoint_dir.inspect import hole_before
+from dagster_ckpt.spark.checkpoint_dir.inspect import missing_batch_before
 from dagster_ckpt.spark.checkpoint_dir.layout import COMMITS, OFFSETS, SOURCES, STATE
 from dagster_ckpt.spark.checkpoint_dir.logs import OffsetEntry, parse_commit_entry, parse_log_lines, parse_offset_entry
 from dagster_ckpt.spark.doctor.finding import MOST_REPORTED_GAPS, Code, Finding, Severity, Subject, error, note, warning
@@ -61,7 +60,7 @@ def _ends(subject: Subject) -> Iterator[Finding]:
         )
     if offset is None or offset <= commit:
         return
-    before = hole_before(offset, subject.offsets, subject.commits, subject.known)
+    before = missing_batch_before(offset, subject.offsets, subject.commits, subject.known)
     if before is not None and not _is_continuous(subject):
         yield error(
             Code.PREVIOUS_OFFSET_MISSING,
@@ -122,7 +121,7 @@ def _shown(at_ms: int) -> str:
 
 
 def _is_continuous(subject: Subject) -> bool:
-    """Whether continuous processing wrote the newest commit; its offset log may be further ahead."""
+    """Whether continuous processing wrote the newest commit: its offset log may be further ahead."""
     entry = subject.offset_entry(subject.commit) if subject.commit is not None else None
     return entry is not None and entry.continuous
 
@@ -196,7 +195,7 @@ def examine_source_logs(subject: Subject) -> Iterator[Finding]:
         return
     sources = subject.folder.list(SOURCES)
     try:
-        refuse_positions_of_names(subject.folder, committed, sources)
+        refuse_unassignable_offsets(subject.folder, committed, sources)
     except UnknownLayoutError as trouble:
         yield error(Code.UNKNOWN_VERSION, SOURCES, str(trouble))
         return
@@ -205,19 +204,20 @@ def examine_source_logs(subject: Subject) -> Iterator[Finding]:
     entries = [entry for entry in (committed, planned) if entry is not None]
     logged = {name for entry in entries for name, offset in entry.sources.items() if log_offset(offset) is not None}
     for source in sorted({*sources, *logged}):
-        yield from _source(subject, source, _Batches(committed, before, planned), logged=source in logged)
+        yield from _source(subject, source, committed, before, planned, logged=source in logged)
 
 
-@dataclass(frozen=True)
-class _Batches:
-    committed: OffsetEntry
-    before: OffsetEntry | None
-    planned: OffsetEntry | None
-
-
-def _source(subject: Subject, source: str, batches: _Batches, *, logged: bool) -> Iterator[Finding]:
+def _source(
+    subject: Subject,
+    source: str,
+    committed: OffsetEntry,
+    before: OffsetEntry | None,
+    planned: OffsetEntry | None,
+    *,
+    logged: bool,
+) -> Iterator[Finding]:
     try:
-        files = source_files(subject.folder, source, batches.committed, batches.before, batches.planned)
+        files = source_files(subject.folder, source, committed, before, planned)
     except (FileNotFoundError, IncompleteCutError) as trouble:
         path = subject.path_in(trouble) or f"{SOURCES}/{source}"
         yield error(

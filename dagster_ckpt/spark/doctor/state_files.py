@@ -21,10 +21,7 @@ from dagster_ckpt.spark.checkpoint_dir.layout import (
 )
 from dagster_ckpt.spark.checkpoint_dir.operators import Operator, check_schemas, read_operators
 from dagster_ckpt.spark.checkpoint_dir.state_files import CommittedState, files_of_store, state_files, store_places
-from dagster_ckpt.spark.checkpoint_dir.version_files import (
-    StoreDirectory,
-    snapshot_files,
-)
+from dagster_ckpt.spark.checkpoint_dir.version_files import StoreDirectory, snapshot_files
 from dagster_ckpt.spark.doctor.finding import Code, Finding, Subject, error, note, warning
 from dagster_ckpt.values.storage_path import local_path
 from dagster_ckpt.values.untrusted import from_json, number_in, reading
@@ -128,11 +125,10 @@ def examine_state_files(subject: Subject) -> StateExamination:
 
 
 def _each_store(subject: Subject, state: CommittedState) -> list[Finding]:
-    """One finding per store: the check of the whole state stops at the first."""
+    """Examine each store, because the check of the whole state stops at the first damage."""
     try:
         places = store_places(state)
     except LiveDirectoryError as trouble:
-        # A log does not name the state.
         is_commit = isinstance(trouble, IncompleteCutError)
         code, log = (Code.COMMIT_UNREADABLE, COMMITS) if is_commit else (Code.OFFSET_UNREADABLE, OFFSETS)
         return [error(code, f"{log}/{state.commit.batch_id}", str(trouble))]

@@ -1,1 +1,1 @@
-"""Spark sessions and streaming queries: describe, start and observe a query, and read its plan."""
+"""Spark sessions and streaming queries: describe, start and observe them."""

@@ -27,28 +27,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-# Java would not start with a damaged one that it does not check.
+# Without this option, Java would not start with a damaged archive.
 _CHECKED = "-XX:+VerifySharedSpaces"
-# Java would warn of an archive that does not fit at each start.
+# Otherwise, Java would warn of an unfit archive at each start.
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
-# Java does not start that is to write an archive and reads another one.
+# Java does not start if it is to write one archive and read another.
 _READS_ARCHIVE = re.compile(r"\s*-XX:SharedArchiveFile=\S+")
 _ENVIRONMENT = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
-# Of the JVM of this process, if `spark-submit` started it: the queries would run there.
+# These variables name the JVM of `spark-submit`, in which the queries would run.
 _OF_OWN_JVM = "PYSPARK_GATEWAY_"
 _LIMIT_S = 1_800.0
-# The start of the stream itself is over by then.
+# The start of the stream is over by then.
 DELAY_S = 60.0
-# What a missing archive is written with: no application on a cluster, nothing that two may not do at once.
+# A missing archive is written with these: they need no cluster, and nothing that two applications cannot share.
 _OF_CLASS_PATH = re.compile(
     r"spark\.(driver\.(extraClassPath|extraJavaOptions|defaultJavaOptions|memory)|jars(\..+)?|sql\.extensions)"
 )
-# Of a dynamic archive (CDS_DYNAMIC_ARCHIVE_MAGIC of the JDK).
+# CDS_DYNAMIC_ARCHIVE_MAGIC of the JDK.
 _MAGIC = (0xF00BABA8).to_bytes(4, "little")
 
 
 def with_class_archive(settings: Mapping[str, str], archive: str) -> dict[str, str]:
-    """Settings of a session whose Java reads its classes from there."""
     return _with_java_options(settings, f"-XX:SharedArchiveFile={archive} {_CHECKED} {_QUIET}")
 
 
@@ -63,8 +62,7 @@ def look_after_archive(
     """Write a missing archive after a while, in the background; report why the session's Java can use none.
 
     Args:
-        report: Gets a sentence; may be called by another thread.
-        settings: Those that the session was started with.
+        report: Called with a sentence, possibly by another thread.
     """
     if (reason := _folder_in_the_way(settings)) is not None:
         report(f"Spark starts without an archive of Java's classes. {reason}")
@@ -77,7 +75,6 @@ def look_after_archive(
             )
         return None
     of_class_path = {name: value for name, value in settings.items() if _OF_CLASS_PATH.fullmatch(name)}
-    # A daemon: an end of the process does not wait for it.
     timer = threading.Timer(delay_s, _write_missing, (archive, of_class_path, report))
     timer.daemon = True
     timer.start()
@@ -85,7 +82,7 @@ def look_after_archive(
 
 
 def _folder_in_the_way(settings: Mapping[str, str]) -> str | None:
-    """Why Java archives no class, as a sentence; None if no folder with files is on the class path."""
+    """Return why Java archives no class; None if no folder with files is on the class path."""
     import pyspark
 
     home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
@@ -130,14 +127,10 @@ def write_class_archive(archive: Path, settings: Mapping[str, str], *, in_backgr
 
     Args:
         settings: Those of the session that determine its class path, such as `spark.jars`.
-        in_background: With low priority, and only if it is missing and no other process writes it.
+        in_background: With low priority, and only if the archive is missing and no other process writes it.
 
     Returns:
         Whether it was written.
-
-    Raises:
-        UnsupportedSparkError: The queries failed, or this Java writes no archive, as with a folder on its class path.
-        StorageAccessError: The folder cannot be written, or another file is there.
     """
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +156,7 @@ def write_class_archive(archive: Path, settings: Mapping[str, str], *, in_backgr
 
 @contextmanager
 def _alone(archive: Path, *, wait: bool) -> Iterator[Path | None]:
-    """Where to write, for one process at a time, as Java's of all streams of a machine; None if another one writes."""
+    """Yield where one process of this machine at a time may write; None if another one writes."""
     # A new name: the JVM of a process that was killed may still write to the last one.
     unfinished = archive.with_name(f".{archive.name}.{uuid.uuid4().hex}")
     with archive.with_name(f".{archive.name}.lock").open("w") as lock:
@@ -187,7 +180,7 @@ def _is_archive(path: Path) -> bool:
 
 
 def _run(settings: Mapping[str, str], *, niceness: int) -> str:
-    """The end of what Spark said. Its JVM has the same output, so this waits until Java has ended too."""
+    """Return the end of Spark's output. Its JVM shares it, so this waits until Java has ended too."""
     # Not on the command line, which other users see.
     given = json.dumps([settings, niceness])
     command = [sys.executable, "-m", __name__]

@@ -1,4 +1,4 @@
-"""Described queries, which are not started yet: trigger, session, options, and execution plan as JSON."""
+"""Inspect described queries, which are not started yet: trigger, session, options, and execution plan as JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _Seen = TypeVar("_Seen")
 
 
 class QueryToStart:
-    """Described lazily, and again for each further start."""
+    """A query that is described when needed, and again for each further start."""
 
     def __init__(self, describe: Callable[[], DataStreamWriter]) -> None:
         self._describe = describe
@@ -57,14 +57,13 @@ class QueryToStart:
 
 
 def is_described_query(candidate: object) -> bool:
-    """A classic session's `DataFrame.writeStream`; Spark Connect's cannot be inspected."""
+    """Whether this is a classic session's `DataFrame.writeStream`; Spark Connect's cannot be inspected."""
     from pyspark.sql.streaming.readwriter import DataStreamWriter as ClassicWriter
 
     return isinstance(candidate, ClassicWriter)
 
 
 def read_leaves(writer: DataStreamWriter) -> list[Any]:
-    """In the order of the plan; empty over Spark Connect."""
     if not is_described_query(writer):
         return []
     leaves = items_of(writer._df._jdf.queryExecution().analyzed().collectLeaves())
@@ -72,7 +71,7 @@ def read_leaves(writer: DataStreamWriter) -> list[Any]:
 
 
 def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
-    """The sources of a query: Spark makes one of relations that are equal."""
+    """Return the sources of a query: Spark makes one of relations that are equal."""
     found: list[Any] = []
     for leaf in read_leaves(writer):
         found += [] if any(leaf.equals(each) for each in found) else [leaf]
@@ -80,7 +79,6 @@ def streaming_leaves(writer: DataStreamWriter) -> list[Any]:
 
 
 def session_of(writer: DataStreamWriter) -> SparkSession:
-    """Also Spark Connect's."""
     of_connect: SparkSession | None = getattr(writer, "_session", None)
     return of_connect if of_connect is not None else writer._df.sparkSession
 
@@ -94,7 +92,7 @@ def brings_a_trigger(writer: DataStreamWriter) -> bool:
 
 
 def execution_plan(writers: Mapping[str, DataStreamWriter], parallelism: int) -> str:
-    """Of queries that are not started, as JSON in the form of Flink's execution plans.
+    """Return the plan of described queries as JSON in the form of Flink's execution plans.
 
     `{"nodes": [...]}`: each node has `id`, `type`, `pact` (Data Source, Operator, Data Sink), `contents`,
     `parallelism`, and `predecessors` with the `id` of each. Sinks have their query's name in `contents`.
@@ -120,14 +118,12 @@ def _node(number: int, label: str, contents: str, parallelism: int) -> _Node:
 
 
 def described_field(described: Any, name: str) -> Any:
-    """Without a public getter, of the JVM's `DataStreamWriter`."""
     field = described.getClass().getDeclaredField(name)
     field.setAccessible(True)
     return field.get(described)
 
 
 def described_options(writer: DataStreamWriter) -> dict[str, str]:
-    """Names in lower case, as Spark compares them."""
     return {str(name).lower(): str(value) for name, value in pairs_of(described_field(writer._jwrite, "extraOptions"))}
 
 
@@ -137,7 +133,7 @@ def execution_of(query: StreamingQuery) -> Any | None:
 
 
 def seen_in(query: StreamingQuery, look: Callable[[Any], _Seen]) -> _Seen | None:
-    """In the query's `StreamExecution`; None if that fails, which must not end the query."""
+    """Look into the query's `StreamExecution`; None if that fails, which must not end the query."""
     from py4j.protocol import Py4JError
 
     try:

@@ -1,7 +1,4 @@
-"""Kafka sources of a described query: which offsets their topics still have.
-
-Asks with the JVM's Kafka client of Spark's connector and the options of the source.
-"""
+"""Kafka sources of a described query: which offsets their topics still have, by the Kafka client of the JVM."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _IS_GONE = "UnknownTopicOrPartitionException"
 
 @dataclass(frozen=True)
 class KafkaSource:
-    """The options of its client may contain secrets."""
+    """A Kafka source; `options` are those of its client, and may contain secrets."""
 
     options: Mapping[str, str] = field(repr=False)
     topics: frozenset[str] = frozenset()
@@ -44,8 +41,6 @@ class KafkaSource:
 
 @dataclass(frozen=True)
 class ReadTopics:
-    """Topics or a pattern, with the ids that Kafka reported."""
-
     topics: frozenset[str]
     pattern: str | None
     cluster_id: str | None = None
@@ -82,7 +77,7 @@ def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
             known = replace(known, cluster_id=cluster)
             ids: dict[str, str] = {}
             for name, answer in _described(jvm, client, _topic_names(jvm, client, source, _ASK_S)):
-                # A topic that does not exist yet.
+                # The topic may not exist yet.
                 with suppress(Exception):
                     ids[name] = str(answer.get(_ASK_S, seconds).topicId())
             return replace(known, topic_ids=ids)
@@ -91,7 +86,7 @@ def topics_of(writer: DataStreamWriter, source: KafkaSource) -> ReadTopics:
 
 
 def may_match(pattern: str, topic: str) -> bool:
-    """Without a JVM: a pattern that only Java understands may match any."""
+    """Whether a pattern may match; one that only Java understands may match any topic."""
     try:
         return re.fullmatch(pattern, topic) is not None
     except re.error:
@@ -116,7 +111,7 @@ def kept_offsets(
 def offsets_at(
     writer: DataStreamWriter, source: KafkaSource, partitions: Sequence[tuple[str, int]], at_ms: int
 ) -> dict[tuple[str, int], int]:
-    """The first at or after a time (ms since the epoch), by partition; its end if there is none."""
+    """Return the first offset at or after a time (ms since the epoch) by partition; its end if there is none."""
     with _admin(writer, source) as (jvm, client):
         specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
         found: dict[tuple[str, int], int] = {}
@@ -148,21 +143,15 @@ def _topic_names(jvm: Any, client: Any, source: KafkaSource, wait_s: int) -> set
 
 
 def _partitions(jvm: Any, client: Any, topics: Collection[str]) -> list[tuple[str, int]]:
-    """Of those topics that exist."""
     found: list[tuple[str, int]] = []
-    for name, answer in _described(jvm, client, topics):
-        try:
-            described = answer.get(_ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS)
-        except Exception as error:
-            if _IS_GONE in str(error):
-                continue
-            raise
-        found += [(name, int(each.partition())) for each in described.partitions()]
+    for name, pending in _described(jvm, client, topics):
+        described = _answer_if_it_exists(jvm, pending)
+        if described is not None:
+            found += [(name, int(each.partition())) for each in described.partitions()]
     return found
 
 
 def _described(jvm: Any, client: Any, names: Collection[str]) -> list[tuple[str, Any]]:
-    """By name, each with Kafka's pending answer."""
     asked = jvm.java.util.ArrayList()
     for name in sorted(names):
         asked.add(name)
@@ -181,7 +170,7 @@ def _admin(writer: DataStreamWriter, source: KafkaSource) -> Iterator[tuple[Any,
             yield jvm, client
         finally:
             client.close(jvm.java.time.Duration.ofSeconds(1))
-    except Exception as error:  # py4j raises what the client raises
+    except Exception as error:
         raise StorageAccessError(
             f"Kafka at {source.servers} did not return the offsets of its topics: "
             f"{without_secrets(_first_line(error))}. Make it reachable from the driver, then try again."
@@ -192,9 +181,13 @@ def _offset(jvm: Any, client: Any, partition: tuple[str, int], spec: Any) -> int
     key = jvm.org.apache.kafka.common.TopicPartition(*partition)
     asked = jvm.java.util.HashMap()
     asked.put(key, spec)
-    answer = client.listOffsets(asked).partitionResult(key)
+    answer = _answer_if_it_exists(jvm, client.listOffsets(asked).partitionResult(key))
+    return int(answer.offset()) if answer is not None else None
+
+
+def _answer_if_it_exists(jvm: Any, pending: Any) -> Any | None:
     try:
-        return int(answer.get(_ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS).offset())
+        return pending.get(_ANSWER_S, jvm.java.util.concurrent.TimeUnit.SECONDS)
     except Exception as error:
         if _IS_GONE in str(error):
             return None

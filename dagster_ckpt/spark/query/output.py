@@ -1,6 +1,6 @@
 """Where a query writes: its format, folder, topic or table, and the recorded name of its sink.
 
-Spark reports many kinds of table by their catalog name; of Iceberg this package records `IcebergTable[<name> at
+Spark reports many kinds of table by their catalog name; for Iceberg this package records `IcebergTable[<name> at
 <location>]`. The option `kafka.transactional.id` selects Kafka in transactions; with it, Spark's own producer refuses
 every record.
 """
@@ -35,14 +35,12 @@ _FOREACH_BATCH_SINK = "ForeachBatchSink"
 _ICEBERG = "iceberg"
 
 Columns = tuple[tuple[str, str], ...]
-# Each snapshot records them.
+# Limited, because each snapshot records them.
 MOST_COLUMNS = 300
 
 
 @dataclass(frozen=True)
 class NamedOutput:
-    """Spark's name for the sink may be unknown."""
-
     format: str
     place: str | None
     sink: str | None = None
@@ -54,7 +52,7 @@ class NamedOutput:
 
 
 def named_output(writer: DataStreamWriter) -> NamedOutput | None:
-    """None for Spark Connect, whose writer cannot be inspected.
+    """Return where a described query writes; None for Spark Connect, whose writer cannot be inspected.
 
     `foreachBatch` has no location of its own: the option `path` or `table` names it. A table of a catalog is looked up
     in the session of the query.
@@ -75,13 +73,13 @@ def named_output(writer: DataStreamWriter) -> NamedOutput | None:
         return NamedOutput(output_format, place, kafka_sink_name(options) if output_format == "kafka" else None)
     sink = sink_of_name(session_of(writer), table)
     if sink is None and output_format == _ICEBERG:
-        # The start creates it.
+        # The start creates the table.
         sink = iceberg_name(table)
     return NamedOutput(output_format, table if sink is not None else None, sink)
 
 
 def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> NamedOutput | None:
-    """The start may have created the table."""
+    """Add the recorded name of the sink, whose table the start may have created."""
     execution = execution_of(query)
     sink = sink_of(execution.sink()) if execution is not None else None
     if sink is None or described is None:
@@ -90,7 +88,6 @@ def output_of_started(query: StreamingQuery, described: NamedOutput | None) -> N
 
 
 def columns_of_query(query: StreamingQuery) -> Columns | None:
-    """None over Spark Connect, for a function of a batch, and for a very wide table."""
     return seen_in(query, _columns_of)
 
 
@@ -155,9 +152,9 @@ def iceberg_name(table: str, location: str | None = None) -> str:
 
 
 def load_table(session: SparkSession, name: str) -> Any | None:
-    """As a py4j object; None if the catalog has no such table.
+    """Return a table as a py4j object; None if the catalog has no such table.
 
-    Takes an SQL name, or Iceberg's name of a table (catalog, namespace and table without quotes).
+    `name` is SQL, or Iceberg's name of a table (catalog, namespace and table without quotes).
     """
     from pyspark.errors import ParseException
 
@@ -189,7 +186,7 @@ def load_table(session: SparkSession, name: str) -> Any | None:
 
 
 def divisions(parts: Sequence[str]) -> list[list[str]]:
-    """The identifiers that a name may stand for if its parts may contain dots.
+    """Return the identifiers that a name may stand for if its parts may contain dots.
 
     Example:
         >>> divisions(["sales", "eu", "orders"])
@@ -247,7 +244,7 @@ _PLACE = re.compile(r"kafka://(?P<servers>[^/]+)/(?P<topic>[^/?]+)\?id=(?P<prefi
 
 @dataclass(frozen=True)
 class KafkaPlace:
-    """`client`, the options below `kafka.`, may contain secrets."""
+    """A topic for transactional writes; `client`, the options below `kafka.`, may contain secrets."""
 
     servers: str
     topic: str
@@ -268,12 +265,11 @@ class KafkaPlace:
 
 
 def kafka_sink_name(options: Mapping[str, str]) -> str | None:
-    """None if each row names its topic."""
     servers, topic = options.get(_SERVERS), options.get("topic")
     return f"KafkaTable[{servers.replace(' ', '')}/{topic}]" if servers and topic else None
 
 
-# Client options by servers: a name carries no secrets.
+# Options by servers, because the recorded name of a sink has no secrets.
 _clients: dict[str, Mapping[str, str]] = {}
 
 

@@ -29,11 +29,10 @@ _IGNORES_NULLS = " ignore nulls"
 _MAX_OPERATORS = 30
 _MAX_SIZE = 32_768
 
-# Settings: a digest of what the columns of an expression are made of, if their names do not say; the input of a join or
-# union, from the output on, in which the operator is; the time zone of days and hours.
+# Names of settings: a digest of what ambiguous columns are made of; the inputs of joins and unions, from the output on,
+# that lead to the operator; the time zone of days and hours.
 COLUMNS, BRANCH, TIME_ZONE = "columns of ", "branch", "spark.sql.session.timeZone"
 
-# A name and a type, a name and a value, or a column and its expression.
 Pair = tuple[str, str]
 
 
@@ -50,9 +49,6 @@ class PlanOperator:
     """An operator that keeps state, or a watermark below one.
 
     Attributes:
-        kind: Spark's name, such as `Aggregate`.
-        keys: Key columns with types; likewise `values`.
-        settings: Such as the delay of a watermark.
         definitions: Computed columns up to the previous operator, with their expressions.
     """
 
@@ -65,13 +61,13 @@ class PlanOperator:
 
 @dataclass(frozen=True)
 class PlanDescription:
-    """Operators with inputs first. Independent of start, machine and input path.
+    """The stateful operators of a query, inputs first; independent of start, machine and input path.
 
     Attributes:
         numbers: Spark's number of each operator, None for a watermark, if the query has branches that keep state. The
             operators of any other query are numbered from the output to the input.
-        revision: Of what is described; 1 is without the settings `COLUMNS` and `BRANCH`, 2 without `TIME_ZONE`.
-            Before 4, `COLUMNS` numbered the sources of a join across both of its sides.
+        revision: 1 lacks the settings `COLUMNS` and `BRANCH`, 2 lacks `TIME_ZONE`. Before 4, `COLUMNS` numbered the
+            sources of a join across both of its sides.
     """
 
     operators: tuple[PlanOperator, ...] = ()
@@ -80,7 +76,7 @@ class PlanDescription:
     revision: int = _REVISION
 
     def as_described_by(self, revision: int) -> PlanDescription:
-        """As an earlier version of this package described it."""
+        """Return the plan as an earlier revision of this package described it."""
         if revision >= _REVISION:
             return self
         before_4 = _without_moving_numbers(self.operators)
@@ -103,7 +99,6 @@ class PlanDescription:
         return replace(self, operators=operators, numbers=None, revision=revision)
 
     def as_record(self) -> dict[str, Any]:
-        """Truncated to the size limit."""
         for limits in _LIMITS:
             record = self._record(limits)
             if _size(record) <= _MAX_SIZE:
@@ -131,15 +126,15 @@ class PlanDescription:
 
     @property
     def fingerprint(self) -> str:
-        """`plan-2:` and a SHA-256 of the record; equal for equal plans only."""
-        # Older fingerprints lack them.
+        """Return `plan-2:` and a SHA-256 of the record; equal for equal plans only."""
+        # Older fingerprints were made without these.
         record = {name: value for name, value in self.as_record().items() if name not in ("numbers", "revision")}
         text = json.dumps(record, separators=(",", ":"), ensure_ascii=True, sort_keys=True)
         return f"plan-2:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _without_moving_numbers(operators: tuple[PlanOperator, ...]) -> tuple[PlanOperator, ...]:
-    """See `PlanDescription.revision`."""
+    """Drop settings with numbers across both sides of a join (see `PlanDescription.revision`)."""
     if all(each.kind != "Join" for each in operators):
         return operators
     return tuple(
@@ -191,7 +186,7 @@ def _digest(text: str) -> str:
 
 
 WATERMARK = "EventTimeWatermark"
-# They need of their input what is needed of their output and what they name.
+# Operators that need of their input what is needed of their output, and what they name.
 _PASS_ON = {
     *("Deduplicate", "DeduplicateWithinWatermark", WATERMARK, "Filter", "GlobalLimit", "LocalLimit"),
     *("Repartition", "RepartitionByExpression", "SubqueryAlias"),
@@ -206,8 +201,6 @@ _SEED = re.compile(r"-?\d{5,}L?")
 
 
 def plan_of_query(query: StreamingQuery) -> PlanDescription | None:
-    """None over Spark Connect, or before Spark has created the plan."""
-
     def described(execution: Any) -> PlanDescription:
         plan = execution.logicalPlan()
         return describe_plan(plan, execution.outputMode(), _as_executed(plan, execution.sparkSession()))
@@ -231,7 +224,7 @@ def plan_of_writer(writer: DataStreamWriter) -> PlanDescription | None:
 
 
 def _as_executed(plan: Any, session: Any) -> Any | None:
-    """None if Spark cannot optimize the plan of a stream outside its query."""
+    """Optimize a plan; None if Spark cannot do this for a stream outside its query."""
     from py4j.protocol import Py4JError
 
     try:
@@ -241,7 +234,7 @@ def _as_executed(plan: Any, session: Any) -> Any | None:
 
 
 def describe_plan(plan: Any, output_mode: object = None, executed: Any | None = None) -> PlanDescription:
-    """`executed` is the optimized plan: a later `select` decides which columns are kept, and in which order."""
+    """Describe a plan; the optimized one, `executed`, shows which columns a later `select` keeps, in which order."""
     walk = _Walk(_stored_columns(executed) if executed is not None else None)
     walk.visit(plan, None)
     if all(operator.kind == WATERMARK for operator in walk.operators):
@@ -263,7 +256,7 @@ class _Stored:
 
 
 class _Walk:
-    """Visits inputs first. Columns are followed by Spark's ids, which this session assigned."""
+    """Visits inputs first, and follows columns by Spark's ids, which this session assigned."""
 
     def __init__(self, stored: _Stored | None) -> None:
         self._stored = stored
@@ -271,10 +264,10 @@ class _Walk:
         self.numbers: list[int | None] = []
         self._counted = 0
         self._computed: dict[int, tuple[str, list[Any]]] = {}
-        # Columns of sources, by name and source, and those of tables.
+        # The name and source of each column that is read; columns of tables.
         self._read: dict[int, tuple[str, str]] = {}
         self._tables: set[int] = set()
-        # By side of the joins above: what is added on one side moves no number of the other.
+        # By side of the joins above, so that a source added on one side moves no number of the other.
         self._sources: Counter[str] = Counter()
         self._inputs: dict[int, set[int]] = {}
         self._meanings: dict[int, str] = {}
@@ -293,7 +286,7 @@ class _Walk:
         if describe is not None and name != WATERMARK:
             # Spark numbers an operator before its inputs, and inputs from left to right.
             number, self._counted = self._counted, self._counted + 1
-        # Definitions of SQL's WITH are where they are used, in what Spark executes.
+        # Spark executes definitions of SQL's WITH where they are used.
         is_with = name == "WithCTE"
         self.has_definitions |= is_with
         has_branches = not is_with and sum(child.isStreaming() for child in children) > 1
@@ -339,7 +332,7 @@ class _Walk:
         self._tables |= {_id(column) for column in items_of(node.output())}
 
     def _ambiguous(self, reached: Set[int]) -> set[int]:
-        """Columns whose name does not say which they are: two have it, or they are of a table, which may have any."""
+        """Return columns that their name does not identify: others have it, or they are of a table."""
         names = {each: (self._computed.get(each) or self._read[each])[0].casefold() for each in reached}
         found = Counter(names.values())
         return {each for each, name in names.items() if found[name] > 1 or each in self._tables}
@@ -361,7 +354,7 @@ class _Walk:
         return found
 
     def _resolved(self, expression: Any) -> str:
-        """With what its columns are made of, down to the sources."""
+        """Return the expression with what its columns are made of, down to the sources."""
         to_follow, seen = list(_references(expression)), set[int]()
         while to_follow:
             number = to_follow[-1]
@@ -390,7 +383,7 @@ class _Walk:
                 if column.nodeName() == "Alias":
                     self._computed[_id(column)] = (str(column.name()), [column.child()])
         elif name == "Expand":
-            # Sliding windows: a row for each window.
+            # Sliding windows make a row for each window.
             rows = [items_of(row) for row in items_of(node.projections())]
             for index, column in enumerate(items_of(node.output())):
                 expressions = [row[index] for row in rows]
@@ -408,7 +401,7 @@ class _Walk:
                 has_other_names = any(str(other.name()) != str(column.name()) for other in from_others)
                 if known is not None or has_other_names or any(_id(each) in self._computed for each in from_others):
                     self._computed[_id(column)] = (str(column.name()), [*from_first, *from_others])
-                    # It has the id of the first input's.
+                    # It has the same id as the first input's column.
                     self._inputs.pop(_id(column), None)
                     self._meanings.pop(_id(column), None)
 
@@ -420,8 +413,8 @@ class _Walk:
             if number in found or number not in self._computed:
                 continue
             name, expressions = self._computed[number]
-            texts = dict.fromkeys(_sql(expression) for expression in expressions)
-            found[number] = [(name, text) for text in _windows(list(texts)) if text != name]
+            texts = dict.fromkeys(_window(_sql(expression)) for expression in expressions)
+            found[number] = [(name, text) for text in texts if text != name]
             to_follow += self._made_of(number)
         return sorted({pair for pairs in found.values() for pair in pairs})
 
@@ -438,7 +431,7 @@ def _needed_below(node: Any, name: str, needed: set[int] | None) -> set[int] | N
 
 
 def _time_zones(expression: Any) -> Iterator[str]:
-    """On which what it computes depends, such as a day, an hour, or a text."""
+    """Yield the time zones on which an expression depends."""
     loader = expression.getClass().getClassLoader()
     replaced = loader.loadClass("org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable")
     to_visit = [expression]
@@ -454,7 +447,7 @@ def _time_zones(expression: Any) -> Iterator[str]:
             yield "UTC" if name == "Z" else name
 
 
-# Whose result is another one elsewhere, for a timestamp.
+# Expressions whose result for a timestamp depends on the time zone.
 _ZONED = {
     *("Hour", "Minute", "Second", "SecondWithFraction", "TruncTimestamp", "DateFormatClass", "FromUnixTime"),
     *("GetTimestamp", "MonthsBetween"),
@@ -467,7 +460,7 @@ def _is_zoned(node: Any) -> bool:
         return str(node.left().dataType().typeName()) != "timestamp"
     if name != "Cast":
         return name in _ZONED
-    # Spark 3.5 says so of a date in a text, too.
+    # Spark 3.5 also claims this of a text that becomes a date.
     is_date = node.child().dataType().typeName() == "string" and node.dataType().typeName() == "date"
     return bool(node.needsTimeZone()) and not is_date
 
@@ -477,7 +470,6 @@ def _references(node: Any) -> set[int]:
 
 
 def _columns_in(expression: Any) -> Iterator[Any]:
-    """In the order in which it names them; see `_without_between`."""
     name = expression.nodeName()
     if name == "AttributeReference":
         yield expression
@@ -509,13 +501,11 @@ def _stored_columns(executed: Any) -> _Stored:
 
 
 class _Needed(NamedTuple):
-    """Of the input of an operator: ids of columns that the plan needs, as far as known, and what Spark keeps."""
-
     ids: set[int] | None
     stored: _Stored | None
 
 
-# With the expressions that it is about, by how they are shown.
+# An operator, and the expressions that describe it, by their text.
 _Described = tuple[PlanOperator, list[tuple[str, Any]]]
 _Describe = Callable[[Any, _Needed], _Described]
 
@@ -527,7 +517,7 @@ def _aggregate(node: Any, needed: _Needed) -> _Described:
             number = int(function.resultId().id())
             at = needed.stored.aggregates.get(number) if needed.stored is not None else len(functions)
             text = _function_text(function)
-            # Spark drops one that nothing uses, and keeps one of those that are equal.
+            # Spark drops an aggregate that nothing uses, and keeps one of equal ones.
             if at is not None and at < functions.get(text, (at + 1, None))[0]:
                 functions[text] = (at, function)
     kept = sorted((at, text, _type(function)) for text, (at, function) in functions.items())
@@ -567,7 +557,6 @@ def _watermark(node: Any, _needed: _Needed) -> _Described:
 
 
 def _join(node: Any, needed: _Needed) -> _Described:
-    # Spark drops unused columns.
     kept = [
         (side, column)
         for side, child in (("left", node.left()), ("right", node.right()))
@@ -602,7 +591,7 @@ def _groups(*details: str) -> _Describe:
 
 _INTERVAL = re.compile(r"CAST\(INTERVAL '([^']*)' AS INTERVAL\)")
 _REFERENCE = "commonexpressionref()"
-# Spark 4.0's name: an upgrade keeps the fingerprint.
+# Spark 4.0's name, so that an upgrade keeps the fingerprint.
 _RENAMED = {"TransformWithStateInPandas": "TransformWithStateInPySpark"}
 _STATEFUL: dict[str, _Describe] = {
     "Aggregate": _aggregate,
@@ -645,14 +634,14 @@ def _setting(node: Any, detail: str) -> str:
 
 
 def _sql(expression: Any) -> str:
-    """With names instead of column ids, which differ in every session."""
+    """Return SQL with names instead of column ids, which differ in every session."""
     # Spark 3.5 writes the type of an interval twice.
     sql = _INTERVAL.sub(r"CAST('\1' AS INTERVAL)", _without_between(expression))
     return sql if expression.deterministic() else _SEED.sub("?", sql)
 
 
 def _without_between(expression: Any) -> str:
-    """BETWEEN becomes two comparisons, as Spark 3.5 parses it.
+    """Return SQL in which BETWEEN is two comparisons, as Spark 3.5 parses it.
 
     Later releases keep a function; its replacement computes the value once and refers to it twice.
     """
@@ -667,10 +656,6 @@ def _without_between(expression: Any) -> str:
     for child in items_of(expression.children()):
         text = text.replace(str(child.sql()), _without_between(child))
     return text
-
-
-def _windows(texts: list[str]) -> list[str]:
-    return list(dict.fromkeys(_window(text) for text in texts))
 
 
 def _window(text: str) -> str:

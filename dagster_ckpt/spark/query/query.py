@@ -1,8 +1,7 @@
-"""`SupervisedQuery`: start, observe and stop a streaming query.
+"""Start, observe and stop a streaming query.
 
-One thread makes all calls to the JVM, and each is short: "No interrupt inside the JVM bridge" in docs/internals.md. The
-progress of a query is the report of each batch, and whether it works, waits or hangs. No listener is used: the JVM
-would need a Python thread to call.
+One thread makes all calls to the JVM, and each is short: "No interrupt inside the JVM bridge" in docs/internals.md. No
+listener is used, because the JVM would need a Python thread to call.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ class QueryProgress:
 
 
 def _offset(offset: Any) -> Any:
-    """Spark writes JSON as JSON, other offsets as text, unknown ones as null."""
+    """Spark writes JSON as JSON, other offsets as text, and unknown ones as null."""
     try:
         return json.loads(offset) if isinstance(offset, str) else offset
     except ValueError:
@@ -157,7 +156,6 @@ class QueryActivity:
 
     Attributes:
         doing: Spark's status message, such as `Initializing sources`.
-        in_trigger: It looks for new data or runs a batch.
         trigger: Identifies the trigger; None over Spark Connect.
     """
 
@@ -171,34 +169,21 @@ class QueryActivity:
 
     @property
     def is_idle(self) -> bool:
-        """It waits for its next trigger, so nothing could hang."""
         return not (self.is_starting or self.in_trigger)
 
 
 def activity_of(query: StreamingQuery) -> QueryActivity:
     status = query.status
-    # May be a failed query's exception, and the catalog keeps heartbeats.
+    # The message may be an exception, and the catalog stores it.
     return QueryActivity(
         without_secrets(str(status["message"])), bool(status["isTriggerActive"]), seen_in(query, _started_at)
     )
 
 
-def tasks_of(query: StreamingQuery) -> TaskCounts | None:
-    """None over Spark Connect.
-
-    Jobs that a `foreachBatch` function starts in other threads are not in the query's job group.
-    """
-    return seen_in(query, lambda execution: _tasks(execution, str(query.runId)))
-
-
-def stack_of(query: StreamingQuery) -> list[str]:
-    return seen_in(query, lambda it: [str(frame) for frame in it.queryExecutionThread().getStackTrace()]) or []
-
-
 def _tasks(execution: Any, group: str) -> TaskCounts:
     tracker = execution.sparkSession().sparkContext().statusTracker()
     active = _numbers(tracker.getActiveJobIds())
-    # Also contains up to a thousand finished jobs.
+    # The group also has up to a thousand finished jobs.
     own = active and active & _numbers(tracker.getJobIdsForGroup(group))
     stages: set[int] = set()
     for job_id in own:
@@ -213,6 +198,10 @@ def _tasks(execution: Any, group: str) -> TaskCounts:
             done += int(stage.get().numCompletedTasks())
             total += int(stage.get().numTasks())
     return TaskCounts(len(own), running, done, total)
+
+
+def _stack(execution: Any) -> list[str]:
+    return [str(frame) for frame in execution.queryExecutionThread().getStackTrace()]
 
 
 def _started_at(execution: Any) -> int:
@@ -246,7 +235,6 @@ class QueryFacts:
 
 
 def start_query(writer: DataStreamWriter, name: str, live_directory: LiveDirectory) -> SupervisedQuery:
-    """Replaces the writer's name and checkpoint location."""
     if is_described_query(writer):
         session = session_of(writer)
         refuse_unknown_state(live_directory, release_of(session.version))
@@ -279,7 +267,7 @@ def _asks_jvm(method: _Method) -> _Method:
 
 
 class SupervisedQuery:
-    """`call` identifies the call that waits for the JVM at this moment."""
+    """A started query; `call` identifies the call that waits for the JVM at this moment."""
 
     def __init__(self, query: StreamingQuery, output: NamedOutput | None = None) -> None:
         self.call: object | None = None
@@ -290,12 +278,11 @@ class SupervisedQuery:
 
     @property
     def query_id(self) -> str:
-        """Kept across restarts."""
         return str(self._query.id)
 
     @_asks_jvm
     def wait(self, timeout_s: float) -> bool:
-        """At least 1 ms. True once the query has ended or failed."""
+        """Wait, at least 1 ms; return whether the query has ended or failed."""
         from pyspark.errors import StreamingQueryException
 
         try:
@@ -309,7 +296,7 @@ class SupervisedQuery:
 
     @_asks_jvm
     def recent_progress(self) -> list[QueryProgress]:
-        """Reports of batches since the last call, oldest first.
+        """Return reports of batches since the last call, oldest first.
 
         Spark keeps the newest `spark.sql.streaming.numRecentProgressUpdates` (100).
         """
@@ -324,7 +311,6 @@ class SupervisedQuery:
 
     @_asks_jvm
     def facts(self) -> QueryFacts:
-        """Without the plan until Spark has created one."""
         if self._facts is not None:
             return self._facts
         execution = execution_of(self._query)
@@ -354,14 +340,18 @@ class SupervisedQuery:
 
     @_asks_jvm
     def tasks(self) -> TaskCounts | None:
-        return tasks_of(self._query)
+        """Count the query's tasks; None over Spark Connect.
+
+        Jobs that a `foreachBatch` function starts in other threads are not in the query's job group.
+        """
+        return seen_in(self._query, lambda execution: _tasks(execution, str(self._query.runId)))
 
     @_asks_jvm
     def stack(self) -> list[str]:
-        return stack_of(self._query)
+        return seen_in(self._query, _stack) or []
 
     def stop(self, *, within_ms: int | None = None) -> None:
-        """Stop the query and wait; no error if it has already ended, QueryStopError if it may still run.
+        """Stop the query and wait; raise QueryStopError if it may still run.
 
         Without `within_ms`, `spark.sql.streaming.stopTimeout` limits the wait (unlimited by default).
         """
@@ -391,7 +381,6 @@ class SupervisedQuery:
 
     @_asks_jvm
     def exception(self) -> str | None:
-        """With causes and without secrets; None if it has not failed."""
         error = self._query.exception()
         if error is None:
             return None

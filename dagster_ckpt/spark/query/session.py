@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def active_session() -> SparkSession | None:
-    """Does not start an application."""
+    """Return the session of this process, without starting an application."""
     try:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession as ClassicSession
@@ -36,7 +36,7 @@ def active_session() -> SparkSession | None:
 
 
 def default_file_system() -> str | None:
-    """For a path without a scheme; None if it is local or no application runs here."""
+    """Return Spark's file system for paths without a scheme; None if it is local or no application runs."""
     session = active_session()
     if session is None:
         return None
@@ -46,7 +46,7 @@ def default_file_system() -> str | None:
 
 @contextmanager
 def active_in_thread(session: SparkSession) -> Iterator[None]:
-    """No effect for Spark Connect.
+    """Make the session active in this thread; no effect for Spark Connect.
 
     In other threads than the creating one, Spark 3.5 parses expressions with default settings, and finds neither a
     Delta table by name nor an Iceberg table by folder.
@@ -60,7 +60,7 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
     try:
         yield
     finally:
-        # A JVM that has ended must not hide why.
+        # A JVM that has ended must not hide the original error.
         with suppress(Exception):
             if before.isDefined():
                 of_sessions.setActiveSession(before.get())
@@ -69,7 +69,7 @@ def active_in_thread(session: SparkSession) -> Iterator[None]:
 
 
 def jvm_class(session: SparkSession, name: str) -> Any:
-    """A class of the package of the session's own, which Spark 4 has moved."""
+    """Return a class of the session's own package, which Spark 4 has moved."""
     found: Any = session._jvm
     package = str(session._jsparkSession.getClass().getPackageName())
     for part in f"{package}.{name}".split("."):
@@ -78,7 +78,6 @@ def jvm_class(session: SparkSession, name: str) -> Any:
 
 
 def is_classic_session(candidate: object) -> bool:
-    """With access to its JVM, unlike Spark Connect's."""
     from pyspark.sql import SparkSession as ClassicSession
 
     return isinstance(candidate, ClassicSession)
@@ -88,23 +87,23 @@ def is_classic_session(candidate: object) -> bool:
 _QUIET = {"spark.ui.showConsoleProgress": "false"}
 
 
-# Ten times HotSpot's own: optimizing methods that are not used again takes a quarter of the CPU time of a start.
+# Ten times HotSpot's own: optimizing methods that are not used again takes a quarter of a start's CPU time.
 _LATE_OPTIMIZATION = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
-# Of the short-lived Java that assembles Spark's command.
+# For the short-lived Java that assembles Spark's command.
 _LAUNCHER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @contextmanager
 def quick_start(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Java that Spark's scripts start meanwhile optimizes later; what the user has set there or for Spark decides."""
+    """Let Java that Spark's scripts start meanwhile optimize later, unless the user has set this."""
     ours = {"SPARK_SUBMIT_OPTS": _LATE_OPTIMIZATION, "SPARK_LAUNCHER_OPTS": _LAUNCHER}
     before = {name: environment.get(name) for name in ours}
     for name, options in ours.items():
         theirs = before[name] or ""
-        # The last one counts, so these are first.
+        # Ours come first, because the last one counts.
         environment[name] = theirs if "-XX:Tier" in theirs else f"{options} {theirs}".strip()
     try:
         yield
@@ -117,7 +116,6 @@ def quick_start(environment: MutableMapping[str, str]) -> Iterator[None]:
 
 
 def session_with(settings: Mapping[str, str]) -> SparkSession:
-    """Start Spark, or use the application of this process."""
     installed_release()
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession as ClassicSession
@@ -129,14 +127,14 @@ def session_with(settings: Mapping[str, str]) -> SparkSession:
         with quick_start(os.environ):
             return builder.getOrCreate()
     except PySparkRuntimeError as error:
-        # Spark only says that its gateway exited. Not checked before: `spark-env.sh` may name a Java.
+        # Spark only reports that its gateway exited. Not checked before: `spark-env.sh` may name a Java.
         if "JAVA_GATEWAY_EXITED" in str(error):
             require_java()
         raise
 
 
 def start_application(threads: int, settings: Mapping[str, str]) -> SparkSession:
-    """With the master of `spark-submit` or PYSPARK_SUBMIT_ARGS, else on this machine with `threads` task threads."""
+    """Start Spark with the master of `spark-submit` or PYSPARK_SUBMIT_ARGS, else locally with `threads` threads."""
     master = {} if _names_a_master(os.environ) else {"spark.master": f"local[{threads}]"}
     return session_with(master | dict(settings))
 
@@ -181,25 +179,19 @@ def _names_a_master(environment: Mapping[str, str]) -> bool:
 
 
 def apply_state_backend(spark: SparkSession, backend: StateBackend) -> dict[str, str]:
-    """For queries that start later; returns the settings that changed.
-
-    A query that resumes keeps its provider, which Spark pins in the offset log.
-    """
+    """Set the backend of new queries; return the settings that changed. Spark pins that of resumed ones."""
     return _apply(spark, backend.spark_settings(), "The state backend")
 
 
 @contextmanager
 def settings_for_a_while(spark: SparkSession, settings: Mapping[str, str], source: str) -> Iterator[None]:
-    """Restores the previous values. `source` names the origin of the settings in messages.
-
-    A query keeps the settings that its session has when it starts.
-    """
+    """Change settings for queries that start meanwhile, which keep them; messages name their `source`."""
     before = {name: spark.conf.get(name, None) for name in settings}
     try:
         _apply(spark, settings, source)
         yield
     except BaseException:
-        # A JVM that has ended must not hide why.
+        # A JVM that has ended must not hide the original error.
         with suppress(Exception):
             _restore(spark, before)
         raise
@@ -249,7 +241,7 @@ class Java:
 
 
 def require_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """In JAVA_HOME, else on the PATH, as Spark's scripts do."""
+    """Find Java in JAVA_HOME, else on the PATH, as Spark's scripts do."""
     home = environment.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environment.get("PATH", ""))
     where = "JAVA_HOME" if home else "the PATH"
@@ -283,10 +275,7 @@ _WARM_UP_S = 60
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Let the JVM load and compile what the start of a query needs, before there is a query to start.
-
-    Runs one batch of a small query with state, in a session and a temporary directory of its own.
-    """
+    """Let the JVM load and compile what the start of a query needs, by one batch of a small query with state."""
     if not is_classic_session(spark):
         return
     session = spark.newSession()

@@ -16,7 +16,7 @@ from dagster_ckpt.io.file_io import FileIO
 from dagster_ckpt.spark.checkpoint_dir.file_source import files_after, log_offset
 from dagster_ckpt.spark.checkpoint_dir.layout import OFFSETS, LiveDirectory
 from dagster_ckpt.spark.checkpoint_dir.logs import parse_offset_entry
-from dagster_ckpt.spark.query.description import pairs_of, read_leaves, session_of, streaming_leaves
+from dagster_ckpt.spark.query.description import items_of, pairs_of, read_leaves, session_of, streaming_leaves
 from dagster_ckpt.spark.query.kafka_source import kafka_source, topics_of
 from dagster_ckpt.spark.query.table_sources import (
     CHANGE_OPTIONS,
@@ -61,11 +61,9 @@ class SourceIdentity:
     """What one source of a query reads.
 
     Attributes:
-        kind: `file`, `delta`, `iceberg`, `kafka`, or Spark's name.
         name: The query's name for it (Spark 4.2 and later).
-        identity: Such as the path of a folder or the id of a table, as far as known.
-        options: Deciding ones that differ from their default.
-        side: Of the stream-stream joins above it, such as `left/right`; None if there is none.
+        options: Those that decide what is read and differ from their default.
+        side: Its side of the stream-stream joins above it, such as `left/right`; None without joins.
     """
 
     kind: str
@@ -94,12 +92,12 @@ def identities_of_record(record: object) -> tuple[SourceIdentity, ...] | None:
 
 
 def keyed(sources: Sequence[SourceIdentity]) -> dict[str, SourceIdentity]:
-    """By the names of their logs: their own name, else their position."""
+    """Return sources by the names of their logs: their own name, else their position."""
     return {source.name or str(index): source for index, source in enumerate(sources)}
 
 
 def source_identities(writer: DataStreamWriter) -> tuple[SourceIdentity, ...] | None:
-    """In the order of the offset log; None over Spark Connect.
+    """Describe the sources, in the order of the offset log; None over Spark Connect.
 
     Raises OptionError if a file source is read twice through one DataFrame.
     """
@@ -118,10 +116,10 @@ class Leaf(NamedTuple):
     """A source of the logical plan.
 
     Attributes:
-        name: In the offset log, if that has names: its own, else its position.
-        position: There. A relation that is read again through the same DataFrame has a further one.
-        log: Name of its log of what was read, in the folder `sources`; relations that are equal share one.
-        is_again: Another one before it is equal.
+        name: Its name in an offset log with names: its own, else its position.
+        position: In the offset log. A relation that is read again through the same DataFrame has a further one.
+        log: Its log in the folder `sources`; equal relations share one.
+        is_again: An earlier leaf is equal.
     """
 
     node: Any
@@ -132,7 +130,6 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(writer: DataStreamWriter) -> list[Leaf]:
-    """In the order of the plan; empty over Spark Connect."""
     found: list[Leaf] = []
     logs: list[Any] = []
     for position, node in enumerate(read_leaves(writer)):
@@ -145,7 +142,7 @@ def leaves_of(writer: DataStreamWriter) -> list[Leaf]:
 
 
 def sources_in_entry(writer: DataStreamWriter, offsets: Mapping[str, str | None]) -> list[tuple[Leaf, str, str | None]]:
-    """Each with its name in an entry of the offset log, and its offset.
+    """Return each source with its name and offset in an entry of the offset log.
 
     From the fifth one on, Spark writes offsets with names in any order.
     """
@@ -190,8 +187,7 @@ def _sides(writer: DataStreamWriter, leaves: Sequence[Any]) -> dict[int, str]:
     found: dict[int, str] = {}
 
     def visit(node: Any, path: tuple[str, ...]) -> None:
-        children = node.children()
-        below = [child for child in (children.apply(at) for at in range(children.size())) if child.isStreaming()]
+        below = [child for child in items_of(node.children()) if child.isStreaming()]
         if not below and path:
             at = next((at for at, leaf in enumerate(leaves) if leaf.equals(node)), None)
             if at is not None:
@@ -206,7 +202,7 @@ def _sides(writer: DataStreamWriter, leaves: Sequence[Any]) -> dict[int, str]:
 
 
 def source_options(leaf: Any) -> dict[str, str]:
-    """Names in lower case; values may be secrets."""
+    """Return the options by name in lower case; values may be secrets."""
     if str(leaf.getClass().getSimpleName()) == "StreamingRelation":
         return {str(name).lower(): str(text) for name, text in pairs_of(leaf.dataSource().options())}
     return {str(name).lower(): str(text) for name, text in dict(leaf.extraOptions()).items()}
@@ -215,16 +211,17 @@ def source_options(leaf: Any) -> dict[str, str]:
 def _identity(writer: DataStreamWriter, leaf: Any) -> SourceIdentity:
     is_v1 = str(leaf.getClass().getSimpleName()) == "StreamingRelation"
     options = source_options(leaf)
-    kind, identity = _v1(writer, leaf, options) if is_v1 else _v2(writer, leaf)
+    folder = delta_folder(leaf)
+    if folder is not None:
+        kind, identity = DELTA, _delta(session_of(writer), folder)
+    else:
+        kind, identity = _v1(writer, leaf, options) if is_v1 else _v2(writer, leaf)
     deciding = {name: options[name] for name in _DECIDING.get(kind, ()) if name in options}
     differing = {name: text for name, text in deciding.items() if text.lower() != _DEFAULTS.get(name)}
     return SourceIdentity(kind, _name(leaf), identity, differing)
 
 
 def _v1(writer: DataStreamWriter, leaf: Any, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    folder = delta_folder(leaf)
-    if folder is not None:
-        return DELTA, _delta(session_of(writer), folder)
     name = str(leaf.dataSource().className())
     if str(leaf.sourceName()).startswith("FileSource[") and "path" in options:
         return FILE, {PATH: _qualified(session_of(writer), options["path"]), "format": name.lower()}
@@ -232,9 +229,6 @@ def _v1(writer: DataStreamWriter, leaf: Any, options: Mapping[str, str]) -> tupl
 
 
 def _v2(writer: DataStreamWriter, leaf: Any) -> tuple[str, dict[str, str]]:
-    folder = delta_folder(leaf)
-    if folder is not None:
-        return DELTA, _delta(session_of(writer), folder)
     found = iceberg_table(leaf)
     if found is not None:
         return ICEBERG, {
@@ -270,13 +264,13 @@ def _name(leaf: Any) -> str | None:
     try:
         given = leaf.sourceIdentifyingName()
     except Py4JError:
-        # Of Spark before 4.2.
+        # Spark before 4.2 has no names.
         return None
     return str(given.name()) if str(given.getClass().getSimpleName()) == "UserProvided" else None
 
 
 def _qualified(session: SparkSession, path: str) -> str:
-    """As Spark compares it: absolute, with its scheme (`s3://` and `s3a://` differ)."""
+    """Return a path as Spark compares it: absolute, with its scheme (`s3://` and `s3a://` differ)."""
     jvm: Any = session._jvm
     place = jvm.org.apache.hadoop.fs.Path(path)
     found = _known(
@@ -300,7 +294,6 @@ class SourceDistance:
     """The input that is read again from one source.
 
     Attributes:
-        source: Its name, or its number in the query.
         kind: "files", "Kafka records", "table versions", "rows", or "unknown" if its offsets are not counts.
     """
 
@@ -315,7 +308,7 @@ class SourceDistance:
 
 @dataclass(frozen=True)
 class Distance:
-    """Between two batches: `span_ms` between their plans; `earlier_at_ms` since the epoch, 0 if unknown."""
+    """The input between two batches; `span_ms` is between their plans, `earlier_at_ms` since the epoch (0: unknown)."""
 
     sources: tuple[SourceDistance, ...]
     span_ms: int
@@ -323,7 +316,10 @@ class Distance:
 
 
 def distance(live: LiveDirectory, earlier: bytes | None, from_batch: int, to_batch: int) -> Distance | None:
-    """None if an entry is missing or unreadable. `earlier`: from a snapshot; None reads the directory's."""
+    """Return the input between two batches; None if an entry is missing or unreadable.
+
+    `earlier` is the older entry from a snapshot; None reads that of the directory.
+    """
     unreadable = f"{live.url} does not record what is between batch {to_batch} and batch {from_batch}"
     try:
         with reading(lambda why: LiveDirectoryError(f"{unreadable}: {why}.")):

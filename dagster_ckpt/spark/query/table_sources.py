@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 LOG = "_delta_log"
 _ENTRY = re.compile(r"(\d{20})\.(json|checkpoint\b)")
-# Commits to check for their data files; VACUUM deletes the oldest first.
 _COMMITS_LOOKED_AT = 200
 _FILES_LOOKED_AT = 200
 _SHOWN = 3
@@ -38,7 +37,7 @@ class DeltaOffset:
     """Where a Delta source continues (`DeltaSourceOffset`).
 
     Attributes:
-        version: Is read next, or in part.
+        version: The version that is read next, or in part.
         index: The last file of the version that was read; negative before the first.
         is_initial: The source still reads the table as it was at that version.
     """
@@ -49,7 +48,6 @@ class DeltaOffset:
     is_initial: bool
 
     def as_text(self) -> str:
-        """What `delta_offset` reads."""
         return json.dumps(
             {
                 "reservoirId": self.table_id,
@@ -95,12 +93,10 @@ CHANGE_OPTIONS = {
 
 
 def delta_beginning(options: Mapping[str, str], end: DeltaOffset) -> DeltaOffset:
-    """Where a source begins that reads a table once more, up to a position (`DeltaSource.extractStartingState`).
+    """Return where a source begins that reads a table again, up to a position (`DeltaSource.extractStartingState`).
 
     Without an option it reads the table as it was then: the rows of all commits, if none has changed or deleted rows.
-
-    Args:
-        options: Those of the source, in lower case.
+    `options` have names in lower case.
 
     Raises:
         StateRewriteError: What the query has read may be something else.
@@ -125,14 +121,12 @@ def delta_beginning(options: Mapping[str, str], end: DeltaOffset) -> DeltaOffset
 
 
 class TableFiles(Protocol):
-    def log(self) -> Sequence[str]:
-        """Empty without a log."""
+    def log(self) -> Sequence[str]: ...
 
-    def read(self, name: str) -> str:
-        """Of a file of the log."""
+    def read(self, name: str) -> str: ...
 
     def exists(self, path: str) -> bool:
-        """The path is that of an `add` action."""
+        """Whether a file exists, by the path of an `add` action."""
 
 
 def gone(folder: str, offset: DeltaOffset, files: TableFiles) -> Iterator[str]:
@@ -178,14 +172,14 @@ def _gone_files(folder: str, offset: DeltaOffset, newest: int, files: TableFiles
             new = [] if offset.is_initial else new[max(0, offset.index + 1) :]
         gone_since = {action["remove"]["path"] for action in actions if "remove" in action}
         if offset.is_initial and offset.index < 0 and version > offset.version:
-            # Of the table as it was, all of which is read.
+            # They are of the table as it was, which is read as a whole.
             new += [path for path in gone_since if path not in added]
         added |= dict.fromkeys(new, version)
         removed |= gone_since
     if not ids and reads_id:
         ids = _ids_in(_actions(files, 0))
         if ids - {offset.table_id}:
-            # It may have been replaced before the query began.
+            # The table may have been replaced before the query began.
             before = (_ids_in(_actions(files, version)) for version in range(offset.version - 1, 0, -1))
             ids = next(filter(None, before), ids)
     if ids - {offset.table_id}:
@@ -218,7 +212,7 @@ def _adds_rows(action: _Action) -> bool:
 def gone_from(writer: DataStreamWriter, folder: str, offset: DeltaOffset) -> list[str]:
     try:
         return list(gone(folder, offset, _HadoopFiles(session_of(writer), folder)))
-    except Exception as error:  # py4j raises what the file system raises
+    except Exception as error:
         raise StorageAccessError(
             f"The versions of the Delta table {folder} cannot be read: {without_secrets(str(error))[:300]}"
         ) from error
@@ -228,9 +222,10 @@ class _HadoopFiles:
     def __init__(self, session: SparkSession, folder: str) -> None:
         jvm: Any = session._jvm
         self._jvm = jvm
-        self._root = jvm.org.apache.hadoop.fs.Path(folder)
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._root = self._path(folder)
         self._system = self._root.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-        self._log = jvm.org.apache.hadoop.fs.Path(self._root, LOG)
+        self._log = self._path(self._root, LOG)
 
     def log(self) -> list[str]:
         if not self._system.exists(self._log):
@@ -240,18 +235,16 @@ class _HadoopFiles:
         return re.findall(rf"path=[^;]*/{LOG}/([^;/]+);", listed)
 
     def read(self, name: str) -> str:
-        opened = self._system.open(self._jvm.org.apache.hadoop.fs.Path(self._log, name))
+        opened = self._system.open(self._path(self._log, name))
         try:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8"))
         finally:
             opened.close()
 
     def exists(self, path: str) -> bool:
-        # Encoded as a URI; absolute in a shallow clone.
-        place = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(path))
-        return bool(
-            self._system.exists(place if place.isAbsolute() else self._jvm.org.apache.hadoop.fs.Path(self._root, place))
-        )
+        # Encoded as a URI, and absolute in a shallow clone.
+        place = self._path(self._jvm.java.net.URI(path))
+        return bool(self._system.exists(place if place.isAbsolute() else self._path(self._root, place)))
 
 
 _BEFORE_THE_FIRST = -1
@@ -293,7 +286,7 @@ def iceberg_table(leaf: Any) -> Any | None:
 
 
 def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset, options: Mapping[str, str]) -> list[str]:
-    """Why a source with these options (names in lower case) would not read everything from an offset on."""
+    """Return why a source with these options (in lower case) would not read everything from an offset on."""
     jvm: Any = session_of(writer)._jvm
     try:
         table.refresh()
@@ -310,7 +303,7 @@ def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset, op
         if current is not None and bool(util.isAncestorOf(table, current.snapshotId(), offset.snapshot_id)):
             return []
         known = {int(each.snapshotId()) for each in table.snapshots()}
-    except Exception as error:  # py4j raises what the catalog raises
+    except Exception as error:
         raise StorageAccessError(
             f"The snapshots of an Iceberg table cannot be read: {without_secrets(str(error))[:300]}"
         ) from error
@@ -323,5 +316,4 @@ def expired_from(writer: DataStreamWriter, table: Any, offset: IcebergOffset, op
 
 
 def _is_older(snapshot: Any, timestamp: str | None) -> bool:
-    """Than where the source begins: older ones may be gone."""
     return timestamp is not None and timestamp.isdecimal() and int(snapshot.timestampMillis()) < int(timestamp)

@@ -43,7 +43,12 @@ _DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "OffsetOutOfRange", "KA
 
 @dataclass(frozen=True)
 class Trial:
-    """No batch could be run: no `batch_id`; it succeeded: no `error`; not reported: no `rows` read, no `took_ms`."""
+    """The result of a trial.
+
+    Attributes:
+        batch_id: None if no batch could be run.
+        rows: How many were read; None, like `took_ms`, if not reported.
+    """
 
     batch_id: int | None
     error: str | None = None
@@ -52,15 +57,12 @@ class Trial:
 
     @property
     def data_is_gone(self) -> bool:
-        """Its sources lack the data, which says nothing about the state."""
+        """Whether its sources lack the data, which says nothing about the state."""
         return self.error is not None and any(word in self.error for word in _DATA_GONE)
 
 
 def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_batch: bool) -> bool:
-    """Hard links if both are local. False if Spark no longer retains the necessary files.
-
-    `before_last_batch` copies the state before the newest batch.
-    """
+    """Copy a live directory; return False if Spark no longer retains the necessary files."""
     retained = retained_batches(live)
     if before_last_batch and (len(retained) < 2 or retained[-2] != retained[-1] - 1):
         return False
@@ -70,9 +72,9 @@ def copy_for_trial(live: LiveDirectory, target: LiveDirectory, *, before_last_ba
         if not before_last_batch:
             raise
         return False
-    # As a start does.
+    # A start does this too.
     widen_schemas(target.folder, target.positions().commit or 0, nullcontext)
-    # To run beside the original in one session.
+    # It runs beside the original in one session.
     give_query_id(target, str(uuid.uuid4()))
     return True
 
@@ -117,7 +119,7 @@ def run_trial(
 
 
 def _report(query: SupervisedQuery, batch_id: int | None) -> QueryProgress | None:
-    """Spark sends it a moment after the batch's commit."""
+    """Wait for the report, which Spark sends a moment after the batch's commit."""
     deadline = time.monotonic() + _REPORT_S
     while time.monotonic() < deadline:
         has_ended = query.wait(_WAIT_S)
@@ -130,7 +132,7 @@ def _report(query: SupervisedQuery, batch_id: int | None) -> QueryProgress | Non
 
 
 def _new_writer(writer: DataStreamWriter) -> DataStreamWriter:
-    """Of the same rows, because the stream's query may start with the given one."""
+    """Describe the same rows again, because the stream's query may start with the given writer."""
     frame: DataFrame = writer._df
     return frame.writeStream.outputMode(str(described_field(writer._jwrite, "outputMode")))
 
@@ -183,7 +185,7 @@ class Captured:
 
 
 def cloned_session(spark: SparkSession) -> SparkSession:
-    """With the same tables, functions and settings, which a query may change without touching those."""
+    """Return a session with the same tables, functions and settings, which a query may change freely."""
     if not is_classic_session(spark):
         raise UnsupportedSparkError(
             "A batch is replayed in the JVM of the driver, which a Spark Connect session does not have. Run it in the "
@@ -195,7 +197,7 @@ def cloned_session(spark: SparkSession) -> SparkSession:
 
 
 def settings_of(live: LiveDirectory) -> dict[str, str]:
-    """What Spark takes from the session that starts a query, and not from its directory."""
+    """Return settings that Spark takes from the session instead of from the directory."""
     commit = live.positions().commit
     if commit is None:
         return {}
@@ -207,7 +209,7 @@ def settings_of(live: LiveDirectory) -> dict[str, str]:
 def capture_batch(
     describe: Callable[[], DataStreamWriter], scratch: LiveDirectory, home: SparkSession, name: str, *, timeout_s: float
 ) -> Captured:
-    """Run the batch that is planned in a directory; the rows that it gives its sink become a frame of `home`."""
+    """Run the planned batch of a directory; the rows that it gives its sink become a frame of `home`."""
     captured = Captured(Trial(None))
     failures: list[Exception] = []
 
@@ -229,13 +231,13 @@ def capture_batch(
     if captured.trial.batch_id is None:
         captured.rows = None
         if failures:
-            # Spark's error is that of the function: its trace in Python, with the cause somewhere in it.
+            # Spark's error is the trace of the function, with the cause somewhere in it.
             captured.trial = replace(captured.trial, error=str(failures[0]))
     return captured
 
 
 def sources_to_read(writer: DataStreamWriter) -> list[SourceToRead]:
-    """In the order of the offset log. A source's rows are those of a query of its leaf of the logical plan alone."""
+    """List the sources in the order of the offset log, each with the rows of a query of its leaf alone."""
     session = session_of(writer)
     named = keyed(source_identities(writer) or ())
     of_rows = jvm_class(session, "Dataset").ofRows
@@ -248,7 +250,7 @@ def sources_to_read(writer: DataStreamWriter) -> list[SourceToRead]:
 
 @contextmanager
 def directory_of_source(scratch: LiveDirectory, source: SourceToRead, batch_id: int) -> Iterator[LiveDirectory | None]:
-    """A directory in which a query of the source alone reads a planned batch; None if the batch reads nothing of it."""
+    """Yield a directory in which a query of one source reads a planned batch; None if that reads nothing of it."""
     names = [f"{OFFSETS}/{each}" for each in (batch_id - 1, batch_id) if each >= 0]
     entries = {name: scratch.folder.read(name) for name in names}
     offsets = [parse_offset_entry(data, f"{scratch.url}/{name}").sources for name, data in entries.items()]

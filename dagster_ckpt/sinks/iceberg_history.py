@@ -1,4 +1,4 @@
-"""The snapshots of an Iceberg table, and to which of them it is rolled back. Reads values only.
+"""The snapshots of an Iceberg table, and to which of them it is rolled back. Works on values alone.
 
 A streaming write stores query id and epoch (the batch) in its snapshot's summary, and skips an epoch not greater than
 that of the nearest such ancestor of the current snapshot (`SparkWrite.BaseStreamingWrite`). So the query has a new id
@@ -43,7 +43,7 @@ class IcebergSnapshot(BaseModel):
 
     @property
     def changes_rows(self) -> bool:
-        """A rewritten file or an empty commit changes none."""
+        """A rewritten file or an empty commit changes no rows."""
         if EMPTIED in self.summary or FENCE in self.summary:
             return False
         return self.summary.get("operation") != "replace" and self.summary.get("changed-partition-count") != "0"
@@ -54,9 +54,9 @@ class IcebergPlan:
     """What a roll-back would do to a table.
 
     Attributes:
-        snapshot_id: To make current; None if all rows are deleted. The newest of the branch if not `reaches_back`.
-        reaches_back: The remaining snapshots are sufficient to decide.
-        branch: The stream's; None for main. Not certain if not `reaches_back`.
+        snapshot_id: Snapshot to make current; None deletes all rows. Without `reaches_back`, the newest of the branch.
+        reaches_back: Whether the remaining snapshots are sufficient to decide.
+        branch: Branch of the stream; None for main. Not certain without `reaches_back`.
     """
 
     moves: bool = False
@@ -117,7 +117,7 @@ class IcebergHistory:
         return self._current.id if self._current is not None else None
 
     def last_batch(self, query_id: str) -> int | None:
-        """On any timeline, even if undone since."""
+        """Return the newest batch of a query, even an undone one."""
         batches = (snapshot.batch_of([query_id]) for snapshot in self._snapshots.values())
         return max((batch for batch in batches if batch is not None), default=None)
 
@@ -135,7 +135,6 @@ class IcebergHistory:
                 if batch is not None:
                     newest.append(batch)
                     break
-                # Older snapshots have expired.
                 is_certain &= each.parent is None or self._parent(each) is not None
         return max(newest, default=None), is_certain
 
@@ -188,7 +187,7 @@ class IcebergHistory:
         return self._to_another_timeline(wanted, own)
 
     def _branch_of(self, own: Collection[str]) -> tuple[str | None, int]:
-        """The branch that alone has the stream's newest batch, and its commit time; None for main."""
+        """Return the branch (None: main) that alone has the stream's newest batch, and its commit time."""
 
         def newest(head: IcebergSnapshot | None, *, or_of_main: bool) -> int:
             batches = (each for each in self._from(head) if each.batch_of(own) is not None)
@@ -283,11 +282,7 @@ def history_in(text: str | bytes, where: str) -> IcebergHistory:
 
 
 def history_in_folder(table: FileIO) -> IcebergHistory:
-    """The newest metadata file is certain to be the current one only in a Hadoop table.
-
-    Raises:
-        FileNotFoundError: The folder contains no Iceberg metadata.
-    """
+    """Read the newest metadata file, which is certainly the current one only in a Hadoop table."""
     matches = [match for match in map(_METADATA_NAME.fullmatch, table.list(METADATA_FOLDER)) if match]
     if not matches:
         raise FileNotFoundError(f"{table.url}/{METADATA_FOLDER}")

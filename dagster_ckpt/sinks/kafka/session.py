@@ -36,7 +36,7 @@ _POLL_EVERY = 2000
 _RENAMED = {
     "max.request.size": "message.max.bytes",
 }
-# The Java client's only; without effect on what is written.
+# Options of the Java client that do not affect what is written.
 _DROPPED = frozenset(
     {"key.serializer", "value.serializer", "max.block.ms", "buffer.memory", "client.dns.lookup", "metadata.max.idle.ms"}
 )
@@ -78,8 +78,6 @@ Header = tuple[str, bytes | None]
 
 
 class Record(NamedTuple):
-    """Without a partition, the partitioner decides."""
-
     value: bytes | None
     key: bytes | None = None
     headers: Sequence[Header] | None = None
@@ -98,7 +96,6 @@ class Session:
         # Where batches begin, and where the next one does, by partition.
         self._positions: dict[int, str] = {}
         self._begins: dict[int, int] = {}
-        # What roll-backs have undone, by partition.
         self._undone: dict[int, str] = {}
         self._is_open = False
         self._markers = _marker_consumer(target, self._id)
@@ -108,12 +105,12 @@ class Session:
 
     def begin_epoch(self) -> None:
         """Fence earlier producers of the writer, and abort what they have not committed."""
-        # Unconnected, librdkafka misses the coordinator and looks again after half a second.
+        # Connect first: otherwise librdkafka misses the coordinator, and looks again after half a second.
         _patiently(lambda: self._producer.list_topics(self._target.topic, _CALL_S))
         _patiently(lambda: self._producer.init_transactions(_CALL_S))
 
     def marker(self) -> Marker | None:
-        """No other producer can change it any more."""
+        """Read the marker, which no other producer can change after `begin_epoch`."""
         committed = _commits(self._markers, self._target.topic, range(self._partitions()))
         found = Marker.of(self._id, committed[0].offset, committed[0].metadata)
         self.earlier = found.earlier if found is not None else {}
@@ -123,7 +120,6 @@ class Session:
 
     @property
     def positions(self) -> Mapping[int, str]:
-        """As `marker` found them."""
         return self._positions
 
     @property
@@ -165,7 +161,7 @@ class Session:
             if headers or partition is not None:
                 _send(producer, topic, record)
             else:
-                # Most rows; `_send` with all arguments takes half as long again.
+                # The path of most rows: `_send` with all arguments takes half as long again.
                 try:
                     produce(topic, value, key)
                 except BufferError:
@@ -176,7 +172,7 @@ class Session:
         return sent
 
     def commit(self, batch: int, entry: str, undone: Mapping[int, str] | None = None) -> None:
-        """Together with the marker; without an open transaction, the marker alone.
+        """Commit the open transaction together with the marker; without one, the marker alone.
 
         `undone` replaces what the writer knew.
         """
@@ -240,7 +236,7 @@ class Session:
 
 
 def await_topic(client: Mapping[str, str], topic: str) -> None:
-    """For the markers; a cluster may create it on demand."""
+    """Wait for the topic, which a cluster may create on demand."""
     from confluent_kafka import Producer as KafkaProducer
 
     producer = _created(lambda: KafkaProducer(dict(client)))
@@ -264,7 +260,7 @@ def await_topic(client: Mapping[str, str], topic: str) -> None:
 
 
 def _send(producer: Producer, topic: str, record: RecordFields) -> None:
-    """A queue that stays full ends the task, which Spark retries."""
+    """Queue a record; a queue that stays full fails the task, which Spark retries."""
     value, key, headers, partition = record
     options: dict[str, Any] = {}
     if headers:
@@ -295,19 +291,19 @@ def _flush(producer: Producer) -> None:
 
 
 def marker_at_a_glance(target: Transactions, writer: int) -> Marker | None:
-    """The newest committed one, without waiting for an open transaction, perhaps a dead process's."""
+    """Return the newest committed marker without waiting for a transaction that is open, perhaps of a dead process."""
     return _looked_up(target, writer, "read_uncommitted")
 
 
 def marker_before_share(target: Transactions, writer: int, batch: int) -> Marker | None:
-    """A glance is believed if it shows the batch or the one before, of this run, or a later run.
+    """Return the marker, without a wait if a glance shows a later run, or this batch or the one before of this run.
 
-    Anything else may be stale: `commit_transaction` returns before its marker is seen.
+    Any other glance may be stale: `commit_transaction` returns before its marker is seen.
     """
     seen = marker_at_a_glance(target, writer)
     if seen is not None and (seen.is_later(target) or (seen.owner == target.owner and seen.batch >= batch - 1)):
         return seen
-    # Brief, because the claim has ended transactions of dead processes.
+    # The wait is brief, because the claim has ended transactions of dead processes.
     return _looked_up(target, writer, "read_committed")
 
 
@@ -348,15 +344,13 @@ def _marker_consumer(target: Transactions, group: str, *, isolation: str = "read
 def _producer(target: Transactions, transactional_id: str) -> Producer:
     from confluent_kafka import Producer as KafkaProducer
 
-    # Like Spark's own sink, the Java client's partitioner.
+    # The partitioner of the Java client, which Spark's own sink uses.
     defaults = {
         "partitioner": "murmur2_random",
-        # The broker takes records while others are queued.
         "linger.ms": "5",
         "batch.num.messages": "2000",
-        # The Java client's limit.
         "message.max.bytes": "1048576",
-        # A broker's default maximum: a backlog is one share.
+        # The default maximum of brokers, because a whole backlog may be one share.
         "transaction.timeout.ms": "900000",
         "log_level": "5",
     }
@@ -388,7 +382,7 @@ def _patiently(call: Callable[[], _T]) -> _T:
 
 
 def _bounded(call: Callable[[], _T], limit_s: float) -> _T:
-    """Limits of librdkafka do not hold after a broker was killed."""
+    """Limit a call, since limits of librdkafka do not hold after a broker was killed."""
     from confluent_kafka import KafkaError as Reason
 
     done: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
@@ -427,7 +421,6 @@ def is_fenced(error: Exception) -> bool:
 
 
 def unavailable(target: Transactions, writer: int | None, error: Exception) -> StorageAccessError:
-    """None: a claim of all writers."""
     if is_fenced(error):
         what = (
             "another attempt of the same share, or a later run, has replaced its producer, or the transaction took "
@@ -454,7 +447,6 @@ def kafka_errors() -> type[Exception]:
 
 
 def client_properties(options: Mapping[str, str]) -> dict[str, str]:
-    """From a writer's options below `kafka.`, which may have the Java client's names."""
     properties: dict[str, str] = {}
     for name, value in options.items():
         if name in _JAVA_ONLY:

@@ -116,12 +116,13 @@ class DeltaTable(TableSink):
         return log.read_up_to(found, own, skips_changes=not _SKIPPING.isdisjoint(options), rewound=rewound)
 
     def batch_after(self, replay: Replay) -> int | None:
+        to = replay.back
         try:
             log = DeltaLog(self._files())
         except FileNotFoundError:
             return None
-        found = log.plan(replay.back)
-        return log.newest_batch_shown(replay.back.own_ids, found.version)[0] if found.version is not None else None
+        version = log.plan(to).version
+        return log.newest_batch_shown(to.own_ids, version)[0] if version is not None else None
 
     def last_batch(self, query_id: str | None) -> int | None:
         if query_id is None:

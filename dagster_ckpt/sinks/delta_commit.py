@@ -120,7 +120,7 @@ class _Table:
         self._session = session
         jvm: Any = session._jvm
         self._jvm = jvm
-        self.delta = self._jvm.org.apache.spark.sql.delta
+        self.delta = jvm.org.apache.spark.sql.delta
         self._log = self.delta.DeltaLog.forTable(session._jsparkSession, folder)
 
     @classmethod
@@ -162,18 +162,20 @@ class _Table:
     def files(self, snapshot: Any) -> DataFrame:
         from pyspark.sql import functions as F
 
-        of_session: Any = type(self._session.range(0))
-        files: DataFrame = of_session(snapshot.allFiles().toDF(), self._session)
         key = F.concat_ws("|", "path", F.to_json("deletionVector"))
-        return files.select(key.alias(_KEY), F.to_json(F.struct("*")).alias(_ADD))
+        return self._all_files(snapshot).select(key.alias(_KEY), F.to_json(F.struct("*")).alias(_ADD))
 
     def ordered(self, version: int) -> DataFrame:
         from pyspark.sql import functions as F
 
-        of_session: Any = type(self._session.range(0))
-        files: DataFrame = of_session(self.snapshot(version).allFiles().toDF(), self._session)
         time = F.lpad(F.col("modificationTime").cast("string"), _DIGITS, "0")
+        files = self._all_files(self.snapshot(version))
         return files.select("path", F.concat(time, F.lit(" "), "path").alias(_KEY))
+
+    def _all_files(self, snapshot: Any) -> DataFrame:
+        of_session: Any = type(self._session.range(0))
+        files: DataFrame = of_session(snapshot.allFiles().toDF(), self._session)
+        return files
 
     def additions(self, files: DataFrame, version: int) -> list[Any]:
         found = self._add_actions(files)

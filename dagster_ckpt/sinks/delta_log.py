@@ -148,7 +148,7 @@ class DeltaLog:
             more, fewer = (more | added) - removed - (fewer & added), (fewer | removed) - added - (more & removed)
         return -1 if (more, fewer) == wanted and self.oldest == 0 else UNKNOWN_VERSION
 
-    def _deleted(self, version: int) -> tuple[str, ...]:
+    def _vacuumed(self, version: int) -> tuple[str, ...]:
         needed = set[DataFile]()
         for at in range(self.newest, version, -1):
             commit = self.commit(at)
@@ -189,7 +189,7 @@ class DeltaLog:
             elif commit.changes:
                 foreign.append(at)
             at -= 1
-        deleted = self._deleted(target) if target is not None and target >= 0 else ()
+        deleted = self._vacuumed(target) if target is not None and target >= 0 else ()
         return DeltaPlan(self.newest, target, tuple(sorted(others)), deleted=deleted)
 
     def last_batch(self, query_id: str) -> int | None:
@@ -198,7 +198,7 @@ class DeltaLog:
         return next((batch for batch in batches if batch is not None), None)
 
     def version_of(self, query_id: str, batch_id: int) -> int | None:
-        versions = (version for version in sorted(self._versions, reverse=True))
+        versions = sorted(self._versions, reverse=True)
         return next((each for each in versions if self.commit(each).batches.get(query_id) == batch_id), None)
 
     def files_added(self, version: int) -> list[str]:

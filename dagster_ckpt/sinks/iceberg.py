@@ -301,7 +301,8 @@ class OpenIcebergTable:
             base = self._table.operations().current()
             for snapshot in base.snapshots():
                 if snapshot.summary().get(mark) == staged:
-                    is_child = snapshot.parentId() == self.current_id == _id_of(base.currentSnapshot())
+                    parent = _id_of(self._base.currentSnapshot())
+                    is_child = snapshot.parentId() == parent == _id_of(base.currentSnapshot())
                     return is_child and self._move(base, snapshot.snapshotId())
             return False
 
@@ -309,10 +310,6 @@ class OpenIcebergTable:
         """Commit an empty snapshot with `mark` in its summary: earlier decisions can no longer be committed."""
         with _asking(self.name):
             self._table.newFastAppend().set(mark, str(uuid.uuid4())).commit()
-
-    @property
-    def current_id(self) -> int | None:
-        return _id_of(self._base.currentSnapshot())
 
     def _move(self, base: Any, snapshot_id: int) -> bool:
         updated = self._jvm.org.apache.iceberg.TableMetadata.buildFrom(base).setBranchSnapshot(snapshot_id, MAIN)

@@ -112,10 +112,6 @@ class IcebergHistory:
         # Java writes -1 where there is none.
         self._current = self._snapshots.get(current) if current is not None else None
 
-    @property
-    def current_id(self) -> int | None:
-        return self._current.id if self._current is not None else None
-
     def last_batch(self, query_id: str) -> int | None:
         """Return the newest batch of a query, even an undone one."""
         batches = (snapshot.batch_of([query_id]) for snapshot in self._snapshots.values())
@@ -205,14 +201,14 @@ class IcebergHistory:
     def _holding(self, own: Collection[str], query_id: str | None, batch_id: int) -> IcebergSnapshot | None:
         if batch_id < 0:
             return None
-        ofquery = [each for each in self._snapshots.values() if query_id is not None and _is_batch_of(each, query_id)]
-        kept = [each for each in ofquery if (each.batch_of(own) or 0) <= batch_id]
+        of_query = [each for each in self._snapshots.values() if query_id is not None and _is_batch_of(each, query_id)]
+        kept = [each for each in of_query if (each.batch_of(own) or 0) <= batch_id]
         if kept:
             here = {each.id for each in self._from(self._current)}
             # A batch undone by hand and run again is there twice.
             return max(kept, key=lambda each: (each.batch_of(own) or 0, each.id in here, each.at_ms))
         # The query got a new id after that batch.
-        first = min(ofquery, key=lambda each: (each.batch_of(own) or 0, each.at_ms), default=None)
+        first = min(of_query, key=lambda each: (each.batch_of(own) or 0, each.at_ms), default=None)
         start = self._current if first is None else self._parent(first)
         for each in self._from(start):
             batch = each.batch_of(own)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -115,11 +116,10 @@ def unfinished(live: LiveDirectory) -> Unfinished:
     is_there = False
     if planned:
         offsets, query_id = read_offset_entry(folder, batch_id + 1), read_metadata(folder).id
-        try:
+        # Other checks report a damaged directory.
+        with suppress(LiveDirectoryError, FileNotFoundError):
             operators = read_operators(folder, batch_id + 1)
             is_there = state_after(folder, query_id, operators, offsets, commit) is not None
-        except (LiveDirectoryError, FileNotFoundError):
-            is_there = False
     unique_ids = commit is not None and commit.state_ids is not None
     return Unfinished(batch_id, planned, stateful=True, unique_ids=unique_ids, state_is_there=is_there)
 

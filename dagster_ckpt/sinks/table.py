@@ -160,9 +160,10 @@ class TableSink(Sink):
         return self.plan(to)
 
     def forecast(self, replay: Replay) -> SinkForecast:
+        to = replay.back
         try:
             with self._answering():
-                found = verdict(self.foresee(replay.back), replay.back)
+                found = verdict(self.foresee(to), to)
         except StorageAccessError as error:
             return self.told(SinkEffect.UNREACHABLE, str(error))
         except CkptError as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO
 
 from dagster_ckpt.errors import LiveDirectoryError
@@ -93,7 +94,7 @@ def _read_partitions(store: HeapStore, batches: Iterable[pa.RecordBatch]) -> Ite
     for batch in batches:
         for partition in batch.column(0).to_pylist():
             rows = iter(store.read(partition).items())
-            while some := [row for _, row in zip(range(_ROWS_A_BATCH), rows, strict=False)]:
+            while some := list(islice(rows, _ROWS_A_BATCH)):
                 columns = [pa.array([row[at] for row in some], pa.binary()) for at in (0, 1)]
                 yield pa.RecordBatch.from_arrays(columns, names=["key_bytes", "value_bytes"])
 

@@ -73,24 +73,17 @@ def digests(rows: DataFrame, partition: Column) -> dict[int, StoreDigest]:
     return {row.partition: StoreDigest(row.rows, int(row.digest)) for row in found}
 
 
-@dataclass(frozen=True)
-class PlacedRows:
-    rows: DataFrame
-    # Where the query looks for a row.
-    partition: Column
-
-
 def compare_rows(
     stores: list[tuple[Operator, StateStoreName]],
-    wanted: Callable[[Operator, StateStoreName], PlacedRows],
+    wanted: Callable[[Operator, StateStoreName], tuple[DataFrame, Column]],
     written: Callable[[Operator, StateStoreName], DataFrame],
 ) -> dict[StateStoreName, StoreDigest]:
+    """Compare what was written with rows and partitions that the query wants."""
     from pyspark.sql import functions as F
 
     found = {}
     for operator, store in stores:
-        asked = wanted(operator, store)
-        was = digests(asked.rows, asked.partition)
+        was = digests(*wanted(operator, store))
         now = digests(written(operator, store), F.spark_partition_id())
         if was != now:
             raise StateRewriteError(
@@ -458,16 +451,16 @@ def _prove(rewrite: _Rewrite, watch: Watch) -> Mapping[StateStoreName, StoreDige
         partial(rows_of, session, state) for session, state in zip(sessions, (rewrite.source, made), strict=True)
     )
 
-    def wanted(operator: Operator, store: StateStoreName) -> PlacedRows:
+    def wanted(operator: Operator, store: StateStoreName) -> tuple[DataFrame, Column]:
         rewrite.note("comparing", store)
         if operator.number in rewrite.taken:
             rows = rewrite.take(sessions[0], operator, store)
-            return PlacedRows(rows, F.lit(0) if operator.single_partition else F.spark_partition_id())
+            return rows, F.lit(0) if operator.single_partition else F.spark_partition_id()
         given = rewrite.given.get(operator.number)
         rows = before(operator, store) if given is None else given_rows(sessions[0], given)
         if rewrite.change_rows is not None:
             rows = rewrite.change_rows(store, rows)
-        return PlacedRows(rows, rewrite.partition_of(operator))
+        return rows, rewrite.partition_of(operator)
 
     what = f"compare rewritten state: {rewrite.target.url}"
     compare = partial(compare_rows, rewrite.stores, wanted, after)

@@ -388,7 +388,8 @@ def described(state: StoppedState, watch: Watch) -> Iterator[LiveDirectory]:
         partitions = state.stored.shape.partitions if state.stored is not None else 1
         for operator in state.operators:
             if not operator.metadata_version:
-                copy.folder.place(_metadata_path(operator.number), [_metadata(operator, partitions)])
+                path = f"{STATE}/{operator.number}/_metadata/metadata"
+                copy.folder.place(path, [_metadata(operator, partitions)])
         if is_of_spark_4_0(state.live):
             give_snapshots_version(copy, OF_OTHER_RELEASES, watch)
         yield copy
@@ -430,10 +431,6 @@ def without_description(target: LiveDirectory, *described: StoppedState) -> None
         return
     for number in batch_ids(target.folder, STATE):
         target.sibling(f"/{STATE}/{number}/_metadata").folder.delete_all()
-
-
-def _metadata_path(operator: int) -> str:
-    return f"{STATE}/{operator}/_metadata/metadata"
 
 
 def _metadata(operator: Operator, partitions: int) -> bytes:

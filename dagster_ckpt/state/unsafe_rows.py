@@ -261,7 +261,7 @@ def taken(row: bytes, width: int, values: Sequence[Taken]) -> bytes:
         at = bits + 8 * index
         is_null, slot = (each.start is None, b"") if each.place is None else fields(each.place)
         if is_null:
-            head[index // 8] |= 1 << index % 8
+            _set_bit(head, 0, index)
         if is_wide(each.kind) or (each.kind in TEXT and not is_null):
             size, data = _apart(row, slot) if slot else (0, bytes(16))
             struct.pack_into("<Q", head, at, (len(head) + len(tail)) << 32 | size)

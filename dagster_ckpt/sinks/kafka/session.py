@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -100,7 +101,6 @@ class Session:
         self._is_open = False
         self._markers = _marker_consumer(target, self._id)
         self._producer: Producer = _producer(target, self._id)
-        self._admin: Any = None
         self._count = 0
 
     def begin_epoch(self) -> None:
@@ -132,14 +132,17 @@ class Session:
             self._count = len(_patiently(lambda: self._producer.list_topics(topic, _CALL_S)).topics[topic].partitions)
         return self._count
 
+    @cached_property
+    def _admin(self) -> Any:
+        from confluent_kafka.admin import AdminClient
+
+        return _created(lambda: AdminClient(consumer_properties(self._target.client)))
+
     def ends(self) -> dict[int, int]:
         from confluent_kafka import TopicPartition
         from confluent_kafka import admin as untyped
 
         kafka: Any = untyped
-        if self._admin is None:
-            client = {name: value for name, value in self._target.client.items() if name not in PRODUCER_ONLY}
-            self._admin = _created(lambda: kafka.AdminClient(client))
         admin, latest = self._admin, kafka.OffsetSpec.latest()
         asked = {TopicPartition(self._target.topic, each): latest for each in range(self._partitions())}
 
@@ -311,14 +314,10 @@ def _looked_up(target: Transactions, writer: int, isolation: str) -> Marker | No
     group = target.id_of(writer)
     consumer = _marker_consumer(target, group, isolation=isolation)
     try:
-        return _committed(consumer, target.topic, group)
+        (found,) = _commits(consumer, target.topic, [0])
+        return Marker.of(group, found.offset, found.metadata)
     finally:
         consumer.close()
-
-
-def _committed(consumer: Consumer, topic: str, group: str) -> Marker | None:
-    (found,) = _commits(consumer, topic, [0])
-    return Marker.of(group, found.offset, found.metadata)
 
 
 def _commits(consumer: Consumer, topic: str, partitions: Iterable[int]) -> list[TopicPartition]:
@@ -337,8 +336,11 @@ def _marker_consumer(target: Transactions, group: str, *, isolation: str = "read
 
     # With read_committed the broker waits for pending transactions on the group (KIP-447).
     settings = {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
-    consumer_only = {name: value for name, value in target.client.items() if name not in PRODUCER_ONLY}
-    return _created(lambda: KafkaConsumer({**consumer_only, **settings}))
+    return _created(lambda: KafkaConsumer({**consumer_properties(target.client), **settings}))
+
+
+def consumer_properties(client: Mapping[str, str]) -> dict[str, Any]:
+    return {name: value for name, value in client.items() if name not in PRODUCER_ONLY}
 
 
 def _producer(target: Transactions, transactional_id: str) -> Producer:

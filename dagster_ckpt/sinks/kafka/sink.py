@@ -23,7 +23,7 @@ from dagster_ckpt.sinks.kafka.marker import (
     query_mark,
     undone_of,
 )
-from dagster_ckpt.sinks.kafka.session import PRODUCER_ONLY, client_properties
+from dagster_ckpt.sinks.kafka.session import client_properties, consumer_properties
 from dagster_ckpt.sinks.kafka.undone import TopicEnd, UndoneRanges, parse, skipped_in
 from dagster_ckpt.sinks.sink import FoundSink, OnRepeat, ReadOfSink, Replay, Sink, SinkEffect, SinkForecast
 from dagster_ckpt.spark.query.output import KafkaPlace
@@ -71,11 +71,14 @@ class TransactionalKafkaSink(Sink):
     def last_batch(self, query_id: str | None) -> int | None:
         if query_id is None:
             return None
-        return max((batch for each in self._markers() if (batch := each.newest(query_id)) is not None), default=None)
+        return max(
+            (batch for each in markers_in_kafka(self.topic) if (batch := each.newest(query_id)) is not None),
+            default=None,
+        )
 
     def forecast(self, replay: Replay) -> SinkForecast:
         try:
-            markers = self._markers()
+            markers = markers_in_kafka(self.topic)
         except CkptError as error:
             return self.told(SinkEffect.UNREACHABLE, f"It is not known which batches the topic has: {error}")
         query_id = replay.query_id or ""
@@ -142,9 +145,6 @@ class TransactionalKafkaSink(Sink):
             return {int(partition): int(at) for partition, at in from_json(offset or "")[self.topic.topic].items()}
         except (ValueError, LookupError, TypeError, AttributeError):
             return None
-
-    def _markers(self) -> list[Marker]:
-        return markers_in_kafka(self.topic)
 
     @property
     def topic(self) -> KafkaPlace:
@@ -228,7 +228,7 @@ def _stable_ends(place: KafkaPlace) -> dict[int, int]:
         raise StorageAccessError(_NOT_INSTALLED) from error
     kafka: Any = untyped
     try:
-        admin = kafka.AdminClient(_settings(place) | {"socket.connection.setup.timeout.ms": "5000"})
+        admin = kafka.AdminClient(_settings(place))
         partitions = admin.list_topics(place.topic, timeout=_LOOK_S).topics[place.topic].partitions
         asked = {TopicPartition(place.topic, each): kafka.OffsetSpec.latest() for each in partitions}
         answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_LOOK_S)
@@ -262,7 +262,6 @@ def _commits(
         from confluent_kafka.admin import AdminClient
     except ImportError as error:
         raise StorageAccessError(_NOT_INSTALLED) from error
-    settings = _settings(place)
     down: list[str] = []
 
     def noted(reason: Any) -> None:
@@ -270,7 +269,7 @@ def _commits(
             down.append(str(reason))
 
     try:
-        admin = AdminClient(settings | {"error_cb": noted, "socket.connection.setup.timeout.ms": "5000"})
+        admin = AdminClient(_settings(place) | {"error_cb": noted})
         listing = admin.list_consumer_groups(request_timeout=_LOOK_S)
         while not listing.done() and not down:
             admin.poll(_POLL_S)
@@ -324,7 +323,7 @@ def topic_id(place: KafkaPlace) -> FoundSink | None:
     except ImportError:
         return None
     try:
-        admin = AdminClient(_settings(place) | {"socket.connection.setup.timeout.ms": "5000"})
+        admin = AdminClient(_settings(place))
         asked = admin.describe_topics(TopicCollection([place.topic]), request_timeout=_LOOK_S)
         found = asked[place.topic].result()
     except KafkaException as error:
@@ -338,8 +337,8 @@ def topic_id(place: KafkaPlace) -> FoundSink | None:
 
 
 def _settings(place: KafkaPlace) -> dict[str, Any]:
-    given = {**client_properties(place.client), **_from_file()}
-    return {name: value for name, value in given.items() if name not in PRODUCER_ONLY}
+    given = client_properties(place.client) | _from_file()
+    return consumer_properties(given) | {"socket.connection.setup.timeout.ms": "5000"}
 
 
 def may_hold_marker(place: KafkaPlace, group: str) -> bool:

@@ -32,8 +32,7 @@ class Start(StrEnum):
 class Verdict(StrEnum):
     """What happens to the log of a folder.
 
-    CONTINUE: It is at the query's batch.
-    ROLL_BACK: It goes back to the batch, or is emptied for a start with empty state.
+    ROLL_BACK: It goes back to the query's batch, or is emptied for a start with empty state.
     BEGIN: The folder gets a log without files up to the batch: Spark rejects a log with a hole.
     """
 

@@ -4,8 +4,8 @@ Only a Spark session with the table's catalog knows the current table. Another p
 metadata file in the table's folder.
 
 A catalog refuses a commit made from metadata that is no longer current: a Hadoop table by the name of the next version,
-a JDBC or Hive catalog by a conditional update, a REST catalog by `assert-ref-snapshot-id`. Iceberg's own procedures
-retry on the newest metadata, so they are not used.
+JDBC and Hive by a conditional update, REST by `assert-ref-snapshot-id`. Iceberg's own procedures retry on the newest
+metadata, so they are not used.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class InFlight(StrEnum):
 
     SKIPPED: The sink has it, and its state is available or the query keeps none.
     ROLL_BACK: The sink has it without its state: it goes back, and Spark runs the batch again.
-    REFUSE: As ROLL_BACK, but the sink cannot be rolled back.
+    REFUSE: As ROLL_BACK, but the sink cannot go back.
     FOREIGN: Another query wrote later batches, up to which Spark would skip this query's own.
     """
 

@@ -280,7 +280,6 @@ class Sink:
         Must not use a Spark session, since a thread that takes a snapshot asks.
 
         Args:
-            offset: Offset of the source, as Spark logs it.
             own: All ids that the query of the writing stream has had, the present one last.
             options: Options of the source, in lower case.
             note: What a start noted beside the source's log: parts of the sink that it skipped.

@@ -79,7 +79,6 @@ class StateFrame:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Columns that tell rows apart; for a join side and timers all but the partition."""
         if self.kind in (StateKind.JOIN_SIDE, StateKind.TIMERS):
             return (KEY, VALUE)
         return (KEY, MAP_KEY) if self.kind is StateKind.MAP else (KEY,)

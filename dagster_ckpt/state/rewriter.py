@@ -116,10 +116,7 @@ def _null(offered: Any, column: str) -> Column:
 def run_rewriter(
     spark: SparkSession, target: LiveDirectory, batch_id: int, shape: StateShape, rows_of: RowsOf
 ) -> StateIds:
-    """Let Spark write the state of every operator into a directory that has everything else.
-
-    Returns the unique ids of the state, in checkpoint format v2.
-    """
+    """Let Spark write all state into a directory that has everything else; returns its unique ids (format v2)."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import ensure_callback_server_started

@@ -78,7 +78,7 @@ def compare_rows(
     wanted: Callable[[Operator, StateStoreName], tuple[DataFrame, Column]],
     written: Callable[[Operator, StateStoreName], DataFrame],
 ) -> dict[StateStoreName, StoreDigest]:
-    """Compare what was written with rows and partitions that the query wants."""
+    """Compare written rows with `wanted`, which also returns the partition where the query looks for each."""
     from pyspark.sql import functions as F
 
     found = {}

@@ -204,7 +204,6 @@ class StoppedState:
 
     @property
     def edits(self) -> tuple[str, ...]:
-        """Ids of the edits in the state, oldest first."""
         return tuple(self.cut.properties.get(STATE_EDITS, ()))
 
     @cached_property

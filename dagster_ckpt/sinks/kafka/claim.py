@@ -32,7 +32,7 @@ from dagster_ckpt.spark.checkpoint_dir.inspect import live_query_id
 from dagster_ckpt.spark.checkpoint_dir.layout import LiveDirectory
 from dagster_ckpt.spark.query.output import KafkaPlace
 
-# If two starts fence each other, the one with the later live directory wins.
+# Attempts; of two starts that fence each other, the later live directory wins.
 _CLAIMS = 3
 # Kafka keeps an idle stream's markers for `offsets.retention.minutes`: 7 days by default, rarely less than this.
 KEPT_FOR_MS = 6 * 3_600_000

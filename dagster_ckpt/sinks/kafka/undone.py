@@ -63,7 +63,7 @@ def with_undone(before: Sequence[Undone], begin: int | None, end: int) -> list[U
 
 @dataclass(frozen=True)
 class TopicEnd:
-    """Where the batches of a savepoint end in a topic, by partition, and what had been undone before."""
+    """Where the batches of a savepoint end in a topic, and what had been undone before."""
 
     ends: Mapping[int, int]
     undone: UndoneRanges

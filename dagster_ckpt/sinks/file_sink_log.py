@@ -129,8 +129,7 @@ def _before_its_beginning(path: str, batch_id: int) -> list[SinkEntry]:
     first = names.get(min(names, default=-1))
     if first is None:
         return []
-    entry = SinkEntry(first, folder.read(f"{LOG}/{first}"))
-    if not first.endswith(COMPACT) or files_of([entry], path):
+    if not first.endswith(COMPACT) or listed_by(read_entry(folder, first), path):
         raise SinkRollbackError(
             f"{path}/{LOG} begins with entry {first}, so the sink cannot be rolled back to batch {batch_id}. Go back "
             "to a snapshot, which contains this log."
@@ -211,8 +210,7 @@ def read_log_at_hand(path: str, batch_id: int) -> SinkLogAtHand:
     up_to: set[str] = set()
     later: set[str] = set()
     for number, name in _needed(names, batch_id).items():
-        entry = SinkEntry(name, folder.read(f"{LOG}/{name}"))
-        (up_to if number <= batch_id else later).update(files_of([entry], path))
+        (up_to if number <= batch_id else later).update(listed_by(read_entry(folder, name), path))
     compacted = any(name.endswith(COMPACT) for number, name in names.items() if number > batch_id)
     if compacted:
         # After a rewind to an abandoned timeline, older entries of the one between remain, which Spark does not read.
@@ -232,17 +230,19 @@ def files_of_batch(path: str, batch_id: int) -> list[str] | None:
     names = log_entries(folder)
     if batch_id not in names:
         return None
-    entry = folder.read(f"{LOG}/{names[batch_id]}")
-    files = listed(entry, f"{path}/{LOG}/{names[batch_id]}")
-    if names[batch_id].endswith(COMPACT):
-        before = {number: name for number, name in names.items() if number < batch_id}
-        needed = needed_entries(before)
-        if not has_beginning(before) or any(number not in before for number in range(needed.start, batch_id)):
-            return None
-        names_before = [before[number] for number in range(needed.start, batch_id)]
-        earlier = files_of([SinkEntry(name, folder.read(f"{LOG}/{name}")) for name in names_before], path)
-        return [file for file in files if file not in earlier]
-    return list(files)
+    files = listed_by(read_entry(folder, names[batch_id]), path)
+    if not names[batch_id].endswith(COMPACT):
+        return list(files)
+    before = {number: name for number, name in names.items() if number < batch_id}
+    needed = range(needed_entries(before).start, batch_id)
+    if not has_beginning(before) or any(number not in before for number in needed):
+        return None
+    earlier = files_of([read_entry(folder, before[number]) for number in needed], path)
+    return [file for file in files if file not in earlier]
+
+
+def read_entry(folder: FileIO, name: str) -> SinkEntry:
+    return SinkEntry(name, folder.read(f"{LOG}/{name}"))
 
 
 def files_of(entries: Sequence[SinkEntry], path: str) -> frozenset[str]:

@@ -31,6 +31,7 @@ from dagster_ckpt.sinks.file_sink_log import (
     name_below,
     needed_entries,
     past_of,
+    read_entry,
     read_log_at_hand,
     url_of,
     write_entries,
@@ -415,7 +416,7 @@ def _check_files(folder: str, there: FileIO, files: _Files) -> None:
 
 
 def _files(there: FileIO, name: str) -> dict[str, object]:
-    return listed_by(SinkEntry(name, there.read(f"{LOG}/{name}")), there.url)
+    return listed_by(read_entry(there, name), there.url)
 
 
 def _some(paths: Sequence[str]) -> str:

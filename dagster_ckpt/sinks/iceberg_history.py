@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, Field
@@ -272,9 +273,8 @@ def _is_batch_of(snapshot: IcebergSnapshot, query_id: str) -> bool:
 
 
 def history_in(text: str | bytes, where: str) -> IcebergHistory:
-    with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first.")):
-        metadata = _Metadata.model_validate_json(text)
-        return metadata.history()
+    with _reading(where):
+        return _Metadata.model_validate_json(text).history()
 
 
 def history_in_folder(table: FileIO) -> IcebergHistory:
@@ -285,6 +285,10 @@ def history_in_folder(table: FileIO) -> IcebergHistory:
     name = max(matches, key=lambda match: int(match[1]))[0]
     data = table.read(f"{METADATA_FOLDER}/{name}")
     where = f"{table.url}/{METADATA_FOLDER}/{name}"
-    with reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first.")):
+    with _reading(where):
         text = inflated(data, _GZIP) if ".gz" in name else data
     return history_in(text, where)
+
+
+def _reading(where: str) -> AbstractContextManager[None]:
+    return reading(lambda why: LiveDirectoryError(f"{where} is not Iceberg metadata: {why}. Repair the table first."))

@@ -170,7 +170,6 @@ class FileSink(Sink):
         return examine_log(subject, open_file_io(self.folder))
 
     def _noted(self, log_entries: Mapping[str, Sequence[SinkEntry]]) -> Sequence[SinkEntry] | None:
-        # Catalog and snapshot may spell the folder differently.
         return next((entries for noted, entries in log_entries.items() if same_folder(noted, self.folder)), None)
 
     def _not_in_the_snapshot(self, last_batch: int, replay: Replay) -> SinkForecast:

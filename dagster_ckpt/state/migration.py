@@ -78,7 +78,7 @@ def write_ruled_rows(
     place: LiveDirectory,
     watch: Watch,
 ) -> int:
-    """Write the rows that a rule gives to Parquet files, as `RowChange` returns rows; returns their number."""
+    """Write a rule's rows to Parquet files, as `RowChange` returns rows; returns their number."""
     _refuse_other_stores(ruled, made)
     what = f"state of {ruled}"
     return in_job_group(spark.sparkContext, what, partial(_write, spark, ruled, source, place), watch)

@@ -124,8 +124,7 @@ class StateRows:
 class StateReader:
     """The state of a query after a committed batch, in a directory in which no query runs.
 
-    Frames are lazy: until they are computed, the directory must exist where the executors reach it. State of another
-    checkpoint format gets a session of its own.
+    Frames are lazy: until they are computed, the directory must exist where the executors reach it.
     """
 
     def __init__(self, spark: SparkSession, live: LiveDirectory, batch_id: int) -> None:

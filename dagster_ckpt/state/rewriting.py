@@ -1,8 +1,8 @@
 """Rewrite the state of batch N in one directory as batch N of another: in another shape, or with other rows.
 
 The batch keeps its number, so sinks, sources and watermarks do not notice; Spark's own `repartition` adds a batch, and
-misplaces the row of an aggregation without a key. Spark's `StateRewriter` writes RocksDB, tasks of this package heap
-state. Count and hash of the rows of each partition are compared with the source.
+misplaces the row of an aggregation without a key. Count and hash of the rows of each partition are compared with the
+source.
 """
 
 from __future__ import annotations
